@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from data_rows import text_file
+from texts import text_file
 
 from sm121.cli import progress
 from sm121.run import verdict_file

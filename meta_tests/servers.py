@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_rows import text_file
+from texts import text_file
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -95,7 +95,40 @@ def test_sides_as_they_are_given():
     assert with_log[1].log is None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("texts", "why"),
+    [
+        pytest.param(
+            ("http://a:1", "--x"), "not one of each", id="http://a:1 --x, not one of each"
+        ),
+        pytest.param(
+            ("--engine-python /nowhere/python", ""),
+            "there is no file '/nowhere/python'",
+            id="--engine-python /nowhere/python, there is no file",
+        ),
+        pytest.param(("--x 'y", ""), "as a shell reads them", id="--x 'y, as a shell reads them"),
+        pytest.param(
+            ("http://a:1 --server-log /nowhere.log", "http://a:2"),
+            "there is no file '/nowhere.log'",
+            id="http://a:1 --server-log /nowhere.log http://a:2, there",
+        ),
+        pytest.param(
+            ("http://a:1 --moe-backend triton", "http://a:2"),
+            "nothing but --server-log PATH",
+            id="http://a:1 --moe-backend triton http://a:2, nothing but",
+        ),
+        pytest.param(
+            ("http://a:1", "http://a:1/v1"),
+            "the URLs of two servers",
+            id="http://a:1 http://a:1/v1, the URLs of two servers",
+        ),
+        pytest.param(
+            ("http://localhost:80", "http://127.0.0.1"),
+            "the URLs of two servers",
+            id="http://localhost:80 http://127.0.0.1, the URLs of two",
+        ),
+    ],
+)
 def test_sides_that_are_none(texts, why):
     with pytest.raises(UsageError, match=why):
         ab.parse_sides(texts)
@@ -107,7 +140,75 @@ def answer(starts, levels=None, **criterion) -> hypothesis.CriterionResult:
     return result
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("factor", "criterion", "verdict"),
+    [
+        pytest.param(
+            1.2,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "PASS",
+            id="1.2, metric tg32@d0 change_at_least 0.1, PASS",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "FAIL",
+            id="1.0, metric tg32@d0 change_at_least 0.1, FAIL",
+        ),
+        pytest.param(
+            1.1,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "INCONCLUSIVE",
+            id="1.1, metric tg32@d0 change_at_least 0.1, INCONCLUSIVE",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            "PASS",
+            id="1.0, metric ttft_p50 change_at_most 0.03, PASS",
+        ),
+        pytest.param(
+            0.9,
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            "FAIL",
+            id="0.9, metric ttft_p50 change_at_most 0.03, FAIL",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "memory_gib", "difference_at_most": 2.0},
+            "PASS",
+            id="1.0, metric memory_gib difference_at_most 2.0, PASS",
+        ),
+        pytest.param(
+            0.9,
+            {"metric": "memory_gib", "difference_at_most": 2.0},
+            "FAIL",
+            id="0.9, metric memory_gib difference_at_most 2.0, FAIL",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "ttft_p50", "value_at_most": 1000.0},
+            "PASS",
+            id="1.0, metric ttft_p50 value_at_most 1000.0, PASS",
+        ),
+        pytest.param(
+            0.4,
+            {"metric": "ttft_p50", "value_at_most": 1000.0},
+            "FAIL",
+            id="0.4, metric ttft_p50 value_at_most 1000.0, FAIL",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "pp2048@d0", "value_at_least": 4500.0},
+            "NOT_RUN",
+            id="1.0, metric pp2048@d0 value_at_least 4500.0, NOT_RUN",
+        ),
+        pytest.param(1.0, {"no_crash": True}, "PASS", id="1.0, no_crash True, PASS"),
+        pytest.param(1.0, {"moe": "CUTLASS"}, "PASS", id="1.0, moe CUTLASS, PASS"),
+        pytest.param(1.0, {"moe_not": "MARLIN"}, "PASS", id="1.0, moe_not MARLIN, PASS"),
+        pytest.param(1.0, {"moe": "MARLIN"}, "FAIL", id="1.0, moe MARLIN, FAIL"),
+    ],
+)
 def test_each_kind_of_criterion(factor, criterion, verdict):
     assert answer(visits(factor, boot=0.001, pairs=4, seed=2), **criterion).verdict == verdict
 
@@ -201,7 +302,27 @@ def test_the_words_of_a_side_are_its_own(run_pytest):
 ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        pytest.param(ONE, True, id="ONE, same"),
+        # behind a proxy: another listener, the same engine
+        pytest.param(Signs(started=1763.25), True, id="Signs started 1763.25, same"),
+        # a proxy in front of both
+        pytest.param(
+            Signs(ONE.processes, 1763.26), False, id="Signs ONE.processes 1763.26, not same"
+        ),
+        pytest.param(Signs(ONE.processes), True, id="Signs ONE.processes, same"),
+        pytest.param(
+            Signs(frozenset({(8, 1763.2)})), False, id="Signs frozenset tuple 8 1763.2, not same"
+        ),
+        # its pid was given again
+        pytest.param(
+            Signs(frozenset({(7, 1800.0)})), False, id="Signs frozenset tuple 7 1800.0, not same"
+        ),
+        pytest.param(Signs(), None, id="Signs"),
+    ],
+)
 def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
     assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
 
@@ -245,7 +366,68 @@ def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     assert any("answers sensibly" in line for line in unproven)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("second", "b", "same", "silent"),
+    [
+        pytest.param(
+            "--moe-backend marlin",
+            {"moe": "MARLIN"},
+            True,
+            None,
+            id="--moe-backend marlin, moe MARLIN, same",
+        ),
+        pytest.param(
+            "--moe-backend=auto",
+            {"moe": "MARLIN"},
+            True,
+            None,
+            id="--moe-backend=auto, moe MARLIN, same",
+        ),
+        pytest.param(
+            "--moe-backend triton",
+            {"moe": "TRITON"},
+            False,
+            None,
+            id="--moe-backend triton, moe TRITON, not same",
+        ),
+        # No log shows the attention.
+        pytest.param(
+            '--attention-config \'{"backend": "TRITON_ATTN"}\'',
+            {"moe": "MARLIN"},
+            False,
+            "attention_config.backend",
+            id='--attention-config \'{"backend": "TRITON_ATTN"}\', moe',
+        ),
+        pytest.param(
+            "--max-num-seqs 4",
+            {"moe": "MARLIN"},
+            False,
+            "max_num_seqs",
+            id="--max-num-seqs 4, moe MARLIN, not same, max_num_seqs",
+        ),
+        pytest.param(
+            "--moe-backend marlin --max-num-seqs 4",
+            {"moe": "MARLIN"},
+            False,
+            "max_num_seqs",
+            id="--moe-backend marlin --max-num-seqs 4, moe MARLIN, not",
+        ),
+        pytest.param(
+            "--enforce-eager",
+            {"moe": "MARLIN", "cuda_graphs": False},
+            False,
+            "enforce_eager",
+            id="--enforce-eager, moe MARLIN cuda_graphs False, not",
+        ),
+        pytest.param(
+            "--engine-python PYTHON",
+            {"moe": "MARLIN"},
+            False,
+            None,
+            id="--engine-python PYTHON, moe MARLIN, not same",
+        ),
+    ],
+)
 def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
     sides = ab.parse_sides(["", second.replace("PYTHON", sys.executable)])
     a = {"moe": "MARLIN", "cuda_graphs": False}
@@ -263,7 +445,39 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
         run.judge()
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("promise", "pairs"),
+    [
+        # B is no worse, which is clear at once
+        (None, 3),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            3,
+            id="metric ttft_p50 change_at_most 0.03, 3",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_most": 0.004},
+            4,
+            id="metric ttft_p50 change_at_most 0.004, 4",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_least": 0.0},
+            6,
+            id="metric ttft_p50 change_at_least 0.0, 6",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "difference_at_most": 0.08},
+            4,
+            id="metric ttft_p50 difference_at_most 0.08, 4",
+        ),
+        # more starts never narrow a range
+        pytest.param(
+            {"metric": "ttft_p50", "value_at_most": 20.0},
+            3,
+            id="metric ttft_p50 value_at_most 20.0, 3",
+        ),
+    ],
+)
 def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
     harness = SimpleNamespace(
         profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,

@@ -5,10 +5,11 @@ import json
 import random
 import shlex
 from dataclasses import replace
+from operator import mul
 from pathlib import Path
 
 import pytest
-from data_rows import altered, from_data
+from documents import altered
 
 from sm121 import cli
 from sm121.core import profile
@@ -127,7 +128,97 @@ def test_what_was_mended_is_told(trusted):
     assert facts == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("change", "where", "part"),
+    [
+        pytest.param(
+            {"tests": changed(0, "FAIL", Fact("400", "200"))},
+            "new",
+            "tests/a.py::holds",
+            id="a new deviation",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="404 x"))},
+            "changed",
+            "refuses",
+            id="another status",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="500 y"))},
+            "changed",
+            "refuses",
+            id="the same status with another text",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="garbage"))},
+            "changed",
+            "refuses",
+            id="wrong mathematics where it was red for another reason",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, value=0.912))},
+            "changed",
+            "computes",
+            id="ten times as far off",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, unit="%"))},
+            "changed",
+            "computes",
+            id="as far off, in another unit",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, observed="token 15"))},
+            "changed",
+            "computes",
+            id="off at another token",
+        ),
+        pytest.param(
+            {"tests": changed(2, "INVALID", "wrong path")},
+            None,
+            "wrong path",
+            id="a known one that is no longer decided",
+        ),
+        pytest.param(
+            {
+                "tests": [
+                    ["tests/a.py::refuses", "FAIL", REFUSED],
+                    ["tests/a.py::computes", "FAIL", ORACLE],
+                ]
+            },
+            "missing",
+            "tests/a.py::holds",
+            id="a test that is gone",
+        ),
+        pytest.param(
+            {"tests": changed(0, "NOT_RUN", "no nvcc")},
+            "missing",
+            "no nvcc",
+            id="a test that does not run",
+        ),
+        pytest.param(
+            {"tests": changed(1, "NOT_RUN", "no nvcc")},
+            "missing",
+            "no nvcc",
+            id="a known failure that does not run",
+        ),
+        pytest.param(
+            {"path": {"attention": "TORCH_SDPA"}},
+            "path",
+            "attention: CPU_ATTN there",
+            id="another path",
+        ),
+        pytest.param(
+            {"path": {"moe": None}}, "path", "no evidence of any", id="a path without evidence"
+        ),
+        pytest.param(
+            {"path": {"fallbacks": ["marlin"]}}, "path", "fallbacks: marlin", id="a fallback"
+        ),
+        pytest.param({"rate": 44.0}, "worse", "tg32@d0", id="a slower engine"),
+        pytest.param({"machine": "two"}, "worse", "another machine", id="another machine"),
+        pytest.param({"box": "DEGRADED"}, "worse", "DEGRADED", id="a busy box"),
+    ],
+)
 def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
     run = a_run(*change.get("tests", TESTS))
     run.engine.path = PATH.model_copy(update=change.get("path", {}))
@@ -205,7 +296,35 @@ def test_what_another_reason_excused_is_not_known(tmp_path, how):
     assert trusted.known(a_run(*TESTS).tests[2]) is not None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        pytest.param({}, True, id="same"),
+        pytest.param({"value": 0.17}, True, id="value 0.17, same"),
+        pytest.param({"value": 0.19}, False, id="value 0.19, not same"),
+        pytest.param({"value": -0.0912}, False, id="value -0.0912, not same"),
+        pytest.param({"value": None}, False, id="value None, not same"),
+        pytest.param({"value": float("nan")}, False, id="value nan, not same"),
+        pytest.param({"limit": 0.06}, True, id="limit 0.06, same"),
+        pytest.param({"limit": 0.58}, False, id="limit 0.58, not same"),
+        pytest.param({"unit": "%"}, False, id="unit %, not same"),
+        # other words for the same kind
+        pytest.param({"required": "no more than"}, True, id="required no more than, same"),
+        pytest.param(
+            {"required": "no more than", "kind": ""},
+            False,
+            id="required no more than kind, not same",
+        ),
+        pytest.param({"kind": "order"}, False, id="kind order, not same"),
+        pytest.param(
+            {"evidence": "port 4001, /tmp/x/server.log, at 09:10:11"},
+            True,
+            id="evidence port 4001, /tmp/x/server.log, at 09:10:11, same",
+        ),
+        pytest.param({"about": "prompt digits"}, False, id="about prompt digits, not same"),
+        pytest.param({"observed": "at token 15"}, False, id="observed at token 15, not same"),
+    ],
+)
 def test_failures_are_compared_by_what_does_not_hold(change, same):
     """Never by the words: the value by its size, the unit, the kind, and what was observed."""
     other = replace(ORACLE, **change)
@@ -229,7 +348,69 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
     assert trusted.known(a_run(*changed(2, "FAIL", replace(ORACLE, value=0.095))).tests[2]) is None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changes", "text", "why"),
+    [
+        pytest.param(
+            {"finished": False}, None, "has not finished", id="finished False, has not finished"
+        ),
+        pytest.param(
+            {"tests.0.verdict": "FAIL", "tests.0.message": "x"},
+            None,
+            "changed after",
+            id="tests.0.verdict FAIL tests.0.message x, changed after",
+        ),
+        pytest.param(
+            {"fingerprint": None},
+            None,
+            "does not say what was asked",
+            id="fingerprint None, does not say what was asked",
+        ),
+        pytest.param(
+            {"crashes": [{"kind": "oom", "summary": "died", "owner": "us"}]},
+            None,
+            "crashed in it: died",
+            id="crashes kind oom summary died owner us, crashed in it",
+        ),
+        pytest.param(
+            {"tests": "x"},
+            None,
+            "expected a report directory",
+            id="tests x, expected a report directory",
+        ),
+        pytest.param(
+            {"schema_version": 99},
+            None,
+            "schema 99 is of a later version",
+            id="schema_version 99, schema 99 is of a later version",
+        ),
+        pytest.param({"levels": {}}, None, "changed after", id="levels, changed after"),
+        pytest.param(
+            {"metrics.tg32@d0.value": 0.0},
+            None,
+            "its tg32@d0 holds a 0",
+            id="metrics.tg32@d0.value 0.0, its tg32@d0 holds a 0",
+        ),
+        pytest.param(
+            {"metrics.tg32@d0.value": -1.0},
+            None,
+            "its tg32@d0 holds a 0",
+            id="metrics.tg32@d0.value -1.0, its tg32@d0 holds a 0",
+        ),
+        pytest.param(
+            {"metrics.tg32@d0.value": float("nan")},
+            None,
+            "its tg32@d0 has no value",
+            id="metrics.tg32@d0.value nan, its tg32@d0 has no value",
+        ),
+        pytest.param(
+            None, mul("[", 100000), "expected a report directory", id="a list in a list in a list"
+        ),
+        (None, "{}", "expected a report directory"),
+        (None, "null", "expected a report directory"),
+        (None, "", "expected a report directory"),
+    ],
+)
 def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, text, why):
     folder = stored(a_run(("tests/a.py::holds", "PASS", "")), tmp_path / "run")
     file = folder / "verdict.json"
@@ -242,7 +423,16 @@ def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, te
         against.trust(folder, tmp_path / "storage")
 
 
-@from_data
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"arch": "sm121"}, id="arch sm121"),
+        pytest.param({"profile": "another"}, id="profile another"),
+        pytest.param(
+            {"fingerprint": Fingerprint(model="other")}, id="fingerprint Fingerprint model other"
+        ),
+    ],
+)
 def test_a_run_of_something_else_is_refused(trusted, change):
     run = a_run(*TESTS).model_copy(update=change)
     with pytest.raises(UsageError, match="is of another"):

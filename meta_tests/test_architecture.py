@@ -1,6 +1,6 @@
 """Which architecture is meant, and what happens when it is not here."""
 
-from data_rows import from_data
+import pytest
 
 from sm121.core import architecture
 from sm121.plugin.selection import architectures_asked_for
@@ -8,12 +8,41 @@ from sm121.plugin.selection import architectures_asked_for
 SMOKE = "tests/test_smoke.py"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        pytest.param("sm121", ("sm121",), id="sm121, sm121"),
+        pytest.param("sm121 and smoke", ("sm121",), id="sm121 and smoke, sm121"),
+        pytest.param("smoke or sm121", ("sm121",), id="smoke or sm121, sm121"),
+        pytest.param("sm90 or sm121", ("sm90", "sm121"), id="sm90 or sm121, sm90 sm121"),
+        pytest.param("not sm121", (), id="not sm121"),
+        pytest.param("smoke and not sm121", (), id="smoke and not sm121"),
+        pytest.param("gpu", (), id="gpu"),
+        pytest.param("smoke", (), id="smoke"),
+        pytest.param("", (), id="nothing"),
+        pytest.param("cpu", ("cpu",), id="cpu, cpu"),
+        pytest.param(
+            "sm121 and smoke and not kernel", ("sm121",), id="sm121 and smoke and not kernel, sm121"
+        ),
+        pytest.param(
+            "(sm121 or slow) and not cpu", ("sm121",), id="(sm121 or slow) and not cpu, sm121"
+        ),
+    ],
+)
 def test_architectures_asked_for_by_name(expression, names):
     assert architectures_asked_for(expression) == names
 
 
-@from_data
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("-m", "sm121"), id="-m sm121", marks=pytest.mark.slow),
+        pytest.param(
+            ("--arch", "sm121", "tests/test_smoke.py"), id="--arch sm121 tests/test_smoke.py"
+        ),
+        pytest.param(("-m", "sm90", "tests/test_smoke.py"), id="-m sm90 tests/test_smoke.py"),
+    ],
+)
 def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments)
     name = arguments[1]
@@ -25,7 +54,20 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     assert run.verdict["starts"] == []
 
 
-@from_data
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("-m", "sm121", "--arch", "cpu"), id="-m sm121 --arch cpu"),
+        pytest.param(
+            ("-m", "sm121", "--profile", "cpu-tiny-gpt-oss"),
+            id="-m sm121 --profile cpu-tiny-gpt-oss",
+        ),
+        pytest.param(("-m", "gpu"), id="-m gpu"),
+        pytest.param(
+            ("-m", "sm121 and smoke and not kernel"), id="-m sm121 and smoke and not kernel"
+        ),
+    ],
+)
 def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments):
     status, run = run_pytest(*arguments, SMOKE)
     assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
@@ -45,7 +87,16 @@ def test_a_level_test_without_applies_to_is_refused(run_pytest, tmp_path):
     assert status == 4 and "applies_to" in run.output, run.output
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("capability", "nvml", "name", "evidence"),
+    [
+        pytest.param((12, 1), None, "sm121", None, id="12 1, sm121"),
+        pytest.param((12, 0), None, "sm120", None, id="12 0, sm120"),
+        pytest.param((9, 0), None, "sm90", None, id="9 0, sm90"),
+        pytest.param(None, (12, 1), "sm121", "NVML", id="12 1, sm121, NVML"),
+        pytest.param((99, 9), None, None, None, id="99 9"),
+    ],
+)
 def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
     """By torch, else by NVML; a GPU without a name is not called a CPU."""
     monkeypatch.setattr(architecture, "_torch_capability", lambda: (capability, "torch: meta"))

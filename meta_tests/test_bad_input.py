@@ -6,7 +6,6 @@ import sys
 import venv
 
 import pytest
-from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import architecture, data_file, profile
@@ -34,7 +33,343 @@ def refused(run_pytest, *arguments: str) -> str:
     return lines[0]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            (
+                "--profile",
+                "cpu-tiny-gpt-oss-tp2",
+                "--base-url",
+                "http://127.0.0.1:9",
+                "--server-log",
+                "README.md",
+            ),
+            (
+                (
+                    "--server-log: expected 2, the log of each of its 2 nodes, rank 0 first; "
+                    "got README.md"
+                ),
+            ),
+            id="--profile cpu-tiny-gpt-oss-tp2 --base-url",
+        ),
+        pytest.param(
+            (
+                "--profile",
+                "cpu-tiny-gpt-oss-tp2",
+                "--base-url",
+                "http://127.0.0.1:9",
+                "--server-log",
+                "README.md",
+                "--server-log",
+                "./README.md",
+            ),
+            ("--server-log: expected 2",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --base-url (2)",
+        ),
+        pytest.param(
+            (
+                "--base-url",
+                "http://127.0.0.1:9",
+                "--server-log",
+                "README.md",
+                "--server-log",
+                "LICENSE",
+            ),
+            ("--server-log: expected 1, the log of the server",),
+            id="--base-url http://127.0.0.1:9 --server-log README.md",
+        ),
+        pytest.param(
+            ("--launcher", "nnodes"),
+            ("--launcher: expected a --profile of nodes",),
+            id="--launcher nnodes, --launcher: expected a --profile of",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss", "--node-command", "python3"),
+            ("--node-command: expected a --profile of nodes",),
+            id="--profile cpu-tiny-gpt-oss --node-command python3",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss-tp2", "--launcher", "mpi"),
+            ("--launcher mpi: expected nnodes or ray",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --launcher mpi",
+        ),
+        pytest.param(
+            (
+                "--profile",
+                "cpu-tiny-gpt-oss-tp2",
+                "--base-url",
+                "http://127.0.0.1:9",
+                "--launcher",
+                "ray",
+            ),
+            ("--launcher: an attached server is never started",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --base-url (3)",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss-tp2", "--node-command", "ssh 'spark2"),
+            ("--node-command ssh 'spark2: No closing quotation",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --node-command ssh",
+        ),
+        pytest.param(
+            (
+                "--profile",
+                "cpu-tiny-gpt-oss-tp2",
+                "--node-command",
+                "python3",
+                "--node-command",
+                "python3",
+            ),
+            ("--node-command: expected 1, one of each other node; got 2",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --node-command python3",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss-tp2", "--node-command", " "),
+            ("--node-command: expected a command that runs Python on a node",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --node-command",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss-tp2", "--node-command", "no-such-ssh spark2 python3"),
+            ("node 1 (no-such-ssh spark2 python3): no-such-ssh: No such file or directory",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --node-command (2)",
+        ),
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss-tp2", "--master-addr", "192.0.2.77"),
+            ("--master-addr 192.0.2.77: expected an address of this machine",),
+            id="--profile cpu-tiny-gpt-oss-tp2 --master-addr",
+        ),
+        pytest.param(
+            ("--engine-arg=--headless",),
+            ("--headless is set by the suite itself",),
+            id="--engine-arg=--headless, --headless is set by the suite",
+        ),
+        pytest.param(
+            ("--arch", "sm12"),
+            ("--arch sm12", "expected one of cpu", "sm121"),
+            id="--arch sm12, --arch sm12 expected one of cpu sm121",
+        ),
+        pytest.param(
+            ("--profile", "nothing-like-it"),
+            ("--profile nothing-like-it", "cpu-tiny-gpt-oss"),
+            id="--profile nothing-like-it, --profile nothing-like-it",
+        ),
+        pytest.param(
+            ("--engine", "tgi"),
+            ("--engine tgi", "expected one of vllm"),
+            id="--engine tgi, --engine tgi expected one of vllm",
+        ),
+        pytest.param(
+            ("--engine-env", "NOVALUE"),
+            ("--engine-env NOVALUE", "expected KEY=VALUE"),
+            id="--engine-env NOVALUE, --engine-env NOVALUE expected",
+        ),
+        pytest.param(
+            ("--engine-python", "/nowhere/python"),
+            ("/nowhere/python", "no such file"),
+            id="--engine-python /nowhere/python, /nowhere/python no",
+        ),
+        pytest.param(
+            ("--model", "/nowhere/model"),
+            ("--model /nowhere/model", "expected"),
+            id="--model /nowhere/model, --model /nowhere/model expected",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--server-log", "x.log"),
+            ("--server-log", "give --base-url"),
+            id="--server-log x.log, --server-log give --base-url",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--base-url", "http://127.0.0.1:9", "--engine-arg=--enforce-eager"),
+            ("--engine-arg with --base-url", "never started"),
+            id="--base-url http://127.0.0.1:9",
+        ),
+        pytest.param(
+            ("--base-url", "127.0.0.1:8000"),
+            ("expected http://HOST:PORT",),
+            id="--base-url 127.0.0.1:8000, expected http://HOST:PORT",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--base-url", "http://127.0.0.1:9"),
+            ("expected an OpenAI-compatible server", "no answer"),
+            id="--base-url http://127.0.0.1:9, expected an",
+        ),
+        pytest.param(
+            ("--arch", "sm121", "--profile", "cpu-tiny-gpt-oss"),
+            ("expected a profile for sm121",),
+            id="--arch sm121 --profile cpu-tiny-gpt-oss, expected a",
+        ),
+        pytest.param(
+            ("--waivers", "/nowhere.toml"),
+            ("--waivers /nowhere.toml", "expected"),
+            id="--waivers /nowhere.toml, --waivers /nowhere.toml",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--engine-arg=--port=1",),
+            ("--engine-arg --port=1", "set by the suite itself"),
+            id="--engine-arg=--port=1, --engine-arg --port=1 set by the",
+        ),
+        pytest.param(
+            ("--engine-arg=--served-model-name",),
+            ("set by the suite itself",),
+            id="--engine-arg=--served-model-name, set by the suite",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--engine-arg=--config=x.yaml",),
+            ("set by the suite itself", "with --engine-arg"),
+            id="--engine-arg=--config=x.yaml, set by the suite itself",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--engine-env", "VLLM_API_KEY=x"),
+            ("VLLM_API_KEY", "set by the suite itself"),
+            id="--engine-env VLLM_API_KEY=x, VLLM_API_KEY set by the",
+        ),
+        pytest.param(
+            ("--base-url", "http://127.0.0.1:9", "--model", "a/b", "--served-model-name", "b"),
+            ("--model and --served-model-name: expected one of them",),
+            id="--base-url http://127.0.0.1:9 --model a/b",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("-m", "cpu and"),
+            ("-m 'cpu and'", "expected not OR left parenthesis"),
+            id="-m cpu and, -m 'cpu and' expected not OR left",
+        ),
+        pytest.param(
+            ("--report-dir", "/proc/nope"),
+            ("--report-dir /proc/nope", "expected a folder"),
+            id="--report-dir /proc/nope, --report-dir /proc/nope",
+        ),
+        pytest.param(
+            ("--arch", "cpu", "--golden", "nowhere.json"),
+            ("--golden nowhere.json: expected a file",),
+            id="--arch cpu --golden nowhere.json, --golden",
+        ),
+        pytest.param(
+            ("--arch", "cpu", "--record-golden", "no/such/file"),
+            ("expected the name of a file in a folder",),
+            id="--arch cpu --record-golden no/such/file, expected the",
+        ),
+        pytest.param(
+            ("--arch", "cpu", "--exam", "nowhere.jsonl"),
+            ("--exam nowhere.jsonl: expected a file",),
+            id="--arch cpu --exam nowhere.jsonl, --exam nowhere.jsonl",
+        ),
+        pytest.param(
+            ("--arch", "cpu", "--reference", "nowhere"),
+            ("--reference nowhere: expected a checkpoint folder",),
+            id="--arch cpu --reference nowhere, --reference nowhere",
+        ),
+        pytest.param(
+            ("--arch", "cpu", "--configuration", "fp3"),
+            ("expected one of profile cpu-tiny-gpt-oss: float32",),
+            id="--arch cpu --configuration fp3, expected one of profile",
+        ),
+        pytest.param(
+            ("--plan", "qiuck"),
+            (
+                (
+                    "--plan qiuck: expected one of profile cpu-tiny-gpt-oss: quick, merge, "
+                    "full; did you mean quick?"
+                ),
+            ),
+            id="--plan qiuck, --plan qiuck: expected one of profile",
+        ),
+        pytest.param(
+            ("--plan", "quick", "--certify"),
+            ("--certify with paths", "--plan quick: expected a run"),
+            id="--plan quick --certify, --certify with paths --plan",
+        ),
+        pytest.param(
+            ("--hypothesis", "x.toml"),
+            ("expected together with --ab",),
+            id="--hypothesis x.toml, expected together with --ab",
+        ),
+        pytest.param(
+            ("--ab", "--port 1", ""),
+            ("--port is set by the suite itself",),
+            id="--ab --port 1, --port is set by the suite itself",
+        ),
+        pytest.param(
+            ("--ab", "http://127.0.0.1:1", "http://localhost:1/v1"),
+            ("the URLs of two servers",),
+            id="--ab http://127.0.0.1:1 http://localhost:1/v1, the URLs",
+        ),
+        pytest.param(
+            ("--shard", "0/2"),
+            ("--shard 0/2: expected I/N",),
+            id="--shard 0/2, --shard 0/2: expected I/N",
+        ),
+        pytest.param(
+            ("--shard", "3/2"),
+            ("--shard 3/2: expected I/N",),
+            id="--shard 3/2, --shard 3/2: expected I/N",
+        ),
+        pytest.param(
+            ("--shard", "1"), ("--shard 1: expected I/N",), id="--shard 1, --shard 1: expected I/N"
+        ),
+        pytest.param(
+            ("--shard", "a/b"),
+            ("--shard a/b: expected I/N",),
+            id="--shard a/b, --shard a/b: expected I/N",
+        ),
+        pytest.param(
+            ("--shard", "1/0"),
+            ("--shard 1/0: expected I/N",),
+            id="--shard 1/0, --shard 1/0: expected I/N",
+        ),
+        pytest.param(
+            ("--depths", ""),
+            ("--depths : expected numbers of at least 0",),
+            id="--depths, --depths : expected numbers of at least 0",
+        ),
+        pytest.param(
+            ("--depths", "0;4096"),
+            ("--depths 0;4096: expected numbers of at least 0",),
+            id="--depths 0;4096, --depths 0;4096: expected numbers of",
+        ),
+        pytest.param(
+            ("--depths", "-1"),
+            ("--depths -1: expected numbers of at least 0",),
+            id="--depths -1, --depths -1: expected numbers of at least 0",
+        ),
+        pytest.param(
+            ("--kernel-provider", "cuda"),
+            ("--kernel-provider cuda: expected one of torch, torch-cuda, vllm-cpu, vllm",),
+            id="--kernel-provider cuda, --kernel-provider cuda",
+        ),
+        pytest.param(
+            ("--base-url", "http://127.0.0.1:9", "--engine", "ollama"),
+            ("--engine ollama: expected one of",),
+            id="--base-url http://127.0.0.1:9 --engine ollama, --engine",
+        ),
+        pytest.param(
+            ("--engine", "llama-cpp", "--engine-binary", "/nowhere"),
+            ("there is no file /nowhere",),
+            id="--engine llama-cpp --engine-binary /nowhere, there is",
+        ),
+        pytest.param(
+            ("--engine-binary", "/bin/sh"),
+            ("vllm is started by --engine-python",),
+            id="--engine-binary /bin/sh, vllm is started by",
+        ),
+        pytest.param(
+            ("--engine", "sglang", "--profile", "cpu-tiny-gpt-oss"),
+            ("this one is for vllm",),
+            id="--engine sglang --profile cpu-tiny-gpt-oss, this one is",
+        ),
+        pytest.param(
+            ("--engine", "sglang", "--arch", "cpu"),
+            ("no profile is shipped for cpu and sglang",),
+            id="--engine sglang --arch cpu, no profile is shipped for",
+        ),
+    ],
+)
 def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     line = refused(run_pytest, *arguments)
     for text in expected:
@@ -127,7 +462,44 @@ def test_a_device_that_is_here_is_taken(monkeypatch):
         architecture.require_device("cuda:1")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("fault", "arguments", "expected"),
+    [
+        pytest.param(
+            "html",
+            (),
+            "answered with text/html, not a list of models",
+            id="html, answered with text/html, not a list of models",
+        ),
+        pytest.param("no-models", (), "not a list of models", id="no-models, not a list of models"),
+        pytest.param(
+            "none",
+            ("--served-model-name", "gpt-oss-120b"),
+            "it serves canary",
+            id="none, --served-model-name gpt-oss-120b, it serves canary",
+        ),
+        pytest.param(
+            "none",
+            ("--model", "gpt-oss-120b"),
+            "it serves canary; name one with --model",
+            id="none, --model gpt-oss-120b, it serves canary; name one",
+        ),
+        pytest.param("none", ("--api-key", "wrong"), "401", id="none, --api-key wrong, 401"),
+        pytest.param(
+            "dripping",
+            (),
+            "no whole answer within",
+            id="dripping, no whole answer within",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "another-model",
+            (),
+            "expected a server of 'canary', it serves llama-3-8b",
+            id="another-model, expected a server of 'canary', it serves",
+        ),
+    ],
+)
 def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments, expected):
     server = fault_server(fault)
     key = () if "--api-key" in arguments else ("--api-key", server.key)
@@ -206,7 +578,17 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
     assert status == 0, run.output
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version_file", "expected"),
+    [
+        pytest.param(
+            "__version__ = version = '9.9.9'\n",
+            "9.9.9",
+            id="__version__ = version = '9.9.9', 9.9.9",
+        ),
+        (None, None),
+    ],
+)
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
     """Not of the vLLM that is installed beside it; unknown when the checkout does not say."""
     (tmp_path / "vllm").mkdir()

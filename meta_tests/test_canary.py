@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_rows import table, text_file
+from texts import text_file
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -139,7 +139,19 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 def test_tokenizer_encodes_like_harmony(canary_bf16, encoder):
     tokenizers = pytest.importorskip("tokenizers")
     built = tokenizers.Tokenizer.from_file(str(canary_bf16 / "tokenizer.json"))
-    for text in (*table(__name__, "TEXTS"), Path(__file__).read_text("utf-8")):
+    for text in (
+        *(
+            "The capital of France is Paris.",
+            ("I'm sure you're RIGHT,  they'LL see;\n\n\t x = 3.14159 // done\r\n"),
+            "日本語 한국어 Русский العربية Ünïcödé Ǆungla ª 😀👩\u200d👩\u200d👧",
+            (
+                "<|start|>assistant<|channel|>commentary to=functions.get_weather "
+                '<|constrain|>json<|message|>{"a": 1}<|call|>'
+            ),
+            "<|startoftext|>1234567890<|endoftext|><|return|><|end|>",
+        ),
+        Path(__file__).read_text("utf-8"),
+    ):
         ids = encoder.encode(text)
         assert built.encode(text, add_special_tokens=False).ids == ids
         assert built.decode(ids, skip_special_tokens=False) == text

@@ -4,14 +4,13 @@ import itertools
 from contextlib import ExitStack
 
 import pytest
-from data_rows import from_data
 from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
 from sm121.core import errors, profile
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
 from sm121.session.settings import Settings
@@ -38,7 +37,54 @@ def owned_by(owner: str) -> dict[str, object]:
     return {"object": "list", "data": [{"id": "canary", "owned_by": owner}]}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("bodies", "engine", "version"),
+    [
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "vllm"}]},
+                "/version": {"version": "0.33.0"},
+            },
+            "vllm",
+            "0.33.0",
+            id="/v1/models object list data id canary owned_by vllm",
+        ),
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "sglang"}]},
+                "/get_server_info": {"version": "0.5.23"},
+            },
+            "sglang",
+            "0.5.23",
+            id="/v1/models object list data id canary owned_by sglang",
+        ),
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "me"}]},
+                "/props": {"build_info": "b9"},
+            },
+            "llama-cpp",
+            "b9",
+            id="/v1/models object list data id canary owned_by me",
+        ),
+        pytest.param(
+            {"/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "llamacpp"}]}},
+            "llama-cpp",
+            None,
+            id="/v1/models object list data id canary owned_by",
+        ),
+        pytest.param(
+            {"/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "somebody"}]}},
+            "openai",
+            None,
+            id="/v1/models object list data id canary owned_by (2)",
+        ),
+        pytest.param(
+            {"/v1/models": ["nonsense"]}, "openai", None, id="/v1/models nonsense, openai"
+        ),
+        pytest.param({}, "openai", None, id="openai"),
+    ],
+)
 def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     detected = detection.detect(answering(bodies))
     assert (detected.engine, detected.version) == (engine, version)
@@ -54,7 +100,32 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
     assert can.can("top_k")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("starts", "versions", "text"),
+    [
+        pytest.param(
+            (1000.0, 2000.0),
+            ("0.32.0",),
+            "the starts of 2",
+            id="1000.0 2000.0, 0.32.0, the starts of 2",
+        ),
+        pytest.param(
+            (1000.0, 2000.0, 3000.0),
+            ("0.32.0",),
+            "the starts of 3",
+            id="1000.0 2000.0 3000.0, 0.32.0, the starts of 3",
+        ),
+        pytest.param(
+            (1000.0,),
+            ("0.32.0", "0.33.0"),
+            "0.32.0 and 0.33.0",
+            id="1000.0, 0.32.0 0.33.0, 0.32.0 and 0.33.0",
+        ),
+        # one process: its clock is read a little otherwise
+        pytest.param((1000.0, 1000.9), ("0.32.0",), None, id="1000.0 1000.9, 0.32.0"),
+        pytest.param((1000.0,), ("0.32.0",), None, id="1000.0, 0.32.0"),
+    ],
+)
 def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
     """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
     moments, releases = itertools.cycle(starts), itertools.cycle(versions)
@@ -88,7 +159,84 @@ def test_every_engine_answers_to_everything_and_says_why():
             assert row.can or row.reason, (file.name, name)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        pytest.param(
+            "/v1/completions",
+            {"prompt": [1, 2]},
+            "token_prompts",
+            id="/v1/completions, prompt 1 2, token_prompts",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": ["a", "b"]},
+            "prompt_lists",
+            id="/v1/completions, prompt a b, prompt_lists",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "min_tokens": 3},
+            "min_tokens",
+            id="/v1/completions, prompt a min_tokens 3, min_tokens",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "return_token_ids": True},
+            "token_ids",
+            id="/v1/completions, prompt a return_token_ids True",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "prompt_logprobs": 0},
+            "prompt_logprobs",
+            id="/v1/completions, prompt a prompt_logprobs 0",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "n": 2},
+            "several_choices",
+            id="/v1/completions, prompt a n 2, several_choices",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"return_token_ids": True},
+            "chat_token_ids",
+            id="/v1/chat/completions, return_token_ids True",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"logprobs": True},
+            "chat_logprobs",
+            id="/v1/chat/completions, logprobs True, chat_logprobs",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"tools": [{}]},
+            "tools",
+            id="/v1/chat/completions, tools, tools",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"tool_choice": "required"},
+            "tool_choice",
+            id="/v1/chat/completions, tool_choice required, tool_choice",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema"}},
+            "json_schema",
+            id="/v1/chat/completions, response_format type json_schema",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"stream_options": {"include_usage": True}},
+            "stream_usage",
+            id="/v1/completions, stream_options include_usage True",
+        ),
+        pytest.param("/v1/responses", {}, "responses", id="/v1/responses, responses"),
+    ],
+)
 def test_a_request_says_what_it_needs(path, body, name):
     assert name in capabilities.needed(path, body)
     assert name not in capabilities.needed("/v1/completions", {"prompt": "a"})
@@ -119,7 +267,29 @@ def test_a_version_before_the_parameter_cannot():
     assert lacking == ["0.10.1", None]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("engine", "version", "ability", "missing"),
+    [
+        pytest.param(
+            "vllm",
+            "0.14.0rc1.dev375+g8409484b4",
+            None,
+            Inapplicable,
+            id="vllm, 0.14.0rc1.dev375+g8409484b4",
+        ),
+        pytest.param(
+            "vllm", "0.25.1", None, Inapplicable, id="vllm, 0.25.1, sm121.core.verdict.Inapplicable"
+        ),
+        # whether it has it is not known
+        pytest.param("vllm", None, None, NotRun, id="vllm, NotRun"),
+        pytest.param("vllm", "0.9.0", "token_ids", NotRun, id="vllm, 0.9.0, token_ids, NotRun"),
+        pytest.param(
+            "vllm", "0.9.0", "chat_token_ids", NotRun, id="vllm, 0.9.0, chat_token_ids, NotRun"
+        ),
+        # of no release: what takes its place is to be shown
+        pytest.param("llama-cpp", "b11434", None, NotRun, id="llama-cpp, b11434, NotRun"),
+    ],
+)
 def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ability, missing):
     """But for token ids, without which none is certified."""
     abilities = ("logprobs", "bad_words") if ability is None else (ability,)

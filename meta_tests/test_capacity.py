@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from data_rows import from_data
+import pytest
 
 from sm121.stress import shapes
 
@@ -43,7 +43,23 @@ def preempted(blocks: int, block: int, *, chunk: int, load: shapes.Pressure, str
     raise AssertionError("unreachable")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("blocks", "block", "chunk"),
+    [
+        # 826,823 tokens: it ended 88 % full before
+        (51676, 16, 2048),
+        (51676, 16, 8192),
+        (20000, 16, 8192),
+        (6459, 128, 8192),
+        (120000, 16, 2048),
+        # two chunks did not fit, and the prompt was to have less than no token
+        (640, 16, 8192),
+        (640, 16, 2048),
+        (2048, 32, 4096),
+        (5120, 16, 8192),
+        (192, 128, 8192),
+    ],
+)
 def test_preemption_is_reached(blocks, block, chunk):
     load = shapes.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
     assert 8 * (load.prompt + load.answer) > blocks * block
@@ -55,7 +71,24 @@ def test_the_load_of_a_small_cache_is_what_it_was():
     assert load == shapes.Pressure((22 - 2) * 128 - 8, 256 + 32)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "text", "chunk"),
+    [
+        pytest.param(
+            ("--max-num-batched-tokens", "512"),
+            "max_num_batched_tokens=8192",
+            512,
+            id="--max-num-batched-tokens 512",
+        ),
+        pytest.param(
+            (),
+            "Chunked prefill is enabled with max_num_batched_tokens=8192.",
+            8192,
+            id="Chunked prefill is enabled with",
+        ),
+        pytest.param((), "nothing", 2048, id="nothing, 2048"),
+    ],
+)
 def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
     log = tmp_path / "server.log"
     log.write_text(text)

@@ -14,7 +14,6 @@ import certificate_tricks
 import certificates
 import pytest
 from certificate_tricks import HONEST, LATER, TRICKS, WITHOUT_EFFECT, tried
-from data_rows import from_data
 from false_greens import engine
 from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
@@ -113,7 +112,18 @@ def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
     assert not certificate._data().harmless & {*options.own()}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "value", "effect"),
+    [
+        # of --collect-only and -qq
+        ("collectonly", True, "harmless"),
+        ("verbose", -2, "harmless"),
+        ("tbstyle", "short", "harmless"),
+        ("keyword", "smoke", "selects"),
+        ("override_ini", "timeout=1", "measures"),
+        ("setuponly", True, "measures"),
+    ],
+)
 def test_what_only_collects_or_prints_is_no_other_certificate(name, value, effect):
     """`sm121 plan --certify` was refused for the --co that it gives pytest itself."""
     assert certificate._effect(name, value, {}) == effect
@@ -154,7 +164,51 @@ def test_where_no_oracle_can_judge_a_golden_file_does():
     assert certified(without(whole(), "golden_file")).certified
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changed", "deselected", "doubt"),
+    [
+        pytest.param({}, (), None, id="nothing"),
+        pytest.param(
+            {"metrics": {}},
+            ("tests/test_performance.py::test_decode_rate",),
+            None,
+            id="metrics, tests/test_performance.py:test_decode_rate",
+        ),
+        pytest.param(
+            {"finished": False}, (), "has not finished", id="finished False, has not finished"
+        ),
+        pytest.param(
+            {},
+            ("tests/test_correctness.py::test_seed_is_used",),
+            "left out checks of correctness",
+            id="tests/test_correctness.py:test_seed_is_used, left out",
+        ),
+        pytest.param(
+            {"failed": "test_correctness.py::test_known_answers"},
+            (),
+            "correctness of .* FAIL",
+            id="failed test_correctness.py:test_known_answers",
+        ),
+        pytest.param(
+            {"failed": "test_smoke.py::test_health"},
+            (),
+            "level smoke of the run .* is FAIL",
+            id="failed test_smoke.py:test_health, level smoke of the",
+        ),
+        pytest.param(
+            {"waived": "test_correctness.py::test_known_answers"},
+            (),
+            "a waiver tolerated .*answers",
+            id="waived test_correctness.py:test_known_answers, a waiver",
+        ),
+        pytest.param(
+            {"absent": "test_correctness.py::test_usage"},
+            (),
+            "left out checks of correctness",
+            id="absent test_correctness.py:test_usage, left out checks",
+        ),
+    ],
+)
 def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
     """The README's certificate compared with what a broken build had recorded of itself."""
     keys = ("failed", "waived", "absent")
@@ -175,7 +229,18 @@ def without(file: VerdictFile, part: str) -> VerdictFile:
     return file
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [
+        pytest.param(
+            "test_smoke.py::test_health",
+            "1 tests of smoke are not there (tests/test_smoke.py",
+            id="test_smoke.py:test_health, 1 tests of smoke are not",
+        ),
+        ("test_kernel.py::test_moe", "5 tests of kernel are not there"),
+        ("tests/test_stress.py", "level stress has no test that was selected"),
+    ],
+)
 def test_a_test_of_the_inventory_that_is_not_there_is_a_gap(left_out, reason):
     run = certified(without(whole(), left_out))
     assert run.verdict is Verdict.NOT_RUN and not run.certified and reason in run.reason
@@ -234,7 +299,30 @@ def test_a_parameter_counts_for_its_test_and_another_file_does_not():
     assert "are not there" in certified(file).reason
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("metric", "verdict", "reason"),
+    [
+        (None, "NOT_RUN", "gate tg32@d4096 has no number"),
+        pytest.param(
+            {"verdict": "FAIL"},
+            "NOT_RUN",
+            "gate tg32@d4096 has no number",
+            id="verdict FAIL, NOT_RUN, gate tg32@d4096 has no number",
+        ),
+        pytest.param(
+            {"value": 60.0, "verdict": "INCONCLUSIVE"},
+            "INCONCLUSIVE",
+            "is INCONCLUSIVE",
+            id="value 60.0 verdict INCONCLUSIVE, INCONCLUSIVE, is",
+        ),
+        pytest.param(
+            {"value": 60.0, "verdict": "PASS", "minimum": 2.0},
+            "INVALID",
+            "another gate",
+            id="value 60.0 verdict PASS minimum 2.0, INVALID, another",
+        ),
+    ],
+)
 def test_every_gate_has_a_number(metric, verdict, reason):
     gates = gated("tg32@d0", "tg32@d4096")
     assert certified(whole(gates), gates).certified

@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 from loopback import JsonHandler, serving
 
 from sm121.answers import exam
@@ -43,7 +42,22 @@ def time_chats(timed_server, tmp_path):
     return time_them
 
 
-@from_data
+# A server that is as fast for chats of 512 tokens and more as for anything.
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="honest"),
+        pytest.param(("--content-free", "3"), id="control tokens first", marks=pytest.mark.slow),
+        pytest.param(
+            ("--jitter", "0.02", "--interval-jitter", "0.1"), id="jitter", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("--tokens-per-chunk", "3"), id="several tokens a chunk", marks=pytest.mark.slow
+        ),
+        pytest.param(("--chat-tokens", "1000"), id="a longer answer", marks=pytest.mark.slow),
+        pytest.param(("--trap", "no-metrics"), id="no counters", marks=pytest.mark.slow),
+    ],
+)
 def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     measurement = time_chats(*options)
     assert measurement.valid and measurement.name == "tg_chat"
@@ -51,7 +65,19 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     assert bool(measurement.unproven) == ("no-metrics" in options)
 
 
-@from_data
+# Those that are not.
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--chat-slower", "1.2"), id="chats alone", marks=pytest.mark.slow),
+        pytest.param(("--later-slower", "1.3"), id="tokens after the 128th"),
+        pytest.param(("--sampled-slower", "1.2"), id="sampled requests", marks=pytest.mark.slow),
+        pytest.param(("--whole-slower", "1.2"), id="answers at once"),
+        pytest.param(
+            ("--whole-slower", "3"), id="answers at once, far slower", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
     with pytest.raises(unmet.Unmet) as caught:
         time_chats(*options)
@@ -74,7 +100,28 @@ def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
         assert measurement.samples == pytest.approx([RATE / 2] * 4, rel=0.08)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        pytest.param(
+            ("--chat-counts", "1.2"),
+            "token_accounting: usage says that a chat has 624 tokens",
+            id="--chat-counts 1.2, token_accounting: usage says that a",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("--chat-counts", "0.8"),
+            "other_clients: usage says that a chat has 416 tokens",
+            id="--chat-counts 0.8, other_clients: usage says that a",
+        ),
+        pytest.param(
+            ("--trap", "stalled"),
+            "request_failed: .*stalled",
+            id="--trap stalled, request_failed: .*stalled",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats, options, reason):
     with pytest.raises(Invalid, match=reason):
         time_chats(*options)
@@ -100,7 +147,15 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
     assert run.verdict["metrics"]["tg_chat"]["value"] == pytest.approx(200, rel=0.05)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [
+        pytest.param("Paris", 200, id="knows"),
+        pytest.param(" noise", 200, id="noise"),
+        pytest.param("", 200, id="nothing"),
+        pytest.param("no", 500, id="fails"),
+    ],
+)
 def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, later, status):
     begins = {fact.prompt: fact.begins for fact in exam.load(CPU.correctness.exam).completions}
     answered = []

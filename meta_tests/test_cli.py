@@ -8,13 +8,138 @@ from pathlib import Path
 
 import pytest
 import sm121.fixtures
-from data_rows import from_data
 
 from sm121 import cli
 from sm121.cli.arguments import OF_A_CHECKOUT
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        pytest.param(
+            (),
+            "sm121: the following arguments are required: COMMAND",
+            id="sm121: the following arguments are required: COMMAND",
+        ),
+        pytest.param(
+            ("nothing",),
+            "sm121: argument COMMAND: invalid choice: 'nothing'",
+            id="nothing, sm121: argument COMMAND: invalid choice",
+        ),
+        pytest.param(
+            ("histroy",),
+            "sm121: argument COMMAND: invalid choice: 'histroy'; did you mean history?",
+            id="histroy, sm121: argument COMMAND: invalid choice",
+        ),
+        pytest.param(
+            ("comapre", "a"), "did you mean compare?", id="comapre a, did you mean compare?"
+        ),
+        pytest.param(
+            ("history", "a", "--htlm", "b"),
+            "--htlm b; did you mean --html?",
+            id="history a --htlm b, --htlm b; did you mean --html?",
+        ),
+        pytest.param(
+            ("schema", "verdit"),
+            "invalid choice: 'verdit'; did you mean verdict?",
+            id="schema verdit, invalid choice: 'verdit'; did you mean",
+        ),
+        pytest.param(("schema", "zzz"), "(choose from", id="schema zzz, (choose from"),
+        pytest.param(
+            ("box", "--wrong"),
+            "sm121: unrecognized arguments: --wrong",
+            id="box --wrong, sm121: unrecognized arguments: --wrong",
+        ),
+        pytest.param(
+            ("merge",),
+            "sm121 merge: the following arguments are required: DIR",
+            id="merge, sm121 merge: the following arguments are",
+        ),
+        pytest.param(
+            ("canary-train", "f", "--steps", "0"),
+            "argument --steps: expected at least 1, got 0",
+            id="canary-train f --steps 0, argument --steps: expected at",
+        ),
+        pytest.param(
+            ("matrix", "--strength", "x"),
+            "sm121 matrix: --strength x: expected 1, 2 (pairs)",
+            id="matrix --strength x, sm121 matrix: --strength x",
+        ),
+        pytest.param(
+            ("matrix", "--strength", "99"),
+            "sm121 matrix: --strength 99: expected at most",
+            id="matrix --strength 99, sm121 matrix: --strength 99",
+        ),
+        pytest.param(
+            ("matrix", "--profile", "cpu-tiny-gpt-oss", "--axes", "nothing"),
+            "expected a file or one of cpu",
+            id="matrix --profile cpu-tiny-gpt-oss --axes nothing",
+        ),
+        pytest.param(
+            ("path",),
+            "expected the LOG of a server, --container NAME or --libraries",
+            id="path, expected the LOG of a server, --container NAME or",
+        ),
+        pytest.param(
+            ("path", "some.log", "--libraries", "x"),
+            "expected the LOG of a server, --container NAME or --libraries",
+            id="path some.log --libraries x, expected the LOG of a",
+        ),
+        pytest.param(
+            ("path", "--libraries", "/nonexistent/x.so"),
+            "expected a file or a folder",
+            id="path --libraries /nonexistent/x.so, expected a file or",
+        ),
+        pytest.param(
+            ("path", "--libraries", "/bin/sh", "--gpu", "gb10"),
+            "expected the form",
+            id="path --libraries /bin/sh --gpu gb10, expected the form",
+        ),
+        pytest.param(
+            ("path", "--trace", "/nowhere.json"),
+            "expected a trace",
+            id="path --trace /nowhere.json, expected a trace",
+        ),
+        pytest.param(
+            ("report", "/usr"),
+            "expected a report directory",
+            id="report /usr, expected a report directory",
+        ),
+        pytest.param(("bundle", "/usr"), "verdict.json", id="bundle /usr, verdict.json"),
+        pytest.param(
+            ("merge", "/usr"),
+            "expected a report directory with verdict.json",
+            id="merge /usr, expected a report directory with",
+        ),
+        pytest.param(
+            ("path", "README.md", "--engine", "tgi"),
+            "llama-cpp, sglang, vllm",
+            id="path README.md --engine tgi, llama-cpp, sglang, vllm",
+        ),
+        pytest.param(
+            ("path", "--jit-cache", "/nowhere"),
+            "/nowhere",
+            id="path --jit-cache /nowhere, /nowhere",
+        ),
+        pytest.param(
+            ("compare", "/nowhere"),
+            "expected a report directory",
+            id="compare /nowhere, expected a report directory",
+        ),
+        pytest.param(
+            ("plan", "--profile", "no-such"),
+            "sm121 plan: --profile no-such: expected a file",
+            id="plan --profile no-such, sm121 plan: --profile no-such",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("plan", "--nonsense"),
+            "sm121 plan: unrecognized arguments: --nonsense",
+            id="plan --nonsense, sm121 plan: unrecognized arguments",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_a_wrong_request_is_one_line(arguments, line, capsys):
     assert cli.main(arguments) == 4
     printed = capsys.readouterr()

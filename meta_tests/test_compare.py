@@ -8,7 +8,6 @@ from pathlib import Path
 
 import past_runs
 import pytest
-from data_rows import from_data, table
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
@@ -23,7 +22,26 @@ LLAMA_BENCHY = (DATA / "llama-benchy.json").read_text("utf-8")
 
 
 def verdict(**metrics) -> dict:
-    return {**copy.deepcopy(table(__name__, "RUN")), "metrics": metrics}
+    return {
+        **copy.deepcopy(
+            {
+                "schema_version": 1,
+                "verdict": "PASS",
+                "arch": "sm121",
+                "profile": "sm121-gpt-oss-120b",
+                "started": "2026-11-20T08:00:00+00:00",
+                "box": {"state": "QUALIFIED"},
+                "engine": {
+                    "name": "vllm",
+                    "version": "0.33.0",
+                    "managed": True,
+                    "model": "openai/gpt-oss-120b",
+                    "path": {"attention": "FLASHINFER", "moe": "CUTLASS"},
+                },
+            }
+        ),
+        "metrics": metrics,
+    }
 
 
 def metric(value, **fields) -> dict:
@@ -69,7 +87,17 @@ def test_the_documents_table(files, capsys):
         "| Depth | vllm pp2048 | llama.cpp pp2048 | benchy pp2048 | vllm tg32 | llama.cpp tg32 | "
         "benchy tg32 | vllm tg128 | llama.cpp tg128 | benchy tg128 |"
     )
-    for row in table(__name__, "ROWS_OF_THE_TABLE"):
+    for row in (
+        "| d0 | 4573 | 2450 | **4664** | **59.36** | 57.85 | 33.55 | - | - | 33.10 |",
+        "| d4096 | 9000 (INVALID) | 2294 | **4664** | **58.00** | 54.81 | 32.63 |",
+        "| tg32 @ d4096 | llama.cpp | 54.81 ± 0.30 | tok/s | 5 | in-process | - |",
+        "| tg32 | vllm | 59.36 [59.16, 59.56] | tok/s | 10 | token_ids | measured |",
+        "| tg32_c2 | vllm | 90.00",
+        "| tg32_c2 | benchy | 60.00",
+        "| attention | FLASHINFER |",
+        "box QUALIFIED",
+        "Not one clock: in-process, llama-benchy",
+    ):
         assert row in out, row
     assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"
     assert "ab:" not in out
@@ -108,7 +136,17 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
         "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},
         "tests": [
             {"id": f"tests/test_smoke.py::test_{name}", "level": "smoke", **fields}
-            for name, fields in table(__name__, "FAILED").items()
+            for name, fields in {
+                "a": {
+                    "verdict": "FAIL",
+                    "severity": "courtesy",
+                    "message": "required: x | seen: y",
+                },
+                "b": {"verdict": "FAIL", "severity": "blocker", "message": "garbage"},
+                "c": {"verdict": "FAIL", "severity": "blocker", "waived": True},
+                "d": {"verdict": "FAIL", "severity": "contract", "tolerated": "known"},
+                "e": {"verdict": "PASS", "severity": "contract"},
+            }.items()
         ],
     }
     other["engine"]["path"] = {"attention": "FLASH_ATTN", "kv_cache_dtype": "f16"}
@@ -122,7 +160,18 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out
 
 
-@from_data
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        pytest.param("\x00", id="nothing"),
+        '{"benchmarks": [], "latency_mode": 1}',
+        '[{"avg_ts": "x", "n_prompt": 1, "n_gen": 0}]',
+    ],
+)
 def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match="expected a report directory"):
@@ -146,7 +195,37 @@ def compared(tmp_path, **changed) -> list[comparison.Source]:
     return sources
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        pytest.param(
+            {"profile": "p2", "profile_shipped": False},
+            "profile's digest: p1 and p2",
+            id="profile p2 profile_shipped False, profile's digest: p1",
+        ),
+        pytest.param(
+            {"plan": "quick"}, "plan: full and quick", id="plan quick, plan: full and quick"
+        ),
+        pytest.param(
+            {"model": "m2"}, "model's digest: m1 and m2", id="model m2, model's digest: m1 and m2"
+        ),
+        pytest.param(
+            {"provider": "mine:it"},
+            "kernel provider: torch and mine:it",
+            id="provider mine:it, kernel provider: torch and mine:it",
+        ),
+        pytest.param(
+            {"options": {"--rounds": "2"}},
+            "option --rounds: none and 2",
+            id="options --rounds 2, option --rounds: none and 2",
+        ),
+        pytest.param(
+            {"machine": {"gpu": "H200"}},
+            "machine's gpu: GB10 and H200",
+            id="machine gpu H200, machine's gpu: GB10 and H200",
+        ),
+    ],
+)
 def test_runs_that_were_asked_otherwise_are_refused(tmp_path, changed, named):
     with pytest.raises(UsageError, match=f"one and two differ in {named}; --mixed"):
         compared(tmp_path, **changed)

@@ -11,7 +11,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121 import cli
 from sm121.compilation import (
@@ -89,13 +89,37 @@ def test_what_is_no_architecture_is_refused(text):
         arch(text)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "runs", "full"),
+    [
+        ("121a", True, True),
+        ("121f", True, True),
+        ("120f", True, True),
+        ("121", True, False),
+        ("120", True, False),
+        ("120a", False, False),
+        ("100a", False, False),
+        ("100f", False, False),
+        ("90a", False, False),
+        ("80", False, False),
+    ],
+)
 def test_which_machine_code_gb10_can_use(text, runs, full):
     assert arch(text).sass_runs_on(GB10) is runs
     assert arch(text).is_full(GB10) is full
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "runs"),
+    [
+        ("80", True),
+        ("90", True),
+        ("121", True),
+        ("121a", True),
+        ("90a", False),
+        ("120a", False),
+    ],
+)
 def test_which_ptx_gb10_can_use(text, runs):
     assert arch(text).ptx_runs_on(GB10) is runs
 
@@ -103,7 +127,19 @@ def test_which_ptx_gb10_can_use(text, runs):
 # ------------------------------------------------------------------------------ plain sm_121 builds
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "architecture", "outcome", "says"),
+    [
+        # plain sm_121: refused loudly, or software that nobody is told of
+        ("cvt_e2m1x2", "121", "REFUSED", r"e2m1x2(.|\n)*sm_121|sm_121(.|\n)*e2m1x2"),
+        ("mma_mxf8f6f4", "121", "REFUSED", "block scale"),
+        ("mma_mxf4", "121", "REFUSED", "block scale"),
+        ("cuda_fp4_header", "121", "SOFTWARE", r"no instruction or kernel like \^F2FP"),
+        ("cuda_fp4_header", "121a", "HARDWARE", None),
+        # a source that does not compile is broken, not refused
+        ("flashinfer_cutlass_mma", "121a", "BROKEN", r"mma_sm120\.hpp"),
+    ],
+)
 def test_a_probe_has_its_outcome(tools, tmp_path, name, architecture, outcome, says):
     """FlashInfer's headers are not there, which one of the probes includes."""
     (tmp_path / "empty").mkdir()
@@ -195,7 +231,15 @@ class OneUnit(flashinfer.FlashInfer):
         return [flashinfer.Unit(source, ("-O3", f"-gencode=arch=x,code=sm_{arch_list}"))]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arch_list", "required", "reason"),
+    [
+        ("121a", "sm_121a", "no instruction or kernel like ^HMMA"),
+        ("120f", "sm_121a", "required: sm_121a, seen: sm_120f"),
+        ("121", "sm_121", "sm_121: without the suffix a or f"),
+        ("120a", "sm_120a", "sm_120a: does not run on sm_121"),
+    ],
+)
 def test_a_module_is_judged_by_its_device_code(tools, tmp_path, arch_list, required, reason):
     update = {"arch_list": arch_list, "architectures": (required,), "memory_gib": 0.001}
     chosen = modules.module("xqa_decode").model_copy(update=update)
@@ -220,14 +264,65 @@ def test_architectures_among_arguments_are_replaced():
 # ----------------------------------------------------------------------------- libraries, installed
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("entries", "state", "named"),
+    [
+        pytest.param(("sass 121a",), "FULL", "sm_121a", id="sass 121a, FULL, sm_121a"),
+        pytest.param(
+            ("sass 120f", "sass 90a"), "FULL", "sm_120f", id="sass 120f sass 90a, FULL, sm_120f"
+        ),
+        pytest.param(
+            ("sass 120",),
+            "PLAIN",
+            "sm_120 runs on sm_121, without its FP4",
+            id="sass 120, PLAIN, sm_120 runs on sm_121, without its FP4",
+        ),
+        pytest.param(
+            ("sass 90a", "sass 80"),
+            "OTHER",
+            "seen: sm_80, sm_90a",
+            id="sass 90a sass 80, OTHER, seen: sm_80, sm_90a",
+        ),
+        pytest.param(
+            ("sass 120a",), "OTHER", "seen: sm_120a", id="sass 120a, OTHER, seen: sm_120a"
+        ),
+        pytest.param(
+            ("ptx 90a",), "OTHER", "compute_90a (PTX)", id="ptx 90a, OTHER, compute_90a (PTX)"
+        ),
+        pytest.param(("ptx 90",), "PTX_ONLY", "only PTX", id="ptx 90, PTX_ONLY, only PTX"),
+        pytest.param(
+            ("sass 90", "ptx 90"),
+            "PTX_ONLY",
+            "has compute_90 (PTX), sm_90",
+            id="sass 90 ptx 90, PTX_ONLY, has compute_90 (PTX), sm_90",
+        ),
+        pytest.param((), "HOST", "no device code", id="HOST, no device code"),
+    ],
+)
 def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, named):
     code = [entry(SASS if kind == "sass" else PTX, arch) for kind, arch in map(str.split, entries)]
     report = libraries.judge(library(tmp_path / "lib.so", *code))
     assert report.state is CodeState[state] and named in report.reason
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        pytest.param(("sass 121a",), None, id="sass 121a"),
+        pytest.param(("sass 121f",), None, id="sass 121f"),
+        pytest.param(("sass 120f",), None, id="sass 120f"),
+        pytest.param(("sass 121",), "without the suffix", id="sass 121, without the suffix"),
+        pytest.param(
+            ("sass 120a",), "does not run on sm_121", id="sass 120a, does not run on sm_121"
+        ),
+        pytest.param(
+            ("sass 121a", "ptx 121a"),
+            "compute_121a (PTX)",
+            id="sass 121a ptx 121a, compute_121a (PTX)",
+        ),
+        pytest.param((), "no device code", id="no device code"),
+    ],
+)
 def test_what_is_acceptable_in_a_build_for_gb10(images, words):
     made = [Image(k, arch(a)) for k, a in map(str.split, images)]  # type: ignore[arg-type]
     reasons = rules.unacceptable_images(made, GB10)
@@ -395,7 +490,20 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
     assert any(folder.name == "torch" for folder in folders)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("core", "experts", "reason"),
+    [
+        ("120f", "120", None),
+        pytest.param(
+            "90a",
+            "120f",
+            r"_C\.abi3\.so .*required: machine code that runs on sm_121, seen: sm_90a",
+            id="90a, 120f, _C.abi3.so .*required: machine code that",
+        ),
+        ("120f", None, r"_moe_C\.abi3\.so .*seen: no device code"),
+        ("120f", "absent", r"required: vllm/_moe_C\*\.so .*seen: none"),
+    ],
+)
 def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, reason):
     library(tmp_path / "_C.abi3.so", entry(SASS, core))
     library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is for other GPUs, rightly

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from data_rows import from_data
 from servers import executable
 
 from sm121.compilation import child, flashinfer, probes, toolchain
@@ -32,7 +31,17 @@ def test_without_nvcc_it_is_not_run_and_says_how_to_get_it(monkeypatch, tmp_path
         toolchain.find_disassembler([tmp_path])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        pytest.param(
+            "echo 'Cuda compilation tools, release 12.4, V12.4.131'",
+            "seen: 12.4.131",
+            id="echo 'Cuda compilation tools, release 12.4, V12.4.131'",
+        ),
+        ("exit 3", "does not tell its version"),
+    ],
+)
 def test_an_nvcc_that_is_of_no_use_is_not_run(tmp_path, monkeypatch, script, reason):
     executable(tmp_path / "nvcc", script)
     monkeypatch.setattr(os, "environ", {"PATH": f"{tmp_path}:/usr/bin:/bin"})
@@ -114,7 +123,30 @@ class Answering(flashinfer.FlashInfer):
         return {e.arch_list: list(e.compiled_for) or e.error for e in entries} | self.answers
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param({}, None, id="nothing"),
+        pytest.param(
+            {"12.1": ["121"]},
+            r"'12.1': required: 121a, seen: \['121'\]",
+            id="12.1 121, '12.1': required: 121a, seen: ('121')",
+        ),
+        pytest.param(
+            {"12.1a": ["121a", "90a"]}, "required: 121a", id="12.1a 121a 90a, required: 121a"
+        ),
+        pytest.param(
+            {"12.1": "RuntimeError: SM 12.1+ requires CUDA >= 12.9"},
+            "seen: RuntimeError",
+            id="12.1 RuntimeError: SM 12.1+ requires CUDA >= 12.9",
+        ),
+        pytest.param(
+            {"12.0,12.1": ["120f"]},
+            "required: ValueError, seen",
+            id="12.0,12.1 120f, required: ValueError, seen",
+        ),
+    ],
+)
 def test_a_flashinfer_that_resolves_gb10_wrongly_is_caught(tmp_path, answer, reason):
     fake = Answering("python", tmp_path)
     object.__setattr__(fake, "answers", answer)

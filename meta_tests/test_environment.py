@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_rows import from_data, table
 from servers import git
 
 from sm121.core import interpreter, redaction
@@ -35,7 +34,25 @@ def run_record(python: str = sys.executable, **changes: Any) -> environment.Envi
 @pytest.fixture
 def engine(tmp_path: Path) -> dict[str, str]:
     """An engine's environment on PYTHONPATH, as in the development container: no metadata."""
-    for name, file, text in table(__name__, "PACKAGES"):
+    for name, file, text in (
+        (
+            "vllm",
+            "_version.py",
+            (
+                "__version__ = version = '0.33.1.dev7+g0123abcde'\n"
+                "__commit_id__ = commit_id = None\n"
+            ),
+        ),
+        (
+            "flashinfer",
+            "_build_meta.py",
+            (
+                '__version__ = "0.7.2"\n'
+                '__git_version__ = "cccccccccccccccccccccccccccccccccccccccc"\n'
+            ),
+        ),
+        ("torch", "version.py", ("from typing import Optional\ncuda: Optional[str] = '13.0'\n")),
+    ):
         package = tmp_path / "site" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("raise SystemExit('the probe must not import this')")
@@ -125,13 +142,71 @@ def test_no_secret_reaches_the_record():
     assert record.environment["VLLM_USE_V1"] == "1" and "HOME" not in record.environment
 
 
-@from_data
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            "token hf_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2 was refused",
+            id="token hf_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2 was refused",
+        ),
+        "Authorization: Bearer abcdef123456",
+        "'Authorization': 'Bearer abcdef123456'",
+        "key sk-abcdefABCDEF0123456789",
+        "https://user:hunter22@example.org/x",
+        "OPENAI_API_KEY=hunter2222",
+        "'api_key': ['hunter2222']",
+        "--api-key hunter2222",
+        "nvapi-abcdefABCDEF0123456789",
+        "AWS_SECRET_ACCESS_KEY=hunter2222",
+        "OPENAI_KEY=hunter2222",
+        "x-api-key: hunter2222",
+        pytest.param(
+            "['vllm', '--api-key', 'hunter2222', '--port', '1']",
+            id="('vllm', '--api-key', 'hunter2222', '--port', '1')",
+        ),
+        "--hf-token=hunter2222",
+        "api_key=['hunter2222', 'hunter2223']",
+        "Authorization: hunter2222",
+        "{'Authorization': 'Digest hunter2222'}",
+        "api_org_abcdefABCDEF0123456789",
+        "https://user:pass@hunter22@example.org/x",
+    ],
+)
 def test_what_looks_like_a_secret_is_blanked(text):
     assert REDACTED in redact(text)
     assert not [secret for secret in (TOKEN, "abcdef", "hunter2") if secret in redact(text)]
 
 
-@from_data
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_overrides=None, hf_config_path=None",
+        "max_tokens=128, max_num_batched_tokens=8192",
+        "api_key=None",
+        "tokenizer='openai/gpt-oss-120b'",
+        "http://127.0.0.1:8000/v1/chat/completions",
+        pytest.param(
+            (
+                "AWS_SECRET_ACCESS_KEY=[redacted] api_key=[redacted] Authorization: Bearer "
+                "[redacted]"
+            ),
+            id="AWS_SECRET_ACCESS_KEY=(redacted) api_key=(redacted)",
+        ),
+        pytest.param(
+            "['--tokenizer', 'openai/gpt-oss-120b', '--max-tokens', '128']",
+            id="('--tokenizer', 'openai/gpt-oss-120b', '--max-tokens'",
+        ),
+        pytest.param(
+            "cache_key='abcdef', key=abcdef, token_ids=[1, 2, 3]",
+            id="cache_key='abcdef', key=abcdef, token_ids=(1, 2, 3)",
+        ),
+        pytest.param(
+            "http://127.0.0.1:8000/v1/models, user@example.org",
+            id="http://127.0.0.1:8000/v1/models, user@example.org",
+        ),
+        "Using 'MARLIN' Mxfp4 MoE backend.",
+    ],
+)
 def test_what_is_no_secret_stays(text):
     assert redact(text) == text
 
@@ -199,7 +274,17 @@ class FakeNvml(SimpleNamespace):
     NVML_CLOCK_MEM = 2
 
     def __getattr__(self, name: str) -> Any:
-        answers = table(__name__, "NVML")
+        answers = {
+            "nvmlInit": False,
+            "nvmlShutdown": False,
+            "nvmlSystemGetDriverVersion": "580.95.05",
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetName": "NVIDIA GB10",
+            "nvmlDeviceGetCudaComputeCapability": (12, 1),
+            "nvmlDeviceGetApplicationsClock": 2000,
+            "nvmlDeviceGetDefaultApplicationsClock": 2400,
+        }
 
         def call(*_: object) -> Any:
             if name not in answers:

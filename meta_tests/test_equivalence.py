@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
-from data_rows import from_data, text_file
 from scripted_answers import scripted, write_tokenizer
 from servers import configuration
+from texts import text_file
 
 from sm121.answers import agreement
 from sm121.answers.equivalence import Continuations
@@ -44,7 +44,41 @@ def test_a_run_agrees_with_itself():
     assert outcome.divergences == pytest.approx([0, 0, 0])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("other", "bound", "expected"),
+    [
+        pytest.param(
+            tuple(run(1, 9, 3)),
+            None,
+            "token 1: required: token_id:2, seen: token_id:9",
+            id="run 1 9 3, token 1: required: token_id:2, seen",
+        ),
+        pytest.param(
+            tuple(run(1, 2)),
+            None,
+            "token 2: required: token_id:3, seen: the end",
+            id="run 1 2, token 2: required: token_id:3, seen: the end",
+        ),
+        pytest.param(
+            tuple(run(1, 2, 3, 4)),
+            NOISY,
+            "the end of the answer",
+            id="run 1 2 3 4, NOISY, the end of the answer",
+        ),
+        pytest.param(
+            (at(1), at(2, 0.7), at(3)),
+            None,
+            "token 1 .*at most 0.001",
+            id="at 1 at 2 0.7 at 3, token 1 .*at most 0.001",
+        ),
+        pytest.param(
+            (at(1), Position("token_id:2", float("nan"), {}), at(3)),
+            None,
+            "token 1",
+            id="at 1 Position token_id:2 nan at 3, token 1",
+        ),
+    ],
+)
 def test_a_difference_is_named(other, bound, expected):
     outcome = agreement.judge(run(1, 2, 3), other, bound or EXACT)
     assert outcome.disagreement is not None
@@ -57,7 +91,30 @@ def test_a_small_difference_everywhere_is_a_difference_on_average():
     assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("other", "bound", "resumed", "forks", "disagreement"),
+    [
+        pytest.param(OTHER, None, tuple(run(4)), 1, "token 2", id="what follows is still judged"),
+        pytest.param(OTHER, None, None, 1, None, id="one that cannot be followed"),
+        pytest.param(
+            (at(1), at(7, 0.6, t2=0.3), at(8)),
+            None,
+            tuple(run(3)),
+            0,
+            "token 1",
+            id="the other run is sure of its choice",
+        ),
+        pytest.param(
+            (at(1), at(7, 0.46), at(8)),
+            None,
+            tuple(run(3)),
+            0,
+            "token 1",
+            id="it does not even tell the judged token",
+        ),
+        pytest.param(OTHER, EXACT, tuple(run(3)), 0, "token 1", id="equal tokens were promised"),
+    ],
+)
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
     """`resumed`: what follows the token of the other run; None where nobody can be asked."""
     judgement = agreement.judge(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
@@ -115,7 +172,26 @@ def answer(text: str, ids: tuple[int, ...] | None = None) -> Completion:
     return Completion(text, "length", ids, None, None, None, None, None)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        pytest.param(("a", (1, 2)), ("a", (1, 2)), None, id="a 1 2, a 1 2"),
+        pytest.param(
+            ("a", (1, 2)),
+            ("a", (1, 3)),
+            "token 1: required: 2, seen: 3",
+            id="a 1 2, a 1 3, token 1: required: 2, seen: 3",
+        ),
+        pytest.param(
+            ("a", (1, 2)),
+            ("a", (1,)),
+            "token 1: required: 2, seen: the end",
+            id="a 1 2, a 1, token 1: required: 2, seen: the end",
+        ),
+        pytest.param(("a",), ("a",), None, id="a, a"),
+        pytest.param(("a",), ("b",), "'b'", id="a, b, 'b'"),
+    ],
+)
 def test_tokens_are_compared_by_id_and_else_by_text(one, other, difference):
     fact = agreement.same_tokens(answer(*one), answer(*other))
     assert fact is None if difference is None else difference in str(fact)
@@ -132,7 +208,72 @@ def test_a_whole_answer_is_whole():
     assert malformed(bare, 2) is None, "what is not told is not wrong"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        pytest.param(
+            {"ids": [97]},
+            "seen: 1 ids, 2 log-probabilities, 2 usage",
+            id="ids 97, seen: 1 ids, 2 log-probabilities, 2 usage",
+        ),
+        pytest.param(
+            {"positions": tuple(run(97))},
+            "1 log-probabilities",
+            id="positions tuple run 97, 1 log-probabilities",
+        ),
+        pytest.param({"completion_tokens": 3}, "3 usage", id="completion_tokens 3, 3 usage"),
+        pytest.param(
+            {"ids": [97], "positions": tuple(run(97)), "completion_tokens": 1},
+            "required: 2 tokens",
+            id="ids 97 positions tuple run 97 completion_tokens 1",
+        ),
+        pytest.param(
+            {"finish_reason": "stop"},
+            "finish_reason length, seen: stop",
+            id="finish_reason stop, finish_reason length, seen: stop",
+        ),
+        pytest.param(
+            {"finish_reason": None},
+            "finish_reason length, seen: None",
+            id="finish_reason None, finish_reason length, seen: None",
+        ),
+        pytest.param(
+            {"ids": [98, 97]},
+            "seen: 97 in place of 98 at 0",
+            id="ids 98 97, seen: 97 in place of 98 at 0",
+        ),
+        pytest.param(
+            {"positions": [at(97), Position("token_id:98", float("nan"), {})]},
+            "token 1: required: a log",
+            id="positions at 97 Position token_id:98 nan, token 1",
+        ),
+        pytest.param(
+            {"positions": [at(97), Position("token_id:98", 0.5, {})]},
+            "seen: 0.5",
+            id="positions at 97 Position token_id:98 0.5, seen: 0.5",
+        ),
+        pytest.param(
+            {"positions": [at(97), at(98, 0.3, t5=0.6)]},
+            "required: the likeliest token",
+            id="positions at 97 at 98 0.3 t5 0.6, required: the",
+        ),
+        pytest.param(
+            {"positions": [Position("a", -1, {}), Position("c", -1, {})]},
+            "of the text 'ab'",
+            id="positions Position a -1 Position c -1, of the text 'ab'",
+        ),
+        pytest.param(
+            {"prompt_ids": [1, 3]},
+            "3 in place of 2 at 1",
+            id="prompt_ids 1 3, 3 in place of 2 at 1",
+        ),
+        pytest.param(
+            {"prompt_tokens": 3},
+            "usage of 2 prompt tokens, seen: 3",
+            id="prompt_tokens 3, usage of 2 prompt tokens, seen: 3",
+        ),
+    ],
+)
 def test_what_is_not_whole_is_said(change, reason):
     wrong = malformed(dataclasses.replace(WHOLE, **change), 2, (1, 2))
     assert reason in str(wrong), wrong
@@ -187,7 +328,28 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
         Asker(_server("openai-compatible", None)).need(None, "token ids")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("context", "tokens", "prompt", "error", "reason"),
+    [
+        pytest.param(
+            4096,
+            12,
+            4090,
+            "NOT_RUN",
+            "4090 tokens and 12 of its answer need a context of 4102 .* has 4096",
+            id="4096, 12, 4090, NOT_RUN, 4090 tokens and 12 of its",
+        ),
+        (4200, 12, 4190, "NOT_RUN", "need a context of 4202 .* has 4200"),
+        (4608, 12, 4600, "NOT_RUN", "need a context of 4612 .* has 4608"),
+        (4102, 12, 4090, None, None),
+        (4200, 12, 4090, None, None),
+        (4608, 12, 4090, None, None),
+        # it answers short of what it says that it has room for
+        (4102, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),
+        (4200, 11, 4090, "FAIL", "required: 12 tokens, seen: 11 ids"),
+        (8192, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),
+    ],
+)
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
     """What the server says of its context decides; within it an answer is as long as asked."""
 

@@ -4,11 +4,11 @@ Scripted servers answer over real HTTP; `data/exam-answers.toml` says what."""
 import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import mul
 from pathlib import Path
 
 import jsonschema
 import pytest
-from data_rows import from_data
 from scripted_chats import Said, Script, reader, script_of, scripted
 from test_exam_files import OWN, own_exam, own_profile
 
@@ -146,7 +146,23 @@ def test_an_answer_that_is_not_in_its_form_is_broken(section, question, broken):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-@from_data
+@pytest.mark.parametrize(
+    ("broken", "finish", "why"),
+    [
+        pytest.param("", None, "a final message", id="empty"),
+        pytest.param(None, None, "a final message", id="nothing"),
+        pytest.param(" \n", None, "a final message", id="spaces"),
+        pytest.param(
+            "!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!",
+            None,
+            "8 times '!'",
+            id="exclamation marks",
+        ),
+        pytest.param(mul("Paris ", 40), None, "times in a row", id="one word"),
+        pytest.param(mul("the cat and ", 20), None, "the last 3 tokens", id="a cycle"),
+        pytest.param("The answer is", "length", "finish_reason stop", id="cut off"),
+    ],
+)
 def test_one_broken_answer_is_never_excused(section, broken, finish, why):
     question = next(iter(ANSWERS[section]))
     script = script_of(EXAM.section(section), {question: [broken]})
@@ -308,7 +324,16 @@ def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
 # Profiles.
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "expected", "reads_documents"),
+    [
+        ("sm121-gpt-oss-120b", "gpt-oss-120b", True),
+        ("sm121-tiny-gpt-oss", "canary", False),
+        ("sm90-tiny-gpt-oss", "canary", False),
+        ("cpu-tiny-gpt-oss", "canary", False),
+        ("cpu-tiny-gpt-oss-llama-cpp", "canary", False),
+    ],
+)
 def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
     """So that no test of it is a gap in a certificate."""
     shipped = profile.load(name)

@@ -1,11 +1,11 @@
 """The classifier of crashes: causes are told from consequences, and noise is no crash."""
 
 import tomllib
+from operator import add, getitem
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from data_rows import from_data, table
 from logs import read_lines
 
 from sm121.evidence import death, log_lines
@@ -84,7 +84,36 @@ def test_why_each_kernel_refused_is_told() -> None:
         assert "cannot implement due to" in summary or "requires capability" in summary
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("cause", "messenger"),
+    [
+        pytest.param(
+            tuple(CASES.get("illegal_instruction")),
+            tuple(getitem(PUBLISHED.get("the watchdog's thread"), "lines")),
+            id="CASES.get illegal_instruction, operator.getitem",
+        ),
+        pytest.param(
+            tuple(CASES.get("oom_device")),
+            tuple(getitem(PUBLISHED.get("NCCL 2.30"), "lines")),
+            id="CASES.get oom_device, operator.getitem PUBLISHED.get",
+        ),
+        pytest.param(
+            tuple(CASES.get("cutlass_internal")),
+            tuple(CASES.get("hang_collective")),
+            id="CASES.get cutlass_internal, CASES.get hang_collective",
+        ),
+        pytest.param(
+            tuple(CASES.get("harmony_vocabulary")),
+            tuple(CASES.get("garbage_harmony")),
+            id="CASES.get harmony_vocabulary, CASES.get garbage_harmony",
+        ),
+        pytest.param(
+            tuple(CASES.get("checkpoint_broken")),
+            tuple(CASES.get("checkpoint_other_names")),
+            id="CASES.get checkpoint_broken, CASES.get",
+        ),
+    ],
+)
 def test_messenger_is_not_blamed(cause: list[str], messenger: list[str]) -> None:
     for lines in ([*cause, *messenger], [*messenger, *cause]):
         assert classify_lines([*lines, *AFTERMATH], 1).kind == classify_lines(cause, 1).kind
@@ -123,7 +152,60 @@ def test_long_line_is_cut_around_what_matters() -> None:
     assert len(cause.summary) <= 400
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("lines", "exit_code", "kind", "says", "remedy"),
+    [
+        pytest.param(
+            tuple(add(CASES.get("exception"), CASES.get("engine_dead"))),
+            1,
+            "engine_dead",
+            "auto_functionalized",
+            None,
+            id="an unknown exception of a dead engine is named",
+        ),
+        pytest.param(
+            tuple(CASES.get("engine_dead")),
+            1,
+            "engine_dead",
+            "outside",
+            "dmesg",
+            id="a killed process of the engine is not blamed on the API server",
+        ),
+        pytest.param(
+            tuple(CASES.get("port_in_use")),
+            137,
+            "port",
+            "",
+            None,
+            id="the log outweighs the exit status",
+        ),
+        # the error of a request is not blamed for the end
+        pytest.param(
+            tuple(HARMLESS.get("request error of a live server")),
+            -9,
+            "oom",
+            "killed by SIGKILL",
+            None,
+            id="HARMLESS.get request error of a live server, -9, oom",
+        ),
+        pytest.param(
+            tuple(HARMLESS.get("request error of a live server")),
+            -15,
+            "engine_dead",
+            "told to stop",
+            None,
+            id="HARMLESS.get request error of a live server, -15",
+        ),
+        pytest.param(
+            tuple(HARMLESS.get("request error of a live server")),
+            1,
+            "unknown",
+            "prompt is too long",
+            None,
+            id="where nothing better is known",
+        ),
+    ],
+)
 def test_lines_and_a_status_have_a_cause(lines, exit_code, kind, says, remedy) -> None:
     cause = classify_lines(lines, exit_code)
     assert cause.kind == kind
@@ -131,7 +213,20 @@ def test_lines_and_a_status_have_a_cause(lines, exit_code, kind, says, remedy) -
     assert (remedy or "") in (cause.remedy or "")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("exit_code", "kind", "says"),
+    [
+        (137, "oom", "probably"),
+        (-9, "oom", "probably"),
+        (-11, "engine_dead", "SIGSEGV"),
+        (139, "engine_dead", "SIGSEGV"),
+        (-4, "illegal_instruction", "SIGILL"),
+        (-15, "engine_dead", "told to stop"),
+        (0, "engine_dead", "exited with status 0"),
+        (3, "unknown", "status 3"),
+        (None, "unknown", "not known"),
+    ],
+)
 def test_silent_end(exit_code: int | None, kind: str, says: str) -> None:
     line = "INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"
     cause = classify_lines([line], exit_code)
@@ -149,7 +244,19 @@ def test_engine_that_dies_while_serving_is_a_failure() -> None:
     assert read_lines([SERVES, *CASES["exception"], fatal]).failure == "engine_dead"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "exit_code", "kind", "says"),
+    [
+        ("bad-flag", 2, "config", "--moe-backnd"),
+        ("no-config-json", 1, "config", "Invalid repository ID"),
+        ("port-held", 1, "port", "Address already in use"),
+        ("import-error", 1, "import_error", "No module named"),
+        ("cpu-kv-too-small", 1, "oom", "KV cache"),
+        ("cpu-killed-at-start", 1, "engine_dead", "outside ended the process"),
+        ("cpu-compiled-then-killed", 0, "engine_dead", "exited unexpectedly"),
+        ("cpu-stopped", 0, "engine_dead", "told to stop"),
+    ],
+)
 def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, says: str) -> None:
     cause = classify(DATA / f"vllm-0.32-{name}.log", exit_code)
     assert cause.kind == kind
@@ -160,7 +267,43 @@ MATMUL = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 OF_A_REQUEST = "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long"
 SWEPT = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 #: An exception ends the engine's core, and the engine itself then kills what is left.
-SWEPT_UP = table(__name__, "SWEPT_UP")
+SWEPT_UP = {
+    "start": (
+        ("(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] EngineCore failed to start."),
+        (
+            "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] RuntimeError: mat1 "
+            "and mat2 shapes cannot be multiplied"
+        ),
+        (
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See "
+            "root cause above. Failed core proc(s): {}"
+        ),
+    ),
+    "serving": (
+        "INFO:     Application startup complete.",
+        (
+            "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] EngineCore "
+            "encountered a fatal error."
+        ),
+        (
+            "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] Traceback (most "
+            "recent call last):"
+        ),
+        (
+            "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] RuntimeError: mat1 "
+            "and mat2 shapes cannot be multiplied"
+        ),
+        ("(APIServer pid=1) ERROR 11-20 10:19:40 [async_llm.py:1] EngineDeadError: see above"),
+        "INFO:     Shutting down",
+    ),
+    "sglang": (
+        "INFO:     Application startup complete.",
+        ("[2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):"),
+        '  File "/x/a.py", line 3, in f',
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "[2026-01-01 10:00:00] Received sigquit from a child process.",
+    ),
+}
 
 
 @pytest.mark.parametrize("exit_code", [1, -9, None])

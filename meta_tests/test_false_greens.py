@@ -2,11 +2,33 @@
 
 import catalogue_rows
 import pytest
-from data_rows import table
 from false_greens import Case, Kit, cases
 
 #: Some seconds each, and another case of the same item stays.
-LONG = table(__name__, "LONG")
+LONG = (
+    "--depths 0",
+    "-o python_functions=test_health",
+    "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
+    "SIGSEGV after the last look of a script",
+    "a fallback after the log was cut",
+    "a fallback is logged after the path was judged",
+    "a log of another version, which grows with our requests",
+    "a stream that is faster than the engine from its first token to its last",
+    ("after a fork the answer of another request, and no prompt ids to ask again from"),
+    "an ERROR that nobody knows",
+    "an Eagle3 drafter that never drafts",
+    "an MTP drafter that never drafts",
+    "an illegal memory access that is survived",
+    "between two rounds of a measurement, where its metrics are withheld",
+    "counters of drafts that are there after the first request alone",
+    "it crashes while it is stopped",
+    "log-probabilities drift with each token that is decoded",
+    "other attention, which its answers name, behind a proxy without metrics",
+    "the ids and the text of another request",
+    "the text of another request",
+    "three events when the third token is there",
+    "two servers write into one log",
+)
 
 
 def _case(case: Case) -> object:

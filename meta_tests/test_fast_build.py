@@ -10,7 +10,6 @@ import fast_build_mutants
 import kernel_mutants
 import pytest
 import torch
-from data_rows import from_data
 from flashinfer_emulation import EmulatedProvider, Emulation, Identity, IdentityProvider
 
 from sm121.core.verdict import NotRun
@@ -59,7 +58,20 @@ def test_identity_passes(group):
         assert checks.check(provider, kernel_mutants.problem(group, case)) == [], case
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("FP8 cache: cut off, not rounded", "a cache of cut values"),
+        ("FP8 cache: bfloat16 where FP8 is promised", "a cache of bfloat16 values"),
+        ("MXFP4 linear: scales by floor for ceil", "MXFP4 activations by ocp-floor"),
+        pytest.param(
+            "identity where computed scales are promised",
+            "E4M3 activations with scales of one",
+            id="identity where computed scales are promised, E4M3",
+        ),
+        ("computed scales where identity is promised", "MXFP8 activations"),
+    ],
+)
 def test_the_format_that_a_kernel_has_in_truth_is_named(name, fits):
     make, groups = fast_build_mutants.MUTANTS[name]
     case = next(iter(kernel_mutants.small(groups[0])))
@@ -217,7 +229,44 @@ def test_vllm_on_the_cpu_cuts_what_it_caches(group):
 # The choice
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("path", "arch", "expected"),
+    [
+        pytest.param(
+            {
+                "attention": "FLASHINFER",
+                "attention_decode": "flashinfer-native",
+                "kv_cache_dtype": "fp8",
+                "requantised": ["qkv", "o"],
+            },
+            "sm121",
+            {
+                "decode_attention_fp8": "flashinfer-fa2",
+                "mxfp4_linear": "vllm",
+                "mxfp4_quantize": "flashinfer",
+            },
+            id="attention FLASHINFER attention_decode flashinfer-native",
+        ),
+        pytest.param(
+            {"attention": "TRITON_ATTN", "kv_cache_dtype": "fp8_e4m3", "requantised": []},
+            "sm90",
+            {"decode_attention_fp8": "vllm"},
+            id="attention TRITON_ATTN kv_cache_dtype fp8_e4m3",
+        ),
+        pytest.param(
+            {"attention": "FLASH_ATTN", "kv_cache_dtype": "bfloat16"},
+            "sm90",
+            {},
+            id="attention FLASH_ATTN kv_cache_dtype bfloat16, sm90",
+        ),
+        pytest.param(
+            {"attention": "CPU_ATTN", "kv_cache_dtype": "fp8", "dtype": "float32"},
+            "cpu",
+            {"decode_attention_fp8": "vllm-cpu-float32"},
+            id="attention CPU_ATTN kv_cache_dtype fp8 dtype float32",
+        ),
+    ],
+)
 def test_the_provider_follows_what_is_rounded(path, arch, expected):
     judged = {}
     for operation in ("decode_attention_fp8", "mxfp4_linear", "mxfp4_quantize"):

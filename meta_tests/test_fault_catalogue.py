@@ -14,7 +14,6 @@ import model_faults
 import protocol_faults
 import psutil
 import pytest
-from data_rows import from_data
 from false_greens.engine import attached_engine
 from model_faults import SabotagedServer
 
@@ -141,7 +140,43 @@ def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
     assert re.search(r"prompt '[\w ]+' is the first of \d that differ", message), message
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("line", "test", "expected"),
+    [
+        pytest.param(
+            (
+                "WARNING 11-20 10:00:00 [envs.py:2027] Unknown vLLM environment variable "
+                "detected: VLLM_ATTENTION_BACKEND"
+            ),
+            "test_every_variable",
+            "VLLM_ATTENTION_BACKEND",
+            id="WARNING 11-20 10:00:00 (envs.py:2027) Unknown vLLM",
+        ),
+        pytest.param(
+            (
+                "(Worker pid=3) INFO 11-20 10:00:00 [sm121_probe.py:40] Resolved attention "
+                "backend: TORCH_SDPA (Impl), 2 layers; in all 2 with sinks, 0 with a window"
+            ),
+            "test_kernel_path_is",
+            "attention: required one value, seen CPU_ATTN and TORCH_SDPA",
+            id="(Worker pid=3) INFO 11-20 10:00:00 (sm121_probe.py:40)",
+        ),
+        pytest.param(
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "test_start_up_log",
+            "required: no fail",
+            id="torch.OutOfMemoryError: CUDA out of memory.",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "openai_harmony.HarmonyError: unexpected tokens remaining in message header",
+            "test_no_harmony_error",
+            "required: no HarmonyError",
+            id="openai_harmony.HarmonyError: unexpected tokens",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
     log = tmp_path / "server.log"
     with attached_engine(log) as (url, _):

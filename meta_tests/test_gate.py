@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from data_rows import from_data
 
 from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
@@ -153,7 +152,15 @@ def test_looks():
     assert {decision.verdict for decision in one_by_one} == {Verdict.PASS}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("level", "grade"),
+    [
+        (53, "minimum"),
+        (57.9, "minimum"),
+        (58.5, "target"),
+        (61.5, "stretch"),
+    ],
+)
 def test_the_grade_is_what_the_whole_interval_reaches(level, grade):
     samples = [level + d for d in (-0.2, 0.1, 0.0, -0.1, 0.2) * 4]
     decision = gate.decide(samples, RATE, maximum_rounds=60)
@@ -161,7 +168,42 @@ def test_the_grade_is_what_the_whole_interval_reaches(level, grade):
     assert "tg32@d0: required: at least 52 tok/s, seen: " in decision.reason
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("metric", "samples", "rounds", "verdict"),
+    [
+        pytest.param(
+            "e2e_p50",
+            (900.0, 905.0, 895.0, 902.0, float("inf")),
+            60,
+            None,
+            id="e2e_p50, 900.0 905.0 895.0 902.0 inf, 60",
+        ),
+        pytest.param(
+            "e2e_p50",
+            (
+                1100.0,
+                1100.0,
+                1100.0,
+                1100.0,
+                1100.0,
+                1100.0,
+                float("inf"),
+                float("inf"),
+                float("inf"),
+                float("inf"),
+                float("inf"),
+                float("inf"),
+                float("inf"),
+                float("inf"),
+            ),
+            60,
+            "FAIL",
+            id="e2e_p50, 1100.0 1100.0 1100.0 1100.0 1100.0 1100.0 inf",
+        ),
+        pytest.param("startup_s", (299.0,), 1, "PASS", id="startup_s, 299.0, 1, PASS"),
+        pytest.param("startup_s", (301.0,), 1, "FAIL", id="startup_s, 301.0, 1, FAIL"),
+    ],
+)
 def test_a_time_is_decided_by_its_rounds(metric, samples, rounds, verdict):
     """One that failed counts as the worst; what exists once is decided by its value."""
     at_most = 300 if metric == "startup_s" else 1000
@@ -176,7 +218,17 @@ def tail(samples, bound=None):
     return gate.decide_tail(samples, gate_of_tail, fraction=0.99, maximum_requests=bound)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("within", "beyond", "value", "bound", "verdict"),
+    [
+        (20, None, None, None, "PASS"),
+        (20, None, None, 600, None),
+        (19, 1, 1200.0, None, "INCONCLUSIVE"),
+        (40, 5, 1200.0, None, "FAIL"),
+        (40, 5, float("inf"), None, "FAIL"),
+        (597, 3, 1200.0, 600, "INCONCLUSIVE"),
+    ],
+)
 def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
     """--percentiles goes on up to its bound."""
     decision = tail([500.0] * within + [value] * (beyond or 0), bound)

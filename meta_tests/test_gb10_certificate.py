@@ -11,7 +11,6 @@ import operator
 from pathlib import Path
 
 import pytest
-from data_rows import table
 
 from sm121.core import profile
 from sm121.kernels import protocol, registry, serving
@@ -22,12 +21,41 @@ ROOT = Path(__file__).parents[1]
 #: As the MXFP4 build is judged: no release reaches what a certificate asks.
 GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
 #: The operation that a test of the kernel level asks of the provider; the rest may be any.
-OPERATIONS = table(__name__, "OPERATIONS")
+OPERATIONS = {
+    "test_mxfp4_decodes_exactly": "mxfp4_dequantize",
+    "test_mxfp4_decodes_any_bytes_exactly": "mxfp4_dequantize",
+    "test_mxfp4_encodes_by_its_rule": "mxfp4_quantize",
+    "test_mxfp8_encodes_by_its_rule": "mxfp8_quantize",
+    "test_any_finite_values_are_encoded_by_the_rule": "mxfp8_quantize",
+    "test_routing_takes_top_k_then_softmax": "route",
+    "test_moe_at_every_token_count": "fused_moe",
+    "test_moe_under_every_routing": "fused_moe",
+    "test_moe_reads_every_block_scale": "fused_moe",
+    "test_moe_activation_is_the_clamped_swiglu": "fused_moe",
+    "test_prefill_attention": "prefill_attention",
+    "test_prefill_attention_sinks": "prefill_attention",
+    "test_decode_attention": "decode_attention",
+    "test_decode_attention_sinks": "decode_attention",
+    "test_cuda_graph_replay_equals_eager": "fused_moe",
+    "test_kernel_speed": "lm_head",
+}
 
 
 #: By what a test uses: on what that can run on a GB10; what of the profile has to be there for it,
 #: and why it cannot run without.
-WAYS = table(__name__, "WAYS")
+WAYS = {
+    "reference": ("the oracle, in BF16",),
+    "continuations": (
+        "answers within correctness.agreement",
+        "correctness.agreement",
+        "no correctness.agreement for auto",
+    ),
+    "measured_history": ("a stored run (--benchmark-autosave)",),
+    "matrix": ("the profile's matrix", "matrix", "no [matrix]"),
+    "box": ("the box", "box", "no [box]"),
+    "compilation": ("nvcc and cuobjdump",),
+    "decode_profile": ("the engine's profiler", "engine.profiler", "engine.profiler is off"),
+}
 
 
 def _of_level(level: str) -> dict[str, object]:

@@ -5,7 +5,6 @@ import math
 import shutil
 
 import pytest
-from data_rows import from_data
 
 from sm121.answers import golden
 from sm121.answers.golden_comparison import GoldenComparison
@@ -163,7 +162,19 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
         refuse(changed)
 
 
-@from_data
+# What two ranks add to the log-probabilities of one rank, in nats: to each token, to every second
+# token with the other sign, and to token 20.
+@pytest.mark.parametrize(
+    ("shifts", "within"),
+    [
+        pytest.param((0.0, 0.0, 0.0), True, id="the same sums"),
+        pytest.param((0.0, 1e-05, 0.0), True, id="sums in another order"),
+        pytest.param((0.0, 0.0, 0.00039), True, id="one token near the bound"),
+        pytest.param((0.0, 0.0, 0.2), False, id="a rank's part is lost at one token"),
+        pytest.param((0.0, 0.005, 0.0), False, id="a rank sums in bfloat16"),
+        pytest.param((0.002, 0.0, 0.0), False, id="one head is computed twice"),
+    ],
+)
 def test_two_nodes_against_one_within_the_bound_of_the_profile(shifts, within):
     each, other, one_token = shifts
     bound, one = (

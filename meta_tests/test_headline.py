@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import report_runs
 import terminal_samples
-from data_rows import from_data
 
 from sm121.core import redaction
 from sm121.core.verdict import Verdict
@@ -71,7 +70,229 @@ CRASH = CrashReport(
 )  # fmt: skip
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("tests", "metrics", "changes", "fields", "sentence"),
+    [
+        pytest.param(
+            ({"name": "test_decode", "metrics": ["tg32@d0"]},),
+            {"tg32@d0": {"value": 47.3, "unit": "tok/s", "minimum": 52.0, "verdict": "FAIL"}},
+            None,
+            None,
+            "FAIL: decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)",
+            id="name test_decode metrics tg32@d0, tg32@d0 value 47.3",
+        ),
+        pytest.param(
+            ({"name": "test_decode", "metrics": ["tg32@d0"]},),
+            {
+                "tg32@d0": {
+                    "value": 33.6,
+                    "unit": "tok/s",
+                    "minimum": 52.0,
+                    "verdict": "FAIL",
+                    "out_of_reach": (
+                        "5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s); "
+                        "configuration mxfp4 (--mxfp4-layers all) reads 2.83"
+                    ),
+                }
+            },
+            None,
+            None,
+            (
+                "FAIL: decode tg32@d0 is 33.6 tok/s; 52 required (sm121-gpt-oss-120b). It "
+                "reads 5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s); "
+                "configuration mxfp4 (--mxfp4-layers all) reads 2.83"
+            ),
+            id="name test_decode metrics tg32@d0, tg32@d0 value 33.6",
+        ),
+        pytest.param(
+            ({"name": "test_tail", "metrics": ["ttft_p99"]},),
+            {"ttft_p99": {"value": 1204.0, "unit": "ms", "at_most": 1000.0, "verdict": "FAIL"}},
+            None,
+            None,
+            (
+                "FAIL: time to first token, p99 is 1204 ms; at most 1000 allowed "
+                "(sm121-gpt-oss-120b)"
+            ),
+            id="name test_tail metrics ttft_p99, ttft_p99 value 1204.0",
+        ),
+        pytest.param(
+            ({"name": "--against::tg32@d0", "level": "regression"},),
+            None,
+            ({},),
+            None,
+            (
+                "FAIL: decode tg32@d0 is 9.7 % slower than the trusted run (259.1 → 234.1 "
+                "tok/s; 5 % allowed)"
+            ),
+            id="name --against:tg32@d0 level regression, FAIL: decode",
+        ),
+        pytest.param(
+            ({"name": "test_b", "level": "regression"},),
+            None,
+            (
+                {"beside": "A"},
+                {"metric": "memory_gib", "unit": "GiB", "worse": 0.01, "beside": "A"},
+            ),
+            None,
+            (
+                "FAIL: decode tg32@d0 is 9.7 % slower than A (259.1 → 234.1 tok/s; 5 % "
+                "allowed), and 1 more metric is"
+            ),
+            id="name test_b level regression, beside A metric",
+        ),
+        pytest.param(
+            ({"name": "test_many", "level": "stress"},),
+            None,
+            None,
+            {
+                "crashes": [
+                    {
+                        "kind": "oom",
+                        "summary": "CUDA out of memory",
+                        "owner": "GPU memory",
+                        "happened": "the server died",
+                        "test": "x::test_many",
+                    }
+                ]
+            },
+            "FAIL: the server died in stress: CUDA out of memory",
+            id="name test_many level stress, crashes kind oom summary",
+        ),
+        pytest.param(
+            (
+                {
+                    "name": "test_moe[0]",
+                    "level": "kernel",
+                    "message": "required: 1, seen: 2",
+                    "kernel": {"operation": "fused_moe", "provider": "vllm"},
+                },
+                {
+                    "name": "test_moe[1]",
+                    "level": "kernel",
+                    "message": "required: 1, seen: 2",
+                    "kernel": {"operation": "fused_moe", "provider": "vllm"},
+                },
+                {
+                    "name": "test_moe[2]",
+                    "level": "kernel",
+                    "message": "required: 1, seen: 2",
+                    "kernel": {"operation": "fused_moe", "provider": "vllm"},
+                },
+            ),
+            None,
+            None,
+            None,
+            (
+                "FAIL: a kernel differs from the oracle in 3 checks (first: fused_moe of "
+                "vllm: required: 1, seen: 2)"
+            ),
+            id="name test_moe(0) level kernel message required: 1",
+        ),
+        pytest.param(
+            (
+                {
+                    "name": "test_0",
+                    "level": "correctness",
+                    "ability": "oracle",
+                    "message": "0.3 nats",
+                },
+                {
+                    "name": "test_1",
+                    "level": "correctness",
+                    "ability": "oracle",
+                    "message": "0.3 nats",
+                },
+                {
+                    "name": "test_2",
+                    "level": "correctness",
+                    "ability": "oracle",
+                    "message": "0.3 nats",
+                },
+                {"name": "test_other", "level": "correctness"},
+            ),
+            None,
+            None,
+            None,
+            (
+                "FAIL: answers differ from the oracle in 3 checks (first: 0.3 nats) (and 1 "
+                "more check)"
+            ),
+            id="name test_0 level correctness ability oracle message",
+        ),
+        pytest.param(
+            (
+                {
+                    "name": "test_decode",
+                    "verdict": "INVALID",
+                    "metrics": ["tg32@d0"],
+                    "unmet": [
+                        {
+                            "required": "",
+                            "observed": "second_clock: 40 against 47",
+                            "about": "tg32@d0",
+                        }
+                    ],
+                },
+            ),
+            {"tg32@d0": {"value": 47.3, "unit": "tok/s", "minimum": 52.0, "verdict": "INVALID"}},
+            None,
+            None,
+            "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47",
+            id="name test_decode verdict INVALID metrics tg32@d0 unmet",
+        ),
+        pytest.param(
+            ({"name": "test_decode", "verdict": "INCONCLUSIVE"},),
+            None,
+            None,
+            {"box": {"state": "DEGRADED", "reason": "799 MHz; unplug it for a minute"}},
+            "INCONCLUSIVE: the box is DEGRADED: 799 MHz; unplug it for a minute",
+            id="name test_decode verdict INCONCLUSIVE, box state",
+        ),
+        pytest.param(
+            ({"name": "test_one", "level": "smoke"},),
+            None,
+            None,
+            {"finished": False},
+            "FAIL: test_one: it broke; the run has not finished",
+            id="name test_one level smoke, finished False, FAIL",
+        ),
+        pytest.param(
+            ({"name": "test_gate", "metrics": ["some"]},),
+            {"some": {"value": 51.998, "unit": "tok/s", "minimum": 52.0, "verdict": "FAIL"}},
+            None,
+            None,
+            "FAIL: some is 51.998 tok/s; 52 required (sm121-gpt-oss-120b)",
+            id="a number is never shown as its limit",
+        ),
+        pytest.param(
+            ({"name": "test_gate", "metrics": ["some"]},),
+            {"some": {"value": 1000.3, "unit": "ms", "at_most": 1000.0, "verdict": "FAIL"}},
+            None,
+            None,
+            "FAIL: some is 1000.3 ms; at most 1000 allowed (sm121-gpt-oss-120b)",
+            id="nor is a time",
+        ),
+        pytest.param(
+            ({"name": "test_gate", "metrics": ["some"]},),
+            {"some": {"value": None, "unit": "ms", "at_most": 1.0, "verdict": "FAIL"}},
+            None,
+            None,
+            "FAIL: some is no number; at most 1 allowed (sm121-gpt-oss-120b)",
+            id="no number",
+        ),
+        pytest.param(
+            ({"name": "--against::tg32@d0", "level": "regression"},),
+            None,
+            ({"worse": 0.0503},),
+            None,
+            (
+                "FAIL: decode tg32@d0 is 5.03 % slower than the trusted run (259.1 → 234.1 "
+                "tok/s; 5 % allowed)"
+            ),
+            id="nor is a change",
+        ),
+    ],
+)
 def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, sentence):
     run = run_of(
         *(ended(**test) for test in tests),
@@ -100,7 +321,40 @@ def passed(*levels: str, **fields) -> VerdictFile:
 ALL = ("smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("levels", "fields", "word"),
+    [
+        pytest.param(
+            ("smoke",),
+            {},
+            "PASS (not certified: only smoke asked for)",
+            id="smoke, PASS (not certified: only smoke asked for)",
+        ),
+        pytest.param(
+            ALL, {"certified": True}, "PASS (certified)", id="ALL, certified True, PASS (certified)"
+        ),
+        pytest.param(
+            ALL,
+            {"shard": {"index": 1, "of": 2, "tests": []}},
+            "PASS (not certified: shard 1 of 2)",
+            id="ALL, shard index 1 of 2 tests, PASS (not certified",
+        ),
+        pytest.param(
+            ALL,
+            {
+                "unproven": [
+                    "A/B: the kernel path of A is not known: give --server-log",
+                    "A/B: the kernel path of B is not known",
+                ]
+            },
+            (
+                "PASS (not certified: not proven: A/B: the kernel path of A is not known: "
+                "give --server-log and 1 more)"
+            ),
+            id="ALL, unproven A/B: the kernel path of A is not known",
+        ),
+    ],
+)
 def test_a_pass_says_what_it_may_not_be_taken_for(levels, fields, word):
     assert headline.of(passed(*levels, **fields)).word == word
 
@@ -236,7 +490,15 @@ def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
     assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "brief"),
+    [
+        ("short", "short"),
+        ("one thing; another thing that is long", "one thing ..."),
+        ("seventeen hundred words", "seventeen ..."),
+        ("at /home/somebody/who/is/long", "at /home/somebody ..."),
+    ],
+)
 def test_nothing_is_cut_within_a_word(text, brief):
     assert headline.brief(text, 17) == brief
 

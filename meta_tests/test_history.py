@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import time
+from operator import mul
 from pathlib import Path
 
 import browser
@@ -11,9 +12,9 @@ import numpy as np
 import past_runs
 import planted_runs
 import pytest
-from data_rows import from_data, text_file
 from planted_runs import CHECK, DECODE, healthy, plant
 from test_against import a_run
+from texts import text_file
 
 from sm121 import cli
 from sm121.report import history
@@ -69,7 +70,23 @@ def test_the_page_and_the_summary_of_what_was_planted(planted, tmp_path, chromiu
 QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        pytest.param({"a1": [healthy(12)], "b2": [healthy(12)]}, None, id="alike"),
+        pytest.param(
+            {"a1": [[{"red": [CHECK]}, {"red": [CHECK]}], healthy(10)]}, None, id="mended"
+        ),
+        pytest.param(
+            {"a1": [healthy(8), mul([{"slow": 1.07}], 2), healthy(2)]}, None, id="two-slow-starts"
+        ),
+        pytest.param(
+            {"a1": [healthy(8), mul([{"slow": 1.1}], 8), healthy(8)]}, None, id="fixed-again"
+        ),
+        pytest.param({"a1": [healthy(3)]}, "not judged, 6 runs with numbers show", id="few"),
+        pytest.param({"a1": [mul([{"slow": 1.08}], 8), healthy(8)]}, None, id="faster"),
+    ],
+)
 def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
     runs = {machine: [*itertools.chain(*parts)] for machine, parts in runs.items()}
     assert cli.main(["history", str(plant(base, tmp_path, runs))]) == 0
@@ -205,7 +222,32 @@ def test_results_of_others_are_rows(base, tmp_path, capsys):
     assert len(summary["left_out"]) == 1 and "other.json" in summary["left_out"][0]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", None),
+        ("missing", None),
+        ("verdict.json", '{"schema_version": 99}'),
+        ("verdict.json", "not json"),
+        ("a.json", '{"benchmarks": 3, "max_concurrency": 1}'),
+        ("a.json", "NESTED"),
+        ("a.json", '[{"avg_ts": 1, "n_prompt": 1e999, "n_gen": 0}]'),
+        pytest.param(
+            "verdict.json",
+            '{"schema_version": 2, "environment": {"git_shas": "main"}}',
+            id='verdict.json, {"schema_version": 2, "environment"',
+        ),
+        pytest.param(
+            "verdict.json",
+            '{"schema_version": 2, "environment": {"gpus": [1]}}',
+            id='verdict.json, {"schema_version": 2, "environment" (2)',
+        ),
+        pytest.param("a.csv", "model,test_name,\n", id="a.csv, model,test_name,"),
+        ("a.yaml", "sparkrun_benchmark: 3"),
+        ("a.yaml", "sparkrun_benchmark: [}"),
+        ("h.html/verdict.json", None),
+    ],
+)
 def test_bad_input_is_one_line(tmp_path, capsys, name, content):
     file = tmp_path / name
     if content is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121.client import exchange, load, timed
 from sm121.client.connection import Patience
@@ -215,7 +215,13 @@ def test_a_stream_does_not_last_for_ever(serve, monkeypatch):
     assert time.monotonic() - began < 3.0
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("packed stream", "packed (gzip)"),
+        ("flood", "larger than 64 MiB"),
+    ],
+)
 def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer, says):
     endpoint = serve(answer)
 
@@ -227,7 +233,14 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
     assert says in str(asyncio.run(ask()).answers[0].error)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("answer", "streamed", "says"),
+    [
+        ("packed stream", True, "packed (gzip)"),
+        ("bomb", False, "packed (gzip)"),
+        ("flood", False, "larger than 64 MiB"),
+    ],
+)
 def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer, streamed, says):
     job = load.Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
     result = load.LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])
@@ -292,7 +305,18 @@ def test_numbers_are_read_as_before():
     assert "2 requests run or wait" in findings.invalid[0].evidence
 
 
-@from_data
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:SECRET@127.0.0.1:8000/v1",
+        "http://user:a/SECRET@127.0.0.1:8000",
+        "http://user:a@SECRET@127.0.0.1:8000",
+        "https://SECRET@127.0.0.1:8000",
+        "http://user:SECRET?@127.0.0.1:8000",
+        "http://127.0.0.1:8000/v1?api_key=SECRET",
+        "http://127.0.0.1:8000/v1#SECRET",
+    ],
+)
 def test_a_secret_in_an_address_is_refused_and_not_shown(url):
     url = url.replace("SECRET", SECRET)
     with pytest.raises(UsageError) as caught:
@@ -304,7 +328,15 @@ def test_a_secret_in_an_address_is_refused_and_not_shown(url):
     assert SECRET not in str(caught.value)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:8000",
+        "https://spark.local/v1/",
+        "http://[::1]:8000/v1",
+        "http://h/a",
+    ],
+)
 def test_an_address_without_one_is_taken(url):
     assert root_of(url, "--base-url") == url.rstrip("/").removesuffix("/v1")
 
@@ -342,7 +374,16 @@ def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
         given_key.api_key(option_of(api_key=SECRET, api_key_file=str(file)))
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "No such file"),
+        ("", "expected a key"),
+        pytest.param("SECRET\nSECRET", "expected a key", id="SECRET SECRET, expected a key"),
+        pytest.param("SECRETé", "expected a key", id="SECRET, expected a key"),
+        pytest.param(bytes([255, 254]), "it is no text", id="bytes 255 254, it is no text"),
+    ],
+)
 def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, content, expected):
     file = tmp_path / "key"
     if content is not None:

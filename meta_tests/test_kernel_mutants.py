@@ -7,7 +7,6 @@ from pathlib import Path
 import kernel_mutants
 import pytest
 import torch
-from data_rows import from_data, table
 
 from sm121.core import errors, verdict
 from sm121.kernels import cases, checks, comparison, problems, registry
@@ -25,7 +24,20 @@ MOE = [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.M
 
 
 #: Mutants that only a large batch or all groups show: some seconds each. Others like them stay.
-LARGE = table(__name__, "LARGE")
+LARGE = (
+    "320: scales of neighbouring blocks",
+    "320: 2 % too large",
+    "scales of the tile before",
+    "tiles of scales in the other order",
+    "not at a tile",
+    "activations saturate at 20",
+    "fused_moe: scale x 1.01",
+    "expert 126 for 127",
+    "fused_moe: wrong only for M >= 320",
+    "window + 1",
+    "fused_moe: wrong only for M = 96",
+    "fused_moe: wrong only above row 32",
+)
 
 
 #: Of W4A8's others every fifth stays.
@@ -224,7 +236,18 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
         checks.check(Refuses(), problems.build(strided))
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        pytest.param(
+            "cuda",
+            "expected one of torch, torch-cuda, vllm-cpu, vllm",
+            id="cuda, expected one of torch, torch-cuda, vllm-cpu, vllm",
+        ),
+        ("no.such.module:thing", "no.such.module"),
+        ("json:nothing", "expected nothing in json"),
+    ],
+)
 def test_a_wrong_provider_name_is_one_line(name, reason):
     with pytest.raises(errors.UsageError) as error:
         registry.load(name)

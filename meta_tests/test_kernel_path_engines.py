@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table
 from logs import lines_of, proofs, read_lines, stated
 from test_kernel_path import unreached
 
@@ -20,11 +19,40 @@ from sm121.evidence.signatures import startup_progress
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 # The dictionary as 0.5.23 logged it (shortened).
 SERVER_ARGS, SERVER_DICT, NO_AMX, WEIGHTS_LOADED = (
-    table(__name__, name) for name in ("SERVER_ARGS", "SERVER_DICT", "NO_AMX", "WEIGHTS_LOADED")
+    (
+        "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
+        "dtype='bfloat16', load_format='safetensors', quantization='mxfp4', "
+        "kv_cache_dtype='fp8_e4m3', attention_backend='triton', "
+        "moe_runner_backend='flashinfer_mxfp4', speculative_algorithm='EAGLE3', "
+        "disable_cuda_graph=True, x=1)"
+    ),
+    (
+        "[2026-11-23 19:15:33] server_args={'model_path': 'm', 'load_format': "
+        "'safetensors', 'dtype': 'bfloat16', 'quantization': 'mxfp4', "
+        "'kv_cache_dtype': 'fp8_e4m3', 'served_model_name': 'n', "
+        "'attention_backend': 'torch_native', 'decode_attention_backend': None, "
+        "'disable_cuda_graph': True, 'speculative_algorithm': None, "
+        "'speculative_moe_runner_backend': 'triton', 'moe_runner_backend': "
+        "'triton_kernel'}"
+    ),
+    (
+        "[2026-11-23 19:15:30] The current platform does not support Intel AMX, "
+        "will fallback to torch_native backend."
+    ),
+    (
+        "[2026-06-07 11:57:43 TP0] Load weight end. type=GptOssForCausalLM, "
+        "dtype=torch.bfloat16, quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
+    ),
 )
 LINES = lines_of("engine-lines.toml")
 SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
-ON_A_CPU = table(__name__, "ON_A_CPU")
+ON_A_CPU = (
+    (
+        "0.00.002.211 I cmn  common_param: system_info: n_threads = 1 "
+        "(n_threads_batch = 1) / 2 | CPU : SSE3 = 1 | REPACK = 1 | "
+    ),
+    "0.01.238.191 I load_tensors:   CPU_Mapped model buffer size =   204.99 MiB",
+)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +84,37 @@ def test_every_signature_of_the_engine_is_exercised(engine, lines):
     assert unreached(engine, every) == []
 
 
-QUOTED = table(__name__, "QUOTED")
+QUOTED = (
+    "Using 'MARLIN' Mxfp4 MoE backend. Using HND KV cache layout. "
+    "torch.OutOfMemoryError: CUDA out of memory. Unknown vLLM environment "
+    "variable detected: VLLM_FOO NVRM: Xid (PCI:0): 13, pid=1"
+)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(
+            ("(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Received request c-1: prompt: "),
+            id="(APIServer pid=1) INFO 10-05 02:13:33 (logger.py:40)",
+        ),
+        pytest.param(
+            ("(APIServer pid=1) DEBUG 10-05 02:13:33 [logger.py:40] Request c-1 details: prompt: "),
+            id="(APIServer pid=1) DEBUG 10-05 02:13:33 (logger.py:40)",
+        ),
+        pytest.param(
+            (
+                "(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Generated response "
+                "c-1: output: "
+            ),
+            id="(APIServer pid=1) INFO 10-05 02:13:33 (logger.py:40) (2)",
+        ),
+        pytest.param(
+            "[2026-06-07 11:57:02] Receive: obj=GenerateReqInput(text=",
+            id="(2026-06-07 11:57:02) Receive",
+        ),
+    ],
+)
 def test_what_users_write_proves_nothing(before, tmp_path):
     line = f"{before}'{QUOTED}'"
     log = tmp_path / "server.log"
@@ -67,7 +122,23 @@ def test_what_users_write_proves_nothing(before, tmp_path):
     assert read_log(log) == read_lines([line]) == KernelPath()
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("engine", "first", "last"),
+    [
+        pytest.param(
+            "sglang",
+            ("server_args=ServerArgs(attention_backend='triton', moe_runner_backend='triton')"),
+            ("server_args=ServerArgs(attention_backend='flashinfer', moe_runner_backend='auto')"),
+            id="sglang",
+        ),
+        pytest.param(
+            "llama-cpp",
+            "build_info: b1\nllama_context: flash_attn    = enabled",
+            "build_info: b2\nllama_context: flash_attn    = disabled",
+            id="llama-cpp",
+        ),
+    ],
+)
 def test_of_a_server_that_was_restarted_the_last_run_counts(engine, first, last):
     alone = read_lines(last.split("\n"), engine)
     assert read_lines([*first.split("\n"), *last.split("\n")], engine) == alone
@@ -134,8 +205,36 @@ def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first, tmp_path):
 
 POOL = [
     *(line for line, _, _ in (*SGLANG, *LLAMA)),
-    *(f"{CORE}{line}" for line in table(__name__, "OF_THE_CORE")),
-    *table(__name__, "OF_OTHERS"),
+    *(
+        f"{CORE}{line}"
+        for line in (
+            ("[cuda.py:507] Using FLASHINFER attention backend out of potential backends: ['X']."),
+            "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
+            ("[loggers.py:257] Engine 000: Avg prompt throughput: 12.3 tokens/s, Running: 1 reqs"),
+            (
+                "[core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: x, "
+                "device_config=cpu"
+            ),
+        )
+    ),
+    *(
+        ('(APIServer pid=1) INFO:     127.0.0.1:55282 - "POST /v1/completions HTTP/1.1" 200 OK'),
+        "     wrapped, speculative_config=None, kv_cache_dtype=fp8, y",
+        '  File "core.py", line 490 in cutlass_fused_moe',
+        "Traceback (most recent call last):",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "INFO:     Application startup complete.",
+        (
+            "vllm-1  | (EngineCore pid=7) INFO 10-05 02:13:33 [cuda.py:427] Using "
+            "FLASH_ATTN backend."
+        ),
+        (
+            "vllm-2  | (EngineCore pid=7) INFO 10-05 02:13:33 [cuda.py:427] Using "
+            "TRITON_ATTN backend."
+        ),
+        "(APIServer pid=1) ERROR 10-05 02:13:33 [core.py:9] EngineDeadError",
+        "plain words without anything, number 5",
+    ),
 ]
 
 

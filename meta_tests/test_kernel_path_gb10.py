@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table
 from logs import read_lines, stated
 
 from sm121 import cli
@@ -21,8 +20,123 @@ GB10 = DATA / "gb10"
 LOGS = sorted(path.stem for path in GB10.glob("*.log"))
 
 #: What each log shows; nothing else of its path is anything but null or empty.
-SHOWN = table(__name__, "SHOWN")
-EVIDENCE = table(__name__, "EVIDENCE")
+SHOWN = {
+    "unfused_0804_clean": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "attention": "FLASHINFER",
+        "attention_decode": "flashinfer-native",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "cuda_graphs": True,
+        "kv_layout": "HND",
+        "native_fp4": True,
+        "requantised": ["lm_head"],
+        "moe_variant": "unfused",
+        "moe_tiles": "(64, 128)",
+    },
+    "fused_0804_clean": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "attention": "FLASHINFER",
+        "attention_decode": "flashinfer-native",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "cuda_graphs": True,
+        "kv_layout": "HND",
+        "native_fp4": True,
+        "requantised": ["lm_head"],
+        "moe_variant": "fused",
+        "moe_tiles": "(64, 128)",
+    },
+    "eugr_version": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "attention": "FLASHINFER",
+        "attention_decode": "flashinfer-native",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "cuda_graphs": True,
+        "kv_layout": "HND",
+        "native_fp4": True,
+        "requantised": ["lm_head"],
+        "moe_variant": "unfused",
+        "moe_tiles": "(64, 128)",
+    },
+    "unfused_0804_profiled": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "attention": "FLASHINFER",
+        "attention_decode": "flashinfer-native",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "cuda_graphs": True,
+        "kv_layout": "HND",
+        "native_fp4": True,
+        "requantised": ["lm_head"],
+        "failure": "engine_dead",
+    },
+    "crash_tile_128x128": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "attention": "FLASHINFER",
+        "attention_decode": "flashinfer-native",
+        "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        "cuda_graphs": True,
+        "kv_layout": "HND",
+        "native_fp4": True,
+        "requantised": ["lm_head"],
+        "failure": "engine_dead",
+    },
+    "issue5_illegal_address": {
+        "speculative": "none",
+        "kv_cache_dtype": "fp8",
+        "dtype": "bfloat16",
+        "load_format": "fastsafetensors",
+        "quantization": "mxfp4",
+        "context": 131072,
+        "prefix_caching": True,
+        "failure": "illegal_memory_access",
+    },
+    "issue22_unknown_argument": {"failure": "config"},
+    "a start after the log": {
+        "moe_variant": "fused",
+        "moe_tiles": "(64, 128)",
+        "cuda_graphs": True,
+    },
+}
+EVIDENCE = {
+    "attention": "Using AttentionBackendEnum.FLASHINFER backend.",
+    "moe": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+    "native_fp4": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+    "kv_layout": "Using HND KV cache layout for FLASHINFER backend.",
+    "requantised": "[MXFP4] lm_head quantized: torch.Size([201088, 2880]) BF16",
+    "moe_variant": "JIT-compiling 1 unfused MoE module(s) for SM121: [(64, 128)]",
+    "cuda_graphs": "Graph capturing finished in 6 secs",
+    "context": "max_seq_len=131072",
+    "kv_cache_dtype": "kv_cache_dtype=fp8",
+}
 
 PREFIXES: dict[str, str] = tomllib.loads((DATA / "prefixes.toml").read_text("utf-8"))
 #: Around a line, where before it is not enough.
@@ -76,13 +190,49 @@ def test_behind_any_prefix_it_is_the_same_path(name, prefix):
     same_path(name, WRAPS[prefix])
 
 
-@from_data
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[vllm] ",
+        "vllm-7d9c5b8f6-x2x9z vllm ",
+        "2/9/2026, 7:04:49 AM ",
+        pytest.param("    46\t", id="46"),
+        "x ## vllm: ",
+    ],
+)
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
 def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name, prefix):
     same_path(name, lambda line: prefix + line)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(
+            "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B |",
+            id="| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B |",
+        ),
+        "| 12 | 34 |",
+        "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
+        pytest.param(
+            "[3/10] /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o",
+            id="(3/10) /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o",
+        ),
+        "[0/5] step",
+        "[Autotuner]: Autotuning process ends",
+        "[core.py:96]",
+        "CUDA error: out of memory",
+        "NCCL error: unhandled system error",
+        "vllm: error: unrecognized arguments: --x",
+        "    raise ValueError",
+        "1234 tokens | 5 requests",
+        "12:30 is no moment",
+        pytest.param(
+            "the answer was '(APIServer pid=1) INFO 02-09 07:04:49 [x.py:1] x'",
+            id="the answer was '(APIServer pid=1) INFO 02-09 07:04:49",
+        ),
+    ],
+)
 def test_what_is_said_is_not_taken_for_a_prefix(message):
     assert clean(message).text == message
     assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message
@@ -106,7 +256,14 @@ def test_the_end_of_the_run_before_is_not_this_one(count):
     assert stated(path) == SHOWN["unfused_0804_profiled"]
 
 
-NSYS = table(__name__, "NSYS")
+NSYS = (
+    "Generating '/tmp/nsys-report-6fcf.qdstrm'",
+    "[1/8] [========================100%] server.nsys-rep",
+    "[6/8] Executing 'cuda_gpu_kern_sum' stats report",
+    (" 18.2  123456789  4536  168000.0  void marlin_moe_wna16::Marlin<__nv_bfloat16>"),
+    "Using 'MARLIN' Mxfp4 MoE backend.",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+)
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
@@ -144,7 +301,16 @@ def test_a_start_is_followed():
         assert phase in phases
 
 
-ASKED = table(__name__, "ASKED")
+ASKED = {
+    "--attention-backend FLASHINFER": "resolved",
+    "--mxfp4-backend CUTLASS": "resolved",
+    "--mxfp4-layers moe,qkv,o,lm_head": "not_proven",
+    "--kv-cache-dtype fp8": "resolved",
+    "--max-model-len 131072": "resolved",
+    "--enable-prefix-caching true": "resolved",
+    "--load-format fastsafetensors": "resolved",
+    "--quantization mxfp4": "resolved",
+}
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_profiled", "eugr_version", "crash_tile_128x128"])

@@ -7,12 +7,13 @@ import math
 import re
 import tracemalloc
 from collections.abc import Callable
+from operator import add, mod, mul
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table, text_file
 from logs import lines_of
 from servers import executable
+from texts import text_file
 
 from sm121 import cli
 from sm121.core import profile
@@ -35,7 +36,38 @@ from sm121.evidence.profiler import profile_decode
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
 CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
 
-KERNELS = table(__name__, "KERNELS")
+KERNELS = {
+    "MARLIN": (
+        "void marlin_moe_wna16::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8, 8>(int4 const*)"
+    ),
+    "CUTLASS": (
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::ge"
+        "mm::GroupProblemShape<cute::tuple<long, long, long>>, "
+        "cutlass::gemm::collective::CollectiveMma<cutlass::gemm::MainloopSm120ArrayTm"
+        "aWarpSpecializedBlockScaled<2, 2>, cutlass::float_e2m1_t>>>"
+    ),
+    "QUANTISE": (
+        "void tensorrt_llm::kernels::quantize_with_block_size<(tensorrt_llm::BlockSca"
+        "leQuantizationType)2, __nv_bfloat16, 32, true>(int, int, int, int, "
+        "__nv_bfloat16 const*, float const*)"
+    ),
+    "ATTENTION": (
+        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits"
+        "<(flashinfer::MaskMode)1, 16u, 1u, 1u, 4u, 4u>>(flashinfer::PagedParams)"
+    ),
+    "DENSE": (
+        "std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, float>"
+    ),
+    "DENSE_MARLIN": (
+        "void marlin::Marlin<(long)1125899906909960, (long)562949953487106>(int4 const*)"
+    ),
+    "WRITE": "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(int)",
+    "FLASH": (
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdS"
+        "m90<flash::CollectiveMainloopFwdSm90<2>>>>(flash::Params)"
+    ),
+    "BF16": "nvjet_sm121_tst_8x64_64x16_4x1_v_bz_bias_TNN",
+}
 MARLIN, CUTLASS, QUANTISE, ATTENTION, DENSE, DENSE_MARLIN, WRITE, FLASH, BF16 = KERNELS.values()
 GATED = KERNELS["GATED"] = CUTLASS.replace("BlockScaled<2, 2>", "BlockScaledGated<2, 1>")
 
@@ -74,7 +106,14 @@ def shares_of(profiled: KernelProfile) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("name", "part"),
     [(name, part) for part, names in NAMES.items() for name in names]
-    + [*table(__name__, "EXPERTS_OF_LLAMA_CPP")],
+    + [
+        *(
+            ("void mul_mat_vec_q<(ggml_type)39, (int)1, (bool)0, (bool)0>(void const*)", "moe"),
+            ("void mul_mat_q<(ggml_type)39, (int)64, (bool)0>(char const*)", "moe"),
+            ("void mm_ids_helper<(int)4>(int const*)", "moe"),
+            ("void mul_mat_vec_q<(ggml_type)8, (int)1, (bool)0, (bool)0>(void const*)", "dense"),
+        )
+    ],
 )
 def test_kernel_name_has_its_part(name, part):
     assert part_of(name) == part
@@ -134,7 +173,56 @@ def test_trace_is_streamed(tmp_path):
     assert peak < 8 << 20
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("content", "of_whole"),
+    [
+        ("", None),
+        ("{}", None),
+        ("not a trace", None),
+        ('{"traceEvents": []}', "kernels or operators"),
+        ('{"traceEvents": [{"ph": "X"', None),
+        pytest.param(
+            '{"traceEvents": [{"ph": "X"}, 5, "x", null, garbage]}',
+            None,
+            id='{"traceEvents": ({"ph": "X"}, 5, "x", null, garbage)}',
+        ),
+        # events of another form
+        pytest.param(
+            ('{"traceEvents": [{"ph": "X", "name": "k", "cat": "cpu_op", "dur": 1, "ts": "x"}]}'),
+            None,
+            id="text",
+        ),
+        pytest.param(
+            ('{"traceEvents": [{"ph": "X", "name": "k", "cat": "cpu_op", "dur": 1, "ts": null}]}'),
+            None,
+            id="null",
+        ),
+        pytest.param(
+            (
+                '{"traceEvents": [{"ph": "X", "name": "k", "cat": "cpu_op", "dur": 1, '
+                '"ts": 1, "pid": [1]}]}'
+            ),
+            None,
+            id="list",
+        ),
+        pytest.param(
+            mod(
+                '{"traceEvents": [{"ph": "X", "name": "k", "cat": "kernel", "dur": %s}]}',
+                mul("9", 5000),
+            ),
+            None,
+            id="digits",
+        ),
+        pytest.param(
+            mod(
+                '{"traceEvents": [{"ph": "X", "name": "k", "args": %s}]}',
+                add(mul("[", 100000), mul("]", 100000)),
+            ),
+            None,
+            id="depth",
+        ),
+    ],
+)
 def test_what_is_no_trace_is_said(tmp_path, content, of_whole):
     whole, cut, damaged = (tmp_path / name for name in ("t.json", "cut.json.gz", "bad.json.gz"))
     whole.write_text(content)
@@ -204,7 +292,12 @@ def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
 
 CUTLASS_RAN = (CUTLASS, QUANTISE, ATTENTION, DENSE)
 #: A kernel of each attention backend, and those that several use.
-OF_ATTENTION = table(__name__, "OF_ATTENTION")
+OF_ATTENTION = {
+    "FLASHINFER": ("ATTENTION", "kernel_mha", "fmhaSm100fKernel_QkvBfloat16OBfloat16H64PagedKv"),
+    "TRITON_ATTN": ("kernel_unified_attention", "kernel_unified_attention_3d"),
+    "FLASH_ATTN": ("FLASH", "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>()"),
+    "triton": ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"),
+}
 SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_kernel")
 
 
@@ -215,12 +308,121 @@ def judged(path: KernelPath, run: KernelProfile, required=GB10, layers: int | No
     )
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("moe", "names"),
+    [
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("CUTLASS", "QUANTISE", "ATTENTION", "DENSE"),
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, CUTLASS QUANTISE",
+        ),
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("CUTLASS", "QUANTISE", "ATTENTION", "DENSE", "DENSE_MARLIN"),
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, CUTLASS QUANTISE (2)",
+        ),
+        pytest.param(
+            "MARLIN", ("MARLIN", "ATTENTION", "DENSE"), id="MARLIN, MARLIN ATTENTION DENSE"
+        ),
+        pytest.param(
+            "BATCHED_MARLIN",
+            ("MARLIN", "ATTENTION", "DENSE"),
+            id="BATCHED_MARLIN, MARLIN ATTENTION DENSE",
+        ),
+        pytest.param(
+            "TRITON",
+            ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", "ATTENTION", "DENSE"),
+            id="TRITON, _matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1",
+        ),
+    ],
+)
 def test_kernels_of_the_path_pass(moe, names):
     assert judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names)) == ([], [])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("moe", "names", "expected"),
+    [
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("MARLIN", "ATTENTION", "DENSE"),
+            "a kernel of moe_marlin ran: void marlin",
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, MARLIN ATTENTION DENSE",
+        ),
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("MARLIN", "ATTENTION", "DENSE"),
+            "must see a kernel .*Sm120Array",
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, MARLIN ATTENTION DENSE (2)",
+        ),
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("CUTLASS", "QUANTISE", "ATTENTION", "DENSE", "MARLIN"),
+            "a kernel of moe_marlin ran",
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, CUTLASS QUANTISE",
+        ),
+        pytest.param(
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("CUTLASS", "ATTENTION", "DENSE"),
+            "must see .*quantize",
+            id="FLASHINFER_CUTLASS_MXFP4_MXFP8, CUTLASS ATTENTION",
+        ),
+        pytest.param(
+            "MARLIN",
+            ("CUTLASS", "QUANTISE", "ATTENTION", "DENSE"),
+            "MARLIN, a kernel of moe_cutlass_sm120 ran",
+            id="MARLIN, CUTLASS QUANTISE ATTENTION DENSE, MARLIN, a",
+        ),
+        pytest.param(
+            "MARLIN",
+            ("CUTLASS", "QUANTISE", "ATTENTION", "DENSE"),
+            "MARLIN, no kernel of it ran",
+            id="MARLIN, CUTLASS QUANTISE ATTENTION DENSE, MARLIN, no",
+        ),
+        pytest.param(
+            "MARLIN",
+            ("MARLIN", "ATTENTION", "DENSE", "fused_moe_kernel"),
+            "a kernel of moe_triton_fused ran",
+            id="MARLIN, MARLIN ATTENTION DENSE fused_moe_kernel, a",
+        ),
+        pytest.param(
+            "TRITON",
+            ("MARLIN", "ATTENTION", "DENSE"),
+            "must see a kernel '_matmul_ogs_",
+            id="TRITON, MARLIN ATTENTION DENSE, must see a kernel",
+        ),
+        pytest.param(
+            "TRITON",
+            ("fused_moe_kernel", "ATTENTION"),
+            "must see a kernel '_matmul_ogs_",
+            id="TRITON, fused_moe_kernel ATTENTION, must see a kernel",
+        ),
+        pytest.param(
+            "MARLIN",
+            ("MARLIN", "DENSE"),
+            "must have kernels of attention",
+            id="MARLIN, MARLIN DENSE, must have kernels of attention",
+        ),
+        pytest.param(
+            "MARLIN",
+            ("ATTENTION", "DENSE"),
+            "must have kernels of moe",
+            id="MARLIN, ATTENTION DENSE, must have kernels of moe",
+        ),
+        pytest.param(
+            "EMULATION",
+            ("DENSE", "ATTENTION"),
+            "no kernel of the moe backend EMULATION is known",
+            id="EMULATION, DENSE ATTENTION, no kernel of the moe",
+        ),
+        pytest.param(
+            None,
+            ("MARLIN", "ATTENTION", "DENSE"),
+            "no evidence shows the moe backend",
+            id="MARLIN ATTENTION DENSE, no evidence shows the moe",
+        ),
+    ],
+)
 def test_kernels_of_another_path_fail(moe, names, expected):
     wrong, untold = judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names))
     assert any(re.search(expected, line) for line in wrong), wrong
@@ -318,7 +520,21 @@ def as_printed(file: Path, prefix: str = "") -> str:
     )  # fmt: skip
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        pytest.param(
+            "unfused",
+            {"moe": 0.71, "dense": 0.166, "attention": 0.074, "quantise": 0.005},
+            id="unfused, moe 0.71 dense 0.166 attention 0.074 quantise",
+        ),
+        pytest.param(
+            "fused",
+            {"moe": 0.909, "dense": 0.053, "attention": 0.023, "quantise": 0.002},
+            id="fused, moe 0.909 dense 0.053 attention 0.023 quantise",
+        ),
+    ],
+)
 def test_real_tables_have_their_shares(name, shares):
     profiled = real(name)
     for part, share in shares.items():
@@ -381,7 +597,44 @@ def decoded(marlin: dict[str, int], steps: int | None = 16, layers: int = 36) ->
 ALL = ["qkv", "o", "lm_head"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("calls", "proven"),
+    [
+        pytest.param(
+            {"DENSE_MARLIN": 73}, ("qkv", "o", "lm_head"), id="DENSE_MARLIN 73, qkv o lm_head"
+        ),
+        pytest.param(
+            {
+                "DENSE_MARLIN": 37,
+                (
+                    "void marlin::Marlin<(long)1125899906909960, (long)562949953487106>(int4 "
+                    "const*)2"
+                ): 36,
+            },
+            ("qkv", "o", "lm_head"),
+            id="DENSE_MARLIN 37 void",
+        ),
+        pytest.param(
+            {"DENSE_MARLIN": 72, "BF16": 1}, ("qkv", "o"), id="DENSE_MARLIN 72 BF16 1, qkv o"
+        ),
+        pytest.param(
+            {"DENSE_MARLIN": 1, "BF16": 72}, ("lm_head",), id="DENSE_MARLIN 1 BF16 72, lm_head"
+        ),
+        pytest.param({"BF16": 73}, (), id="BF16 73"),
+        pytest.param({"DENSE_MARLIN": 36, "BF16": 37}, None, id="DENSE_MARLIN 36 BF16 37"),
+        pytest.param({"DENSE_MARLIN": 37, "BF16": 36}, None, id="DENSE_MARLIN 37 BF16 36"),
+        pytest.param({"DENSE_MARLIN": 71}, None, id="DENSE_MARLIN 71"),
+        pytest.param(
+            {"void cutlass_scaled_mm_fp8<...>": 73}, None, id="void cutlass_scaled_mm_fp8<...> 73"
+        ),
+        pytest.param(
+            {"BF16": 36, "void cutlass_scaled_mm_fp8<...>": 37},
+            None,
+            id="BF16 36 void cutlass_scaled_mm_fp8<...> 37",
+        ),
+        pytest.param({}, None, id="nothing"),
+    ],
+)
 def test_calls_a_token_prove_the_layers(calls, proven):
     proven = None if proven is None else [*proven]
     assert requantised(decoded(calls), 36) == proven
@@ -408,7 +661,18 @@ def test_real_tables_prove_the_layers(name):
     assert wrong.also == {"requantised": ["router"]}
 
 
-@from_data
+# A kernel of each attention backend; those above by their name there.
+@pytest.mark.parametrize(
+    ("dropped", "proven"),
+    [
+        # prefill's rows alone
+        pytest.param((2298, 2232), None, id="2298 2232"),
+        # qkv or o: nobody knows which
+        pytest.param((2232,), None, id="2232"),
+        # Names as a GPU showed them.
+        pytest.param((), ("qkv", "o", "lm_head"), id="qkv o lm_head"),
+    ],
+)
 def test_real_table_with_fewer_layers_quantised(dropped, proven):
     fused = real("fused")
     rows = [k for k in fused.kernels if not ("marlin::" in k.name and k.calls in dropped)]
@@ -441,7 +705,36 @@ def test_variant_is_named_by_whole_names_and_helpers():
 MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfused",)})
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("calls", "wrong", "untold"),
+    [
+        pytest.param({"DENSE_MARLIN": 73}, "", "", id="DENSE_MARLIN 73"),
+        pytest.param(
+            {"DENSE_MARLIN": 72, "BF16": 1},
+            "requantised: required qkv, o, lm_head, seen .*1152 calls",
+            "",
+            id="DENSE_MARLIN 72 BF16 1, requantised: required qkv, o",
+        ),
+        pytest.param(
+            {"BF16": 73},
+            "requantised: .*0 calls of dense Marlin in 16 passes.*no layer",
+            "",
+            id="BF16 73, requantised: .*0 calls of dense Marlin in 16",
+        ),
+        pytest.param(
+            {"DENSE_MARLIN": 36, "BF16": 37},
+            "",
+            "requantised: .*do not tell",
+            id="DENSE_MARLIN 36 BF16 37, requantised: .*do not tell",
+        ),
+        pytest.param(
+            {"DENSE_MARLIN": 73, "GATED": 36},
+            "moe_variant: required unfused, seen .*BlockScaledGated",
+            "",
+            id="DENSE_MARLIN 73 GATED 36, moe_variant: required",
+        ),
+    ],
+)
 def test_configuration_is_held_to_layers_and_variant(calls, wrong, untold):
     judgement = judged(REAL, decoded(calls), MXFP4, 36)
     for lines, expected in zip(judgement, (wrong, untold), strict=True):

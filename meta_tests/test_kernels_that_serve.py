@@ -3,7 +3,6 @@
 import itertools
 
 import pytest
-from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -88,7 +87,67 @@ def test_the_provider_follows_what_a_gb10_logs(of_log):
     assert effort["route"] == "vllm"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arch", "engine", "path", "operation", "reason"),
+    [
+        pytest.param(
+            "sm121",
+            "vllm",
+            {"moe": "A_NEW_ONE"},
+            "fused_moe",
+            "with moe A_NEW_ONE",
+            id="sm121, vllm, moe A_NEW_ONE, fused_moe, with moe",
+        ),
+        pytest.param(
+            "sm121",
+            "vllm",
+            {"attention": "FLEX"},
+            "decode_attention",
+            "with attention FLEX",
+            id="sm121, vllm, attention FLEX, decode_attention, with",
+        ),
+        pytest.param(
+            "sm121",
+            "vllm",
+            {},
+            "fused_moe",
+            "nothing shows which moe serves",
+            id="sm121, vllm, fused_moe, nothing shows which moe serves",
+        ),
+        pytest.param(
+            "sm121",
+            "vllm",
+            {"attention": "FLASH_ATTN"},
+            "prefill_attention",
+            "FLASH_ATTN beside Hopper",
+            id="sm121, vllm, attention FLASH_ATTN, prefill_attention",
+        ),
+        pytest.param(
+            "sm121",
+            "vllm",
+            {"moe": "BATCHED_MARLIN"},
+            "fused_moe",
+            "batched",
+            id="sm121, vllm, moe BATCHED_MARLIN, fused_moe, batched",
+        ),
+        pytest.param(
+            "cpu",
+            "llama-cpp",
+            {"moe": "CPU"},
+            "fused_moe",
+            "of llama-cpp on cpu with moe CPU",
+            id="cpu, llama-cpp, moe CPU, fused_moe, of llama-cpp on cpu",
+        ),
+        pytest.param(
+            "cpu",
+            "vllm",
+            {"moe": "CPU", "dtype": "float16"},
+            "fused_moe",
+            "with moe CPU",
+            id="cpu, vllm, moe CPU dtype float16, fused_moe, with moe",
+        ),
+    ],
+)
 def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, reason):
     (choice,) = serving.choices(engine, arch, KernelPath(**path), operation)
     assert choice.provider is None and choice.nothing is None
@@ -108,14 +167,55 @@ def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
     assert kernels.judged is None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("dtype", "provider"),
+    [
+        ("float32", "vllm-cpu-float32"),
+        ("bfloat16", "vllm-cpu"),
+    ],
+)
 def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
     """Before, PyTorch was judged."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
     assert providers(path, "cpu") == dict.fromkeys(NEEDED, provider)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        pytest.param(
+            GB10,
+            (),
+            {"moe": "MARLIN", "attention": "FLASHINFER"},
+            id="GB10, moe MARLIN attention FLASHINFER",
+        ),
+        pytest.param(
+            GB10,
+            ("--moe-backend", "triton"),
+            {"moe": "TRITON"},
+            id="GB10, --moe-backend triton, moe TRITON",
+        ),
+        pytest.param(
+            "sm90-tiny-gpt-oss",
+            ("--moe-backend", "triton"),
+            {"moe": "TRITON"},
+            id="sm90-tiny-gpt-oss, --moe-backend triton, moe TRITON",
+        ),
+        pytest.param(
+            "sm90-tiny-gpt-oss",
+            OF_THE_EFFORT,
+            {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "attention": "FLASH_ATTN"},
+            id="sm90-tiny-gpt-oss, OF_THE_EFFORT, moe",
+        ),
+        pytest.param(
+            "cpu-tiny-gpt-oss",
+            ("--dtype", "float32"),
+            {"moe": "CPU", "attention": "CPU_ATTN", "dtype": "float32"},
+            id="cpu-tiny-gpt-oss, --dtype float32, moe CPU attention",
+        ),
+        pytest.param("cpu-tiny-gpt-oss", (), {"dtype": None}, id="cpu-tiny-gpt-oss, dtype None"),
+    ],
+)
 def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
     loaded = profile.load(name).judging()
     configuration = ServerConfiguration(
@@ -151,7 +251,27 @@ def test_what_served_is_judged_by_its_own_provider_alone(of_log):
     assert "judged was vllm, which does not serve" in kernel.why
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [
+        pytest.param((), "none of its tests was selected", id="none of its tests was selected"),
+        pytest.param(
+            (judging("fused_moe", "vllm", "NOT_RUN", message="none there"),),
+            "none there",
+            id="judging fused_moe vllm NOT_RUN message none there, none",
+        ),
+        pytest.param(
+            (judging("fused_moe", "vllm", "INVALID"),),
+            "none of its tests decided",
+            id="judging fused_moe vllm INVALID, none of its tests",
+        ),
+        pytest.param(
+            (judging("route", "vllm"),),
+            "none of its tests was selected",
+            id="judging route vllm, none of its tests was selected",
+        ),
+    ],
+)
 def test_why_a_kernel_was_not_judged(of_log, tests, why):
     (kernel,) = of(run(of_log(TRITON_ATTN, MARLIN), *tests), "fused_moe")
     assert (kernel.judged, kernel.why) == (False, why)

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from data_rows import from_data
 from two_ranks import TwoRanks
 
 from sm121.core import profile
@@ -135,7 +134,14 @@ def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     assert "out of memory" in text and kind == "oom", text
 
 
-@from_data
+@pytest.mark.parametrize(
+    "others",
+    [
+        "0.7.2/121a/cached_ops/moe",
+        pytest.param("0.6.16/90a/cached_ops/fa2", marks=pytest.mark.slow),
+        pytest.param("0.7.2/120f/cached_ops/gemm", marks=pytest.mark.slow),
+    ],
+)
 def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache, others):
     """What another process compiles into the same cache meanwhile is no progress of this one."""
     folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer" / others

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121 import cli
 from sm121.core import data_file, profile, verdict, waiting
@@ -223,7 +223,31 @@ def test_the_outlook_is_printed(capsys):
 # --------------------------------------------------------------------------------- before any start
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        pytest.param(
+            ("--matrix", "0"),
+            "--matrix 0: expected 1, 2",
+            id="--matrix 0, --matrix 0: expected 1, 2",
+        ),
+        pytest.param(
+            ("--matrix", "9"),
+            "--matrix 9: expected at most 5",
+            id="--matrix 9, --matrix 9: expected at most 5",
+        ),
+        pytest.param(
+            ("--matrix-axes", "nowhere.toml"),
+            "expected a file or one of cpu",
+            id="--matrix-axes nowhere.toml, expected a file or one of",
+        ),
+        pytest.param(
+            ("--engine-arg=--colour",),
+            "refuses it: unrecognized arguments: --colour",
+            id="--engine-arg=--colour, refuses it: unrecognized",
+        ),
+    ],
+)
 def test_bad_input_is_named_before_the_first_start(run_matrix, tmp_path, arguments, why):
     status, run, _ = run_matrix(*arguments)
     assert status == 4 and why in run.output, run.output

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 _HEAD = text_file("one-axis.toml")
 
@@ -99,7 +99,62 @@ def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_pat
 
 
 @pytest.mark.slow(why="a run for each fault")
-@from_data
+@pytest.mark.parametrize(
+    ("fault", "outcome", "values"),
+    [
+        pytest.param(
+            "fallback:flashinfer_cutlass",
+            "FALLBACK",
+            ("moe=cutlass",),
+            id="fallback:flashinfer_cutlass, FALLBACK, moe=cutlass",
+        ),
+        pytest.param(
+            "fallback:flashinfer_cutlass+ngram",
+            "FALLBACK",
+            ("moe=cutlass", "spec=ngram"),
+            id="fallback:flashinfer_cutlass+ngram, FALLBACK",
+        ),
+        pytest.param(
+            "crash:triton+ngram",
+            "CRASH",
+            ("moe=triton", "spec=ngram"),
+            id="crash:triton+ngram, CRASH, moe=triton spec=ngram",
+        ),
+        pytest.param(
+            "refuse:triton+mapped",
+            "FAIL",
+            ("moe=triton", "load=mapped"),
+            id="refuse:triton+mapped, FAIL, moe=triton load=mapped",
+        ),
+        pytest.param(
+            "die:ngram+enforce-eager",
+            "CRASH",
+            ("graphs=eager", "spec=ngram"),
+            id="die:ngram+enforce-eager, CRASH, graphs=eager spec=ngram",
+        ),
+        pytest.param(
+            "corrupt:half", "FAIL", ("window=half",), id="corrupt:half, FAIL, window=half"
+        ),
+        pytest.param(
+            "corrupt-together:flashinfer_cutlass+half",
+            "FAIL",
+            ("moe=cutlass", "window=half"),
+            id="corrupt-together:flashinfer_cutlass+half, FAIL",
+        ),
+        pytest.param(
+            "slow:enforce-eager",
+            "SLOWER",
+            ("graphs=eager",),
+            id="slow:enforce-eager, SLOWER, graphs=eager",
+        ),
+        pytest.param(
+            "slow:flashinfer_cutlass+mapped",
+            "SLOWER",
+            ("moe=cutlass", "load=mapped"),
+            id="slow:flashinfer_cutlass+mapped, SLOWER, moe=cutlass",
+        ),
+    ],
+)
 def test_each_fault_alone(run_matrix, fault, outcome, values):
     status, run, matrix = run_matrix("--matrix", "2", faults=fault)
     assert status == 1, run.output

@@ -4,7 +4,6 @@ import itertools
 import random
 
 import pytest
-from data_rows import from_data
 from test_matrix import SPACES, array_of
 
 from sm121.matrix import axes, covering, feature_matrix, isolation, plan
@@ -128,7 +127,18 @@ def again_as(*outcomes, **changed):
 
 
 @pytest.mark.parametrize("changed", [{"graphs": "compiled"}, {"graphs": "compiled", "seqs": "1"}])
-@from_data
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        pytest.param(PASS, "once, and not again", id="PASS, once, and not again"),
+        pytest.param(
+            CellOutcome.NOT_RUN,
+            "started again, it came to NOT_RUN",
+            id="CellOutcome.NOT_RUN, started again, it came to NOT_RUN",
+        ),
+        (None, "not isolated"),
+    ],
+)
 def test_a_failure_that_does_not_come_again_is_no_set(outcome, says, changed):
     one = again_as(outcome, **changed)
     assert not one.confirmed and says in str(one)
@@ -140,7 +150,26 @@ def test_a_second_start_that_fails_otherwise_may_be_the_last():
     assert not one.confirmed and one.choice == (("graphs", "compiled"),)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("of_part", "of_pair", "sets"),
+    [
+        pytest.param(
+            INVALID,
+            SLOWER,
+            ("spec=ngram + load=eager: SLOWER; load=eager alone: INVALID (planted)",),
+            id="INVALID, SLOWER, spec=ngram + load=eager: SLOWER",
+        ),
+        pytest.param(
+            FAIL,
+            CRASH,
+            (
+                "load=eager: FAIL (planted)",
+                "spec=ngram + load=eager: CRASH; load=eager alone: FAIL (planted)",
+            ),
+            id="FAIL, CRASH, load=eager: FAIL (planted) spec=ngram +",
+        ),
+    ],
+)
 def test_a_part_that_ends_otherwise_is_named(of_part, of_pair, sets):
     """INVALID alone is no sign that it passes alone; neither is another failure."""
     pair = {"spec": "ngram", "load": "eager"}

@@ -4,7 +4,7 @@ these need a machine that is not busy with something else."""
 from statistics import median
 
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121.session.settings import _counts
 
@@ -51,7 +51,17 @@ def _quick(run_pytest, timed_server, *server, options=()):
     return judge(run_pytest, server, "-m", "sm121", "--plan", "quick", "-k", "_rate[", *options)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("rate", "traps", "verdict"),
+    [
+        pytest.param(
+            47, ("--trap", "three-content-free"), "FAIL", id="47, --trap three-content-free, FAIL"
+        ),
+        pytest.param(51.3, (), "FAIL", id="51.3, FAIL", marks=pytest.mark.slow),
+        pytest.param(53.5, (), "PASS", id="53.5, PASS", marks=pytest.mark.slow),
+        pytest.param(59.4, (), "PASS", id="59.4, PASS", marks=pytest.mark.slow),
+    ],
+)
 def test_52_tokens_a_second_are_asked_of_every_server(
     timed_server, run_pytest, rate, traps, verdict
 ):

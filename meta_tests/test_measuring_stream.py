@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 import servers
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
@@ -156,13 +156,108 @@ def reasons(check, *arguments, **more) -> list[str]:
     return [item.reason for item in findings.invalid]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        pytest.param(of_ids(8), None, id="of_ids 8"),
+        pytest.param(of_ids(6, asked=8), "short_answer", id="of_ids 6 asked 8, short_answer"),
+        pytest.param(
+            of_ids(9, asked=8), "token_accounting", id="of_ids 9 asked 8, token_accounting"
+        ),
+        pytest.param(
+            answer(event(ids=[1]), event(ids=[2], counted=3)),
+            "token_accounting",
+            id="answer event ids 1 event ids 2 counted 3",
+        ),
+        pytest.param(
+            answer(event(), event("", counted=8)),
+            "chunk_clock",
+            id="answer event event counted 8, chunk_clock",
+        ),
+        pytest.param(answer(event(""), event("")), "no_tokens", id="answer event event, no_tokens"),
+    ],
+)
 def test_account_of_tokens(made, reason):
     clock = timing.clock_of([made])
     assert reasons(validity.check_answers, [made], clock) == [reason] * bool(reason)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("delta", "prompt", "reason"),
+    [
+        pytest.param(
+            {"generated": 8, "prompted": 4, "cache_hits": 0, "preemptions": 0},
+            None,
+            None,
+            id="generated 8 prompted 4 cache_hits 0 preemptions 0",
+        ),
+        pytest.param({"generated": 9}, None, "other_clients", id="generated 9, other_clients"),
+        pytest.param({"generated": 7}, None, "token_counters", id="generated 7, token_counters"),
+        pytest.param(
+            {"generated": 8, "prompted": 40},
+            None,
+            "other_clients",
+            id="generated 8 prompted 40, other_clients",
+        ),
+        pytest.param(
+            {"generated": 8, "running": 1},
+            None,
+            "other_clients",
+            id="generated 8 running 1, other_clients",
+        ),
+        # of SGLang's pages of one token
+        pytest.param(
+            {"generated": 8, "prompted": 4, "cache_hits": 1},
+            None,
+            None,
+            id="generated 8 prompted 4 cache_hits 1",
+        ),
+        pytest.param(
+            {"generated": 8, "prompted": 2048, "cache_hits": 10},
+            2048,
+            None,
+            id="generated 8 prompted 2048 cache_hits 10, 2048",
+        ),
+        pytest.param(
+            {"generated": 8, "prompted": 32768, "cache_hits": 163},
+            32768,
+            None,
+            id="generated 8 prompted 32768 cache_hits 163, 32768",
+        ),
+        # of a cache that has them: a page of 16, a tenth, all but one token
+        pytest.param(
+            {"generated": 8, "prompted": 2048, "cache_hits": 16},
+            2048,
+            "prefix_cache_hit",
+            id="generated 8 prompted 2048 cache_hits 16, 2048",
+        ),
+        pytest.param(
+            {"generated": 8, "prompted": 2048, "cache_hits": 205},
+            2048,
+            "prefix_cache_hit",
+            id="generated 8 prompted 2048 cache_hits 205, 2048",
+        ),
+        pytest.param(
+            {"generated": 8, "prompted": 32768, "cache_hits": 32767},
+            32768,
+            "prefix_cache_hit",
+            id="generated 8 prompted 32768 cache_hits 32767, 32768",
+        ),
+        pytest.param(
+            {"generated": 8, "cache_hits": 2},
+            None,
+            "prefix_cache_hit",
+            id="generated 8 cache_hits 2, prefix_cache_hit",
+        ),
+        pytest.param(
+            {"generated": 8, "preemptions": 1},
+            None,
+            "preemption",
+            id="generated 8 preemptions 1, preemption",
+        ),
+        (None, None, None),
+    ],
+)
 def test_counters(delta, prompt, reason):
     """Of one answer after a prompt of 4 tokens, or of so many."""
     findings = Findings()
@@ -181,7 +276,15 @@ def test_no_two_timed_prompts_begin_alike():
     assert max(ends) < 94, "behind half of a character, vLLM's answer begins with the prompt's text"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [
+        (0.07, None),
+        (0.0675, None),
+        (0.09, "server_clock"),
+        (0.05, None),
+    ],
+)
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
     """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
     arguments = ({"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02)

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import servers
-from data_rows import from_data
 
 from sm121.core.verdict import Verdict
 from sm121.engines import memory, process_tree
@@ -35,7 +34,117 @@ def at(
     return Memory(available * GIB, size(taken), shared * GIB, device)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("before", "after", "missing", "unproven"),
+    [
+        # Without a GPU: what processes of the machine hold is theirs, in whichever container.
+        pytest.param(
+            {"gpu": False},
+            {"available": 95, "taken": 15, "gpu": False},
+            0,
+            False,
+            id="gpu False, available 95 taken 15 gpu False, 0, not",
+        ),
+        pytest.param(
+            {"gpu": False},
+            {"available": 95, "gpu": False},
+            5,
+            False,
+            id="gpu False, available 95 gpu False, 5, not unproven",
+        ),
+        # A file in memory, or locked pages: whose they are is not known.
+        pytest.param(
+            {"gpu": False},
+            {"available": 83, "shared": 17, "gpu": False},
+            0,
+            True,
+            id="gpu False, available 83 shared 17 gpu False, 0, unproven",
+        ),
+        pytest.param(
+            {"gpu": False},
+            {"available": 63, "shared": 17, "gpu": False},
+            20,
+            False,
+            id="gpu False, available 63 shared 17 gpu False, 20, not",
+        ),
+        pytest.param(
+            {"taken": "unknown", "gpu": False},
+            {"available": 95, "taken": "unknown", "gpu": False},
+            0,
+            True,
+            id="taken unknown gpu False, available 95 taken unknown gpu",
+        ),
+        # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
+        pytest.param(
+            {"used": 4, "held": 3},
+            {"used": 6, "held": 5},
+            0,
+            False,
+            id="used 4 held 3, used 6 held 5, 0, not unproven",
+        ),
+        pytest.param(
+            {"used": 4, "held": 3},
+            {"used": 6, "held": 3},
+            2,
+            False,
+            id="used 4 held 3, used 6 held 3, 2, not unproven",
+        ),
+        # In a container the others are not seen.
+        pytest.param({"used": 4}, {"used": 6}, 0, True, id="used 4, used 6, 0, unproven"),
+        pytest.param({"used": 4}, {"used": 4}, 0, False, id="used 4, used 4, 0, not unproven"),
+        pytest.param(
+            {"used": 4},
+            {"used": 4, "available": 90},
+            10,
+            False,
+            id="used 4, used 4 available 90, 10, not unproven",
+        ),
+        pytest.param(
+            {"used": 4},
+            {"used": 4, "available": 90, "taken": 20},
+            0,
+            False,
+            id="used 4, used 4 available 90 taken 20, 0, not unproven",
+        ),
+        # Unified memory (GB10): what others hold on the device is no process's of the system.
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 13},
+            0,
+            False,
+            id="held 3, available 90 held 13, 0, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3},
+            10,
+            False,
+            id="held 3, available 90 held 3, 10, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3, "taken": 20},
+            0,
+            False,
+            id="held 3, available 90 held 3 taken 20, 0, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3, "shared": 10},
+            0,
+            True,
+            id="held 3, available 90 held 3 shared 10, 0, unproven",
+        ),
+        pytest.param({}, {"available": 90}, 0, True, id="available 90, 0, unproven"),
+        pytest.param(
+            {},
+            {"available": 90, "taken": 20},
+            0,
+            False,
+            id="available 90 taken 20, 0, not unproven",
+        ),
+    ],
+)
 def test_memory_that_others_hold_is_not_missing(before, after, missing, unproven):
     returned = at(**before).returned(at(**after))
     assert returned.missing_bytes == missing * GIB
@@ -84,7 +193,35 @@ def nvml(used: int | None, compute: dict[int | str, int | None], gpus: int = 1) 
     )  # fmt: skip
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("driver", "namespace", "found"),
+    [
+        pytest.param(
+            nvml(100, {"7": 5, "8": 6}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(100, 11),
+            id="nvml 100 7 5 8 6, memory._OF_THE_MACHINE, DeviceUse 100",
+        ),
+        pytest.param(
+            nvml(None, {"7": 5, "8": 6}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(None, 11),
+            id="nvml None 7 5 8 6, memory._OF_THE_MACHINE, DeviceUse",
+        ),
+        pytest.param(
+            nvml(100, {"8": None}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(100, None),
+            id="nvml 100 8 None, memory._OF_THE_MACHINE, DeviceUse 100",
+        ),
+        pytest.param(
+            nvml(100, {}),
+            "pid:[4026532000]",
+            DeviceUse(100, None),
+            id="nvml 100, pid:(4026532000), DeviceUse 100 None",
+        ),
+    ],
+)
 def test_what_processes_hold_is_known_only_where_all_are_seen(
     monkeypatch, driver, namespace, found
 ):
@@ -93,7 +230,36 @@ def test_what_processes_hold_is_known_only_where_all_are_seen(
     assert memory._device_use() == found
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("driver", "held", "source"),
+    [
+        pytest.param(
+            nvml(100, {"7": 5, "8": 6}),
+            11,
+            "NVML, by process",
+            id="nvml 100 7 5 8 6, 11, NVML, by process",
+        ),
+        # 7 draws
+        pytest.param(
+            nvml(100, {"8": 6}), 11, "NVML, by process", id="nvml 100 8 6, 11, NVML, by process"
+        ),
+        pytest.param(
+            nvml(None, {"7": 5, "9": 50}),
+            5,
+            "NVML, by process",
+            id="nvml None 7 5 9 50, 5, NVML, by process",
+        ),
+        pytest.param(
+            nvml(100, {"7": 5, "8": None}),
+            100,
+            "whole GPU",
+            id="nvml 100 7 5 8 None, 100, whole GPU",
+        ),
+        pytest.param(
+            nvml(None, {"7": None}), None, "MemAvailable", id="nvml None 7 None, MemAvailable"
+        ),
+    ],
+)
 def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     if held in (100, None):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
@@ -102,7 +268,30 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     assert tree.used({7, 8}) == held and source in tree.source
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("before", "after", "device", "total", "source"),
+    [
+        # 7 draws 5
+        pytest.param(nvml(100, {}), nvml(170, {"8": 66}), 71, 81, "NVML by process", id="a GPU"),
+        pytest.param(nvml(None, {}), nvml(None, {"8": 66}), 71, 81, "NVML by process", id="GB10"),
+        pytest.param(
+            nvml(100, {}),
+            nvml(170, {"8": None}),
+            70,
+            80,
+            "beyond what was before the server",
+            id="a container",
+        ),
+        pytest.param(
+            nvml(None, {}),
+            nvml(None, {"8": None}),
+            None,
+            40,
+            "the GPU's is the system's",
+            id="GB10 without processes",
+        ),
+    ],
+)
 def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
     """Of a model of 66 GiB on the device, the host holds 6."""
     available = [50, 10]
@@ -138,7 +327,13 @@ def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch)
     assert 0.0 < alone.value < 4.0, "what is not there is no metric"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("driver", "gpu", "total", "source"),
+    [
+        pytest.param(nvml(100, {"8": 66}), False, 10, "", id="no GPU"),
+        pytest.param(nvml(100, {}, gpus=0), True, None, "not known", id="a silent driver"),
+    ],
+)
 def test_what_the_driver_cannot_tell_is_not_known(monkeypatch, driver, gpu, total, source):
     """Without a GPU, the resident memory is all."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
@@ -175,7 +370,13 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     assert "100.0 GiB" in test.message and run.ledger.complete
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("identity", "gated"),
+    [
+        ("tests/test_smoke.py::test_health", True),
+        ("end of the run::server-marlin", False),
+    ],
+)
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, excused=False)
     session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
@@ -217,7 +418,21 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
-@from_data
+# GiB that are missing after each stop; what the servers took.
+@pytest.mark.parametrize(
+    ("losses", "took", "verdict", "remarks"),
+    [
+        pytest.param((2, 0, 2, 0), None, None, 2, id="2 0 2 0, 2"),
+        pytest.param((0, 0), None, None, 0, id="0 0, 0"),
+        # the canary's server
+        pytest.param((2,), 16, None, 1, id="2, 16, 1"),
+        # little at each stop, or much at one
+        pytest.param((2, 2), None, "INCONCLUSIVE", None, id="2 2, INCONCLUSIVE"),
+        pytest.param((0, 2, 2, 2), None, "INCONCLUSIVE", None, id="0 2 2 2, INCONCLUSIVE"),
+        pytest.param((5,), None, "INCONCLUSIVE", None, id="5, INCONCLUSIVE"),
+        pytest.param((0, 80), None, "INCONCLUSIVE", None, id="0 80, INCONCLUSIVE"),
+    ],
+)
 def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
     unified, losses, took, verdict, remarks
 ):
@@ -242,7 +457,15 @@ def test_where_all_processes_are_seen_a_leak_is_proven():
     assert stopped_with(2, seen=True) == (["FAIL"], [])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("level", "following", "ended"),
+    [
+        ("kernel", "kernel", 0),
+        ("kernel", "correctness", 1),
+        ("kernel", None, 1),
+        ("smoke", None, 0),
+    ],
+)
 def test_the_kernel_level_gives_device_memory_back(level, following, ended):
     process = Mock()
     config = SimpleNamespace(stash={kernels.CHILDREN: [process]})

@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
@@ -30,7 +29,17 @@ from sm121.run.verdict_file import (
 )
 
 PLANNED = ("one", "two")
-BOXES = {name: BoxReport(**row) for name, row in table(__name__, "BOXES").items()}
+BOXES = {
+    name: BoxReport(**row)
+    for name, row in {
+        "unseen": {},
+        "fit": {"state": "QUALIFIED", "reason": "200 GB/s"},
+        "untold": {"state": "UNKNOWN", "reason": "the server is attached at another machine"},
+        "bad": {"state": "DEGRADED", "reason": "others work here"},
+        "later": {"state": "A STATE OF A LATER VERSION", "reason": ""},
+        "no device": {"state": "UNKNOWN", "reason": "the box was not measured"},
+    }.items()
+}
 BOXES["no device"].before = Reading(
     device=None, memory_available_gib=1.0, other_load=0.0, seconds=1.0
 )
@@ -53,7 +62,23 @@ def of_shards(*parts: VerdictFile) -> VerdictFile:
     return merge.merge_shards({f"shards/{n}": file for n, file in enumerate(parts, 1)})
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("boxes", "state"),
+    [
+        pytest.param(("unseen", "unseen"), "UNKNOWN", id="unseen unseen, UNKNOWN"),
+        pytest.param(("unseen", "fit"), "QUALIFIED", id="unseen fit, QUALIFIED"),
+        pytest.param(("fit", "untold"), "UNKNOWN", id="fit untold, UNKNOWN"),
+        pytest.param(("fit", "no device"), "UNKNOWN", id="fit no device, UNKNOWN"),
+        pytest.param(
+            ("later", "fit"),
+            "A STATE OF A LATER VERSION",
+            id="later fit, A STATE OF A LATER VERSION",
+        ),
+        pytest.param(("untold", "bad"), "DEGRADED", id="untold bad, DEGRADED"),
+        pytest.param(("bad", "fit"), "DEGRADED", id="bad fit, DEGRADED"),
+        pytest.param(("unseen", "bad"), "DEGRADED", id="unseen bad, DEGRADED"),
+    ],
+)
 def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
     boxes, state, tmp_path
 ):
@@ -172,7 +197,45 @@ ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"]
                     options={"--rounds": "5"}, machine={"gpu": "GB10"})  # fmt: skip
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        pytest.param({"profile": "2"}, "profile's digest", id="profile 2, profile's digest"),
+        pytest.param({"waivers": "w"}, "waivers", id="waivers w, waivers"),
+        pytest.param({"axes": "a"}, "axes of the matrix", id="axes a, axes of the matrix"),
+        pytest.param(
+            {"provider": "flashinfer"}, "kernel provider", id="provider flashinfer, kernel provider"
+        ),
+        pytest.param(
+            {"options": {"--rounds": "9"}},
+            "option --rounds",
+            id="options --rounds 9, option --rounds",
+        ),
+        pytest.param({"options": {}}, "option --rounds", id="options, option --rounds"),
+        pytest.param(
+            {"sources": {"vllm": "0.33.0 abc"}},
+            "version of vllm",
+            id="sources vllm 0.33.0 abc, version of vllm",
+        ),
+        pytest.param(
+            {"configuration": "marlin"}, "configuration", id="configuration marlin, configuration"
+        ),
+        pytest.param(
+            {"arguments": ["--a", "--b"]},
+            "engine's arguments",
+            id="arguments --a --b, engine's arguments",
+        ),
+        pytest.param(
+            {"environment": {"VLLM_X": "1"}},
+            "variable VLLM_X",
+            id="environment VLLM_X 1, variable VLLM_X",
+        ),
+        pytest.param({"model": "m2"}, "model's digest", id="model m2, model's digest"),
+        pytest.param(
+            {"machine": {"gpu": "H200"}}, "machine's gpu", id="machine gpu H200, machine's gpu"
+        ),
+    ],
+)
 def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp_path):
     one, two = part(1, fingerprint=ASKED), part(2, fingerprint=ASKED)
     assert merge.differences(one, two) == []
@@ -234,7 +297,22 @@ def test_the_worse_of_two_metrics_stands(order):
     assert whole.metrics["tg32@d0"].verdict is Verdict.INVALID
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        pytest.param(
+            {"verdict": "PASS", "exit_status": 0},
+            "its verdict is PASS, its tests make FAIL",
+            id="verdict PASS exit_status 0, its verdict is PASS, its",
+        ),
+        pytest.param({"exit_status": 0}, "exit status 0", id="exit_status 0, exit status 0"),
+        pytest.param(
+            {"tests": []},
+            "its tests of level kernel are not those",
+            id="tests, its tests of level kernel are not those",
+        ),
+    ],
+)
 def test_a_shard_that_was_edited_is_refused(tmp_path, changed, why):
     shard = part(1, said("one", "FAIL"))
     shard.judge()

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from data_rows import text_file
+from texts import text_file
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.level_settings import Measuring

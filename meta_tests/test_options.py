@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from _pytest.config.argparsing import Parser
-from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import errors, own_options
@@ -41,7 +40,26 @@ def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
         arguments().parse_args(["--nsys"])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(
+            ("--base-ulr", "http://x"),
+            "--base-ulr; did you mean --base-url?",
+            id="--base-ulr http://x, --base-ulr; did you mean",
+        ),
+        pytest.param(
+            ("--engine-agrs=x",),
+            "--engine-agrs; did you mean --engine-args?",
+            id="--engine-agrs=x, --engine-agrs; did you mean",
+        ),
+        pytest.param(
+            ("--concurency", "2"),
+            "did you mean --concurrency?",
+            id="--concurency 2, did you mean --concurrency?",
+        ),
+    ],
+)
 def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(words, expected):
     with pytest.raises(pytest.UsageError) as refused:
         options.refuse_misspelt(parser(), words)
@@ -60,25 +78,88 @@ def engine_arguments(text, folder):
     return read.engine_arguments
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(
+            "--max-model-len 8192 --enforce-eager",
+            ("--max-model-len", "8192", "--enforce-eager"),
+            id="--max-model-len 8192 --enforce-eager, --max-model-len",
+        ),
+        pytest.param(
+            "--a 'two words' --b=\"x y\"",
+            ("--a", "two words", "--b=x y"),
+            id="--a 'two words' --b=\"x y\", --a two words --b=x y",
+        ),
+        pytest.param(
+            "--a 1 \\\n  --b $HOME `id` ; ls",
+            ("--a", "1", "--b", "$HOME", "`id`", ";", "ls"),
+            id="--a 1  --b $HOME `id` ; ls, --a 1 --b $HOME `id` ; ls",
+        ),
+        pytest.param("", (), id="nothing"),
+    ],
+)
 def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
     assert engine_arguments(text, tmp_path) == ("-x", *words)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("--a 'b", "No closing quotation"),
+        ("--port 1", "--port is set by the suite itself"),
+    ],
+)
 def test_wrong_engine_args_are_one_line(text, line, tmp_path):
     with pytest.raises(errors.UsageError, match=line):
         engine_arguments(text, tmp_path)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(
+            ("--enforce-eager", "tests/test_regression.py"),
+            "tests/test_regression.py is none of",
+            id="--enforce-eager tests/test_regression.py",
+        ),
+        pytest.param(
+            ("--enforce-eager", "--rounds"),
+            "--rounds is an option of the suite",
+            id="--enforce-eager --rounds, --rounds is an option of the",
+        ),
+        pytest.param(
+            ("--percentiles", ""),
+            "--percentiles is an option of the suite",
+            id="--percentiles, --percentiles is an option of the suite",
+        ),
+        pytest.param(
+            ("http://a:1", "tests"),
+            "tests is none of them",
+            id="http://a:1 tests, tests is none of them",
+        ),
+    ],
+)
 def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
     with pytest.raises(errors.UsageError) as refused:
         parse_sides(words)
     assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(("--ab", "", "--enforce-eager", "tests"), id="--ab --enforce-eager tests"),
+        pytest.param(("--ab", "--enforce-eager", "", "tests"), id="--ab --enforce-eager tests (2)"),
+        pytest.param(("tests", "--ab", "", "--enforce-eager"), id="tests --ab --enforce-eager"),
+        pytest.param(
+            ("tests", "--ab", "", " -q fp8", "--rounds", "3"), id="tests --ab -q fp8 --rounds 3"
+        ),
+        pytest.param(
+            ("--ab", "KEY=1 --x y", "--slow", "tests"), id="--ab KEY=1 --x y --slow tests"
+        ),
+    ],
+)
 def test_two_words_are_taken_whatever_they_begin_with(given):
     parsed = parser().parse([*given])
     start = given.index("--ab") + 1

@@ -8,7 +8,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 
 from sm121 import cli
 from sm121.answers import (
@@ -160,7 +159,14 @@ def test_the_command_makes_it(makings, canary_mxfp4, tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["golden.json"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("nowhere", "-o", "file"), id="nowhere -o file"),
+        pytest.param((".", "-o", "nowhere/file"), id=". -o nowhere/file"),
+        pytest.param((".", "-o", "file", "--rounding", "kv=fp4"), id=". -o file --rounding kv=fp4"),
+    ],
+)
 def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path, monkeypatch):
     monkeypatch.chdir(canary_mxfp4 if arguments[0] == "." else tmp_path)
     assert cli.main(["golden", *arguments]) == 4
@@ -179,7 +185,24 @@ def position(token: int, value: float, **top: float) -> Position:
     return Position(token=f"token_id:{token}", log_probability=value, top=named)
 
 
-@from_data
+# `judged`: of how many tokens.
+@pytest.mark.parametrize(
+    ("positions", "wrong", "judged"),
+    [
+        pytest.param(((7, -0.31, {"t9": -1.4}), (8, -0.1, {})), None, 2, id="its tokens"),
+        pytest.param(
+            ((9, -1.5, {}),),
+            "the most likely token 7, seen: 9 (1.2 nats less likely)",
+            0,
+            id="an unlikely token",
+        ),
+        pytest.param(((5, -0.3, {}),), "at least", None, id="a strange token"),
+        pytest.param(
+            ((7, -0.3, {"t9": -0.9}), (8, -0.1, {})), "largest difference", None, id="a wrong value"
+        ),
+        pytest.param(((7, -0.3, {"t4": -0.5}),), "of token 4 at most -", None, id="a wrong other"),
+    ],
+)
 def test_a_generated_answer_is_held_to_the_oracles_own(positions, wrong, judged):
     answered = [position(token, value, **top) for token, value, top in positions]
     facts, number = generation_beyond(TOLERANCE, RIGHT, [each[0] for each in positions], answered)
@@ -319,7 +342,26 @@ def test_each_other_rounding_is_told_by_its_part(served):
     assert computed_tolerance(served, "bf16").mean_abs < 0.2
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        pytest.param(
+            "correctness.prices",
+            (
+                "[[correctness.prices]]\n"
+                'rounding = "kv=fp9"\n'
+                'gates = [{metric = "price_kl", unit = "nats", at_most = 1, source = "this '
+                'test"}]\n'
+            ),
+            id="correctness.prices, ((correctness.prices)) rounding =",
+        ),
+        pytest.param(
+            "correctness.rounding",
+            ('[correctness]\nrounding = "kv=fp9"\n'),
+            id='correctness.rounding, (correctness) rounding = "kv=fp9"',
+        ),
+    ],
+)
 def test_a_rounding_of_a_profile_that_is_none_is_refused_at_once(run_pytest, tmp_path, key, table):
     (tmp_path / "p.toml").write_text(f'name = "p"\nextends = "cpu-tiny-gpt-oss"\n{table}')
     status, run = run_pytest("--profile", str(tmp_path / "p.toml"), "tests/test_smoke.py")

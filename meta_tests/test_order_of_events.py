@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 
 from sm121.core import waiting
 from sm121.plugin import MODULES
@@ -44,7 +43,36 @@ def begin(start_pytest, fault_server, tmp_path):
 VERDICTS = "meta_tests/scenarios/verdicts.py"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "status", "between"),
+    [
+        pytest.param(
+            ("meta_tests/scenarios/verdicts.py::test_pass",), 0, ("decided PASS",), id="passes"
+        ),
+        pytest.param(
+            ("meta_tests/scenarios/verdicts.py::test_pass", "--shard=1/2"),
+            0,
+            ("decided PASS",),
+            id="a shard",
+        ),
+        pytest.param(
+            (
+                "meta_tests/scenarios/verdicts.py::test_fail",
+                "meta_tests/scenarios/verdicts.py::test_invalid",
+            ),
+            1,
+            ("decided FAIL", "decided INVALID"),
+            id="fails",
+        ),
+        # The cause of a time-out is looked for before the test is decided.
+        pytest.param(
+            ("meta_tests/scenarios/out_of_time.py",),
+            1,
+            ("crash looked for", "decided FAIL"),
+            id="its server may not be well",
+        ),
+    ],
+)
 def test_a_run_that_ends_by_itself(begin, arguments, status, between):
     run, steps = begin(*arguments)
     assert run.wait() == status, run.output

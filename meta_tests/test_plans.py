@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 
 from sm121.cli import main
 from sm121.compilation import jit
@@ -165,7 +164,21 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
     assert len(lines) == (gib > 1) and all(re.match(r"start: error: .*GiB", x) for x in lines)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        pytest.param(
+            "0.24.0",
+            "path that is asked for: attention TRITON_ATTN, moe MARLIN",
+            id="0.24.0, path that is asked for: attention TRITON_ATTN",
+        ),
+        pytest.param(
+            "0.32.0",
+            "path that is asked for: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV",
+            id="0.32.0, path that is asked for: attention FLASHINFER or",
+        ),
+    ],
+)
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     gb10 = profile.load("sm121-gpt-oss-120b").judging(None, version)
     chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
@@ -173,7 +186,27 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     assert line.startswith(said)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arch", "more", "kernels"),
+    [
+        pytest.param("sm90", (), (), id="sm90"),
+        pytest.param(
+            "sm90",
+            ("--attention-backend", "TRITON_ATTN"),
+            (),
+            id="sm90, --attention-backend TRITON_ATTN",
+        ),
+        pytest.param(
+            "sm100",
+            (),
+            ("prefill_attention", "decode_attention"),
+            id="sm100, prefill_attention decode_attention",
+        ),
+        pytest.param(
+            "sm90", ("--moe-backend", "triton"), ("route",), id="sm90, --moe-backend triton, route"
+        ),
+    ],
+)
 def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
     tiny = profile.load("sm90-tiny-gpt-oss")
     chosen = Target(arch, profile=tiny, obstacle="elsewhere")
@@ -205,7 +238,17 @@ def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
     assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ("QUALIFIED", "41.5 tok/s on this machine (215 GB/s)"),
+        pytest.param(
+            "DEGRADED",
+            "45.4 tok/s on the fastest healthy machine (235 GB/s)",
+            id="DEGRADED, 45.4 tok/s on the fastest healthy machine",
+        ),
+    ],
+)
 def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, state, where):
     device = Device(
         device="cuda:0", bandwidth_gb_s=210, bandwidth_spread=0, bandwidth_best_gb_s=215,

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_rows import from_data, table
 
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
@@ -60,7 +59,24 @@ def test_rule_does_not_hit_what_is_right(rule):
 
 
 #: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
-RECIPE = table(__name__, "RECIPE")
+RECIPE = (
+    (
+        "--quantization",
+        "mxfp4",
+        "--mxfp4-backend=CUTLASS",
+        "--mxfp4-layers",
+        "moe,qkv,o,lm_head",
+        "--attention-backend",
+        "FLASHINFER",
+        "--kv-cache-dtype",
+        "fp8",
+    ),
+    {
+        "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1",
+        "VLLM_MXFP4_BACKEND": "CUTLASS",
+        "VLLM_ATTENTION_BACKEND": "FLASHINFER",
+    },
+)
 
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8", "auto"])
@@ -75,7 +91,119 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
             assert "CUTLASS, MARLIN or TRITON" in (each.remedy or "")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("start", "options", "tells", "tells_not", "exactly"),
+    [
+        pytest.param(None, None, None, None, (), id="a good choice"),
+        pytest.param(
+            (("--model", "m"), {}),
+            {"arch": "sm90"},
+            None,
+            ("attention_by_network",),
+            None,
+            id="Hopper has an attention with sinks of its own",
+        ),
+        pytest.param(
+            (("--attention-backend", "FLASHINFER"), {}),
+            {"flashinfer": "0.6.16"},
+            None,
+            ("attention_old_flashinfer",),
+            None,
+            id="FlashInfer 0.6.16 has sinks",
+        ),
+        pytest.param(
+            (("--attention-backend", "FLASHINFER"), {}),
+            {"flashinfer": "0.7.2.post1"},
+            None,
+            ("attention_old_flashinfer",),
+            None,
+            id="FlashInfer 0.7.2 has sinks",
+        ),
+        pytest.param(
+            (("--attention-backend", "FLASHINFER"), {}),
+            None,
+            None,
+            ("attention_old_flashinfer",),
+            None,
+            id="which FlashInfer is not known",
+        ),
+        pytest.param(
+            RECIPE,
+            {"flashinfer": "0.6.3", "version": "0.14.0+mxfp4"},
+            None,
+            None,
+            ("attention_needs_network", "sink_module_shared_cache"),
+            id="the effort's recipe for its own build",
+        ),
+        pytest.param(
+            RECIPE,
+            {"flashinfer": "0.6.3", "version": "0.33.0"},
+            ("fork_arguments", "environment_without_effect", "attention_old_flashinfer"),
+            None,
+            None,
+            id="the effort's recipe for a release",
+        ),
+        pytest.param(
+            (("--kv-cache-dtype", "fp8", "--kv-cache-dtype-skip-layers", "0"), {}),
+            {"flashinfer": "0.7.4"},
+            None,
+            ("sink_module_two_caches", "sink_module_shared_cache"),
+            None,
+            id="FlashInfer 0.7.4 names its module after the cache",
+        ),
+        pytest.param(
+            (
+                (
+                    "--kv-cache-dtype",
+                    "fp8",
+                    "--kv-cache-dtype-skip-layers",
+                    "0",
+                    "--attention-backend",
+                    "TRITON_ATTN",
+                ),
+                {},
+            ),
+            {"flashinfer": "0.7.2.post1"},
+            None,
+            ("sink_module_two_caches", "sink_module_shared_cache"),
+            None,
+            id="two kinds of cache, attention by Triton",
+        ),
+        pytest.param(
+            (("--attention-backend", "flash_attn"),),
+            None,
+            ("attention_without_sinks",),
+            None,
+            None,
+            id="a backend in lower case",
+        ),
+        pytest.param(
+            (("--attention-backend=flashinfer",),),
+            None,
+            ("attention_needs_network",),
+            None,
+            None,
+            id="another backend in lower case",
+        ),
+        pytest.param(
+            (("--moe-backend", "flashinfer_trtllm"), {}),
+            {"arch": "sm100"},
+            None,
+            ("moe_trtllm",),
+            None,
+            id="TRT-LLM's experts on SM100",
+        ),
+        pytest.param(((), {}), {"arch": "cpu"}, None, None, (), id="nothing asked of a CPU"),
+        pytest.param(
+            (("--mxfp4-layers", "qkv"), {}),
+            {"arch": "cpu"},
+            ("fork_arguments",),
+            None,
+            None,
+            id="the effort's options on a CPU",
+        ),
+    ],
+)
 def test_what_is_told_of_a_start(start, options, tells, tells_not, exactly):
     """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
     environment, else good ones."""
@@ -97,7 +225,20 @@ def test_memory():
     assert "1000000.0 GiB" in finding.message
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("available_gib", "expected"),
+    [
+        pytest.param(
+            5.0,
+            ("error: node 1 (spark2): 9.0 GiB of memory are needed, 5.0",),
+            id="5.0, error: node 1 (spark2): 9.0 GiB of memory are",
+        ),
+        pytest.param(
+            8.9, ("error: node 1 (spark2): 9.0 GiB",), id="8.9, error: node 1 (spark2): 9.0 GiB"
+        ),
+        pytest.param(9.0, (), id="9.0"),
+    ],
+)
 def test_memory_of_another_node(available_gib, expected):
     other = {"available_bytes": int(available_gib * 2**30)}
     facts = {"node 0 (spark1)": {**other, "available_bytes": 0}, "node 1 (spark2)": other}
@@ -115,7 +256,20 @@ def test_disk(tmp_path):
     assert not folder.exists()
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "value", "severity"),
+    [
+        ("FLASHINFER_CUDA_ARCH_LIST", "12.1a", None),
+        ("FLASHINFER_CUDA_ARCH_LIST", "9.0a 12.1f", None),
+        ("FLASHINFER_CUDA_ARCH_LIST", "", None),
+        ("FLASHINFER_CUDA_ARCH_LIST", "12.1", "error"),
+        ("FLASHINFER_CUDA_ARCH_LIST", "12.0a", "error"),
+        ("FLASHINFER_CUDA_ARCH_LIST", "12.1a,12.0f", "error"),
+        ("FLASHINFER_CUDA_ARCH_LIST", "12.1 12.1a", "warning"),
+        ("TORCH_CUDA_ARCH_LIST", "9.0;12.1a+PTX", None),
+        ("TORCH_CUDA_ARCH_LIST", "12.1", "warning"),
+    ],
+)
 def test_arch_lists(name, value, severity):
     findings = found(environment={name: value}, needs=Needs(arch_list=("12.1a", "12.1f")))
     assert [finding.severity for finding in findings] == [severity] * (severity is not None)
@@ -175,7 +329,377 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> None:
     available(monkeypatch, SPARK)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("gib", "built", "without", "arguments", "variables", "found", "said", "not_said"),
+    [
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            None,
+            ("jit_cache note",),
+            ("cold", "67 minutes of one core", "fused_moe_120", "sm121 warm"),
+            None,
+            id="cold",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"), ("121a", "batch_prefill_attention_sink_bf16_swa_True_fa2")),
+            None,
+            None,
+            None,
+            (),
+            None,
+            None,
+            id="warm, built for 121a",
+        ),
+        pytest.param(
+            None,
+            (("121f", "fused_moe_120"), ("121f", "batch_prefill_attention_sink_bf16_swa_True_fa2")),
+            None,
+            None,
+            None,
+            (),
+            None,
+            None,
+            id="warm, built for 121f",
+        ),
+        pytest.param(
+            None,
+            (
+                ("120f_121a", "fused_moe_120"),
+                ("120f_121a", "batch_prefill_attention_sink_bf16_swa_True_fa2"),
+            ),
+            None,
+            None,
+            None,
+            (),
+            None,
+            None,
+            id="warm, built for 120f_121a",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"),),
+            None,
+            None,
+            None,
+            ("jit_cache note",),
+            ("incomplete", "batch_prefill_attention_sink_bf16*_swa_True_fa2"),
+            ("fused_moe_120",),
+            id="incomplete",
+        ),
+        pytest.param(
+            None,
+            (("121a", "batch_prefill_attention_sink_bf16_swa_True_fa2"),),
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+            None,
+            (),
+            None,
+            None,
+            id="Marlin needs no experts of FlashInfer",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "TRITON_ATTN"),
+            None,
+            (),
+            None,
+            None,
+            id="TRITON_ATTN needs no attention of it",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            ("--moe-backend", "marlin"),
+            None,
+            ("jit_cache note",),
+            None,
+            None,
+            id="an attention that is left to the engine may need it",
+        ),
+        pytest.param(
+            None,
+            (("90a", "fused_moe_120"),),
+            None,
+            None,
+            None,
+            ("jit_cache note", "jit_cache warning"),
+            ("90a",),
+            None,
+            id="built for 90a",
+        ),
+        pytest.param(
+            None,
+            (("121", "fused_moe_120"),),
+            None,
+            None,
+            None,
+            ("jit_cache note", "jit_cache warning"),
+            ("121",),
+            None,
+            id="built for 121",
+        ),
+        pytest.param(
+            None,
+            (("120a", "fused_moe_120"),),
+            None,
+            None,
+            None,
+            ("jit_cache note", "jit_cache warning"),
+            ("120a",),
+            None,
+            id="built for 120a",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"), ("121a", "batch_prefill_attention_sink_bf16_swa_True_fa2")),
+            None,
+            None,
+            {"FLASHINFER_WORKSPACE_BASE": "", "HOME": "HERE"},
+            (),
+            None,
+            None,
+            id="HOME is the default place",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": ""},
+            ("jit_cache note",),
+            None,
+            None,
+            id="no jobs that the user gave",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "1"},
+            ("jit_cache note",),
+            None,
+            None,
+            id="1 jobs that the user gave",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "4"},
+            ("jit_cache note",),
+            None,
+            None,
+            id="4 jobs that the user gave",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "5"},
+            ("jit_cache note", "max_jobs error"),
+            ("4 fit", "112.0 GiB are available", "sm121 warm"),
+            None,
+            id="5 jobs, more than fit",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "16"},
+            ("jit_cache note", "max_jobs error"),
+            ("4 fit", "112.0 GiB are available", "sm121 warm"),
+            None,
+            id="16 jobs, more than fit",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "0"},
+            ("jit_cache note", "max_jobs error"),
+            ("'0'",),
+            None,
+            id="0 is no number of jobs",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "many"},
+            ("jit_cache note", "max_jobs error"),
+            ("'many'",),
+            None,
+            id="many is no number of jobs",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"), ("121a", "batch_prefill_attention_sink_bf16_swa_True_fa2")),
+            None,
+            None,
+            {"MAX_JOBS": "64"},
+            (),
+            None,
+            None,
+            id="a warm cache needs no jobs",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"),),
+            "*.so",
+            None,
+            None,
+            ("jit_cache note",),
+            ("cold",),
+            None,
+            id="a directory without its library",
+        ),
+        pytest.param(
+            None,
+            (("121a", "fused_moe_120"), ("121a", "batch_prefill_attention_sink_bf16_swa_True_fa2")),
+            "nvcc",
+            None,
+            {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
+            (),
+            None,
+            None,
+            id="a warm cache needs no compiler",
+        ),
+        pytest.param(
+            None,
+            None,
+            "nvcc",
+            None,
+            {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
+            ("jit_cache note", "jit_tools error"),
+            ("there is no nvcc ", "switches off vLLM's own look", "CUDA_HOME"),
+            None,
+            id="nvcc is missing, FlashInfer is asked for with 1",
+        ),
+        pytest.param(
+            None,
+            None,
+            "nvcc",
+            None,
+            {"VLLM_HAS_FLASHINFER_CUBIN": "0"},
+            ("jit_cache note", "jit_tools error"),
+            ("there is no nvcc ", "must be compiled", "CUDA_HOME"),
+            None,
+            id="nvcc is missing, FlashInfer is asked for with 0",
+        ),
+        pytest.param(
+            None,
+            None,
+            "nvcc",
+            ("--moe-backend", "marlin"),
+            None,
+            ("jit_cache note", "jit_tools note"),
+            None,
+            None,
+            id="nvcc is missing, and is vLLM's own choice",
+        ),
+        pytest.param(
+            None,
+            None,
+            "nvcc",
+            ("--moe-backend", "marlin"),
+            {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
+            ("jit_cache note", "jit_tools error"),
+            None,
+            None,
+            id="nvcc is missing, and vLLM does not look",
+        ),
+        pytest.param(
+            None,
+            None,
+            "ninja",
+            None,
+            {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
+            ("jit_cache note", "jit_tools error"),
+            ("there is no ninja ", "switches off vLLM's own look", "CUDA_HOME"),
+            None,
+            id="ninja is missing, FlashInfer is asked for with 1",
+        ),
+        pytest.param(
+            None,
+            None,
+            "ninja",
+            None,
+            {"VLLM_HAS_FLASHINFER_CUBIN": "0"},
+            ("jit_cache note", "jit_tools error"),
+            ("there is no ninja ", "must be compiled", "CUDA_HOME"),
+            None,
+            id="ninja is missing, FlashInfer is asked for with 0",
+        ),
+        pytest.param(
+            None,
+            None,
+            "ninja",
+            ("--moe-backend", "marlin"),
+            None,
+            ("jit_cache note", "jit_tools note"),
+            None,
+            None,
+            id="ninja is missing, and is vLLM's own choice",
+        ),
+        pytest.param(
+            None,
+            None,
+            "ninja",
+            ("--moe-backend", "marlin"),
+            {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
+            ("jit_cache note", "jit_tools error"),
+            None,
+            None,
+            id="ninja is missing, and vLLM does not look",
+        ),
+        pytest.param(
+            None,
+            None,
+            None,
+            None,
+            {"CUDA_HOME": "HERE/elsewhere"},
+            ("jit_cache note", "jit_tools error"),
+            None,
+            None,
+            id="a compiler where CUDA_HOME leads nowhere",
+        ),
+        pytest.param(
+            75,
+            None,
+            None,
+            None,
+            None,
+            ("jit_cache note", "jit_memory error"),
+            ("9.3 GiB", "65 GiB", "75.0 GiB are available", "sm121 warm"),
+            None,
+            id="what cannot fit beside the weights",
+        ),
+        pytest.param(
+            75,
+            (("121a", "fused_moe_120"),),
+            None,
+            None,
+            None,
+            ("jit_cache note",),
+            None,
+            None,
+            id="the attention's compilers need half a GiB",
+        ),
+    ],
+)
 def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
     tmp_path, monkeypatch, gib, built, without, arguments, variables, found, said, not_said
 ):
@@ -235,7 +759,93 @@ def test_compilers_where_flashinfer_finds_them(tmp_path):
     assert ("jit_tools", "error") not in jit(tmp_path, **elsewhere)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("gib", "needs", "arguments", "variables", "bounds"),
+    [
+        pytest.param(
+            112,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "4", "FLASHINFER_NVCC_THREADS": "1"},
+            id="112, MAX_JOBS 4 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            100,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"},
+            id="100, MAX_JOBS 3 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            88,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "2", "FLASHINFER_NVCC_THREADS": "1"},
+            id="88, MAX_JOBS 2 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            79,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "1", "FLASHINFER_NVCC_THREADS": "1"},
+            id="79, MAX_JOBS 1 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            60,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "1", "FLASHINFER_NVCC_THREADS": "1"},
+            id="60, MAX_JOBS 1 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            1000,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "20", "FLASHINFER_NVCC_THREADS": "1"},
+            id="1000, MAX_JOBS 20 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            None,
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+            None,
+            {"MAX_JOBS": "20", "FLASHINFER_NVCC_THREADS": "1"},
+            id="--moe-backend marlin --attention-backend FLASHINFER",
+        ),
+        pytest.param(
+            None,
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "TRITON_ATTN"),
+            None,
+            {},
+            id="--moe-backend marlin --attention-backend TRITON_ATTN",
+        ),
+        pytest.param(None, Needs(), None, None, {}, id="Needs"),
+        pytest.param(
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "16"},
+            {"FLASHINFER_NVCC_THREADS": "1"},
+            id="MAX_JOBS 16, FLASHINFER_NVCC_THREADS 1",
+        ),
+        # two at once in a job
+        pytest.param(
+            None,
+            None,
+            None,
+            {"FLASHINFER_NVCC_THREADS": "4", "FLASHINFER_CUDA_ARCH_LIST": "12.0f 12.1a"},
+            {"MAX_JOBS": "2"},
+            id="FLASHINFER_NVCC_THREADS 4 FLASHINFER_CUDA_ARCH_LIST",
+        ),
+    ],
+)
 def test_how_many_compilers_a_start_may_run_at_the_same_time(
     monkeypatch, gib, needs, arguments, variables, bounds
 ):

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from data_rows import from_data
 from test_against import OWN, a_run
 from test_rounding_faults import _slow
 
@@ -18,7 +17,7 @@ from sm121.client.completions import Completion, Position, Refused, name_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price, Regression
 from sm121.core.profile_fields import Gate
-from sm121.core.unmet import Unmet
+from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import NotRun, Verdict
 from sm121.measure import gate
 from sm121.measure.measurement import Measurement
@@ -221,14 +220,42 @@ def test_probabilities_above_one_together_are_none(reference, checkpoint, served
         assert price._right_answers(asker, text, scored).count(-math.inf) == count
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (0.1, float("nan")),
+        (float("inf"), float("inf")),
+        (0.1, float("inf")),
+        (float("nan"), 0.1),
+    ],
+)
 def test_no_number_is_worse_than_any(before, now):
     for limit in (0.01, math.inf):
         assert price_change(KL, before, now, limit).verdict is Verdict.FAIL
         assert price_change(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
 
 
-@from_data
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(
+            {"metric": "price_kll", "unit": "nats", "at_most": 1.0},
+            id="metric price_kll unit nats at_most 1.0",
+        ),
+        pytest.param(
+            {"metric": "price_kl", "unit": "nats", "minimum": 0.0},
+            id="metric price_kl unit nats minimum 0.0",
+        ),
+        pytest.param(
+            {"metric": "price_right_answer", "unit": "%", "minimum": -0.1},
+            id="metric price_right_answer unit % minimum -0.1",
+        ),
+        pytest.param(
+            {"metric": "tg32@d0", "unit": "tok/s", "minimum": 1.0},
+            id="metric tg32@d0 unit tok/s minimum 1.0",
+        ),
+    ],
+)
 def test_a_gate_that_would_never_be_red_is_refused(wrong):
     with pytest.raises(ValueError, match="expected one of price_kl in nats: at_most"):
         Price(rounding="checkpoint", gates=[wrong | {"source": "this test"}])
@@ -300,7 +327,36 @@ def stored_metrics(values):
     }
 
 
-@from_data
+# `but`: other values than those of `now`.
+@pytest.mark.parametrize(
+    ("now", "but", "limits", "worse"),
+    [
+        pytest.param(
+            PAID,
+            None,
+            LIMITS,
+            ("price_kl", "price_likeliest"),
+            id="PAID, LIMITS, price_kl price_likeliest",
+        ),
+        pytest.param(PAID, None, ALLOWING, (), id="PAID, ALLOWING"),
+        pytest.param(HONEST, None, LIMITS, (), id="HONEST, LIMITS"),
+        pytest.param(HONEST, {"tg32@d0": 48.0}, LIMITS, (), id="HONEST, tg32@d0 48.0, LIMITS"),
+        pytest.param(
+            HONEST,
+            {"price_kl": 0.0006},
+            LIMITS,
+            ("price_kl",),
+            id="HONEST, price_kl 0.0006, LIMITS, price_kl",
+        ),
+        pytest.param(
+            {},
+            {"tg32@d0": 48.0},
+            ALLOWING,
+            ("price_kl", "price_likeliest", "price_right_answer"),
+            id="tg32@d0 48.0, ALLOWING, price_kl price_likeliest",
+        ),
+    ],
+)
 def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     """Red with both numbers; green where the profile allows it; a price that is not measured any
     more is red either way."""
@@ -316,7 +372,19 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
         assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("before", "now", "is_named"),
+    [
+        pytest.param({"tg32@d0": 30.0}, PAID, True, id="tg32@d0 30.0, PAID, is_named"),
+        pytest.param(HONEST, HONEST, False, id="HONEST, HONEST, not is_named"),
+        pytest.param(
+            {"tg32@d0": 30.0},
+            {"tg32@d0": 30.0},
+            False,
+            id="tg32@d0 30.0, tg32@d0 30.0, not is_named",
+        ),
+    ],
+)
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     """Of an earlier release: it is no reason for red, and a price is not called compared."""
     run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
@@ -351,7 +419,31 @@ def test_speed_for_quality_in_ab():
         assert "B is 1.6 times as fast" in section
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("error", "is_red"),
+    [
+        pytest.param(
+            Unmet(Fact("12 tokens", "11 ids")),
+            True,
+            id="Unmet sm121.core.unmet.Fact 12 tokens 11 ids, is_red",
+        ),
+        pytest.param(
+            Unmet(Fact("prompt_logprobs with every answer")),
+            True,
+            id="Unmet sm121.core.unmet.Fact prompt_logprobs with every",
+        ),
+        pytest.param(Refused(500, "CUDA error"), True, id="Refused 500 CUDA error, is_red"),
+        pytest.param(
+            Refused(400, "Requested prompt logprobs of 20, which is greater than max allowed: 5"),
+            False,
+            id="Refused 400 Requested prompt logprobs of 20, which is",
+        ),
+        pytest.param(
+            NotRun("the engine sends none"), False, id="NotRun the engine sends none, not is_red"
+        ),
+        pytest.param(UsageError("FILE rounds"), False, id="UsageError FILE rounds, not is_red"),
+    ],
+)
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
     """What a side cannot tell is a remark; what it tells wrongly is red."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
@@ -361,7 +453,18 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
     assert side.remark.call_count == (not is_red)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("formats", "limits", "is_red"),
+    [
+        pytest.param("kv=fp8", ALLOWING, True, id="kv=fp8, ALLOWING, is_red"),
+        pytest.param("kv=fp8", LIMITS, False, id="kv=fp8, LIMITS, not is_red"),
+        pytest.param(
+            "kv=fp8,o=mxfp4-even", ALLOWING, True, id="kv=fp8,o=mxfp4-even, ALLOWING, is_red"
+        ),
+        pytest.param(None, ALLOWING, True, id="ALLOWING, is_red"),
+        pytest.param("checkpoint", ALLOWING, False, id="checkpoint, ALLOWING, not is_red"),
+    ],
+)
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
     way, gates = formats and Rounding.parse(formats), [{"metric": KL, "at_most": 1.0, **IN_NATS}]
@@ -375,7 +478,26 @@ def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
         decide(RIGHT)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        pytest.param(
+            400,
+            "Requested prompt logprobs of 20, which is greater than max allowed: 5",
+            NotRun,
+            id="400, Requested prompt logprobs of 20, which is greater",
+        ),
+        pytest.param(
+            400,
+            "prompt_logprobs: a bad request",
+            Refused,
+            id="400, prompt_logprobs: a bad request, Refused",
+        ),
+        pytest.param(
+            500, "greater than max allowed", Refused, id="500, greater than max allowed, Refused"
+        ),
+    ],
+)
 def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
     """Its --max-logprobs is smaller: that is no fault, and any other refusal is one."""
     refuse = Mock(side_effect=Refused(status, body))
@@ -388,7 +510,39 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
         answers._priced(None, SimpleNamespace(settings=settings, profile=profile), None, ())
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("gated", "samples", "error"),
+    [
+        pytest.param("price_kl", {"price_kl": [0.1]}, None, id="price_kl, price_kl 0.1"),
+        pytest.param(
+            "price_kl",
+            {"price_kl": [0.1], "price_kl@d8192": [float("inf")]},
+            Unmet,
+            id="price_kl, price_kl 0.1 price_kl@d8192 inf, Unmet",
+        ),
+        pytest.param(
+            "price_likeliest", {"price_kl": [0.1]}, None, id="price_likeliest, price_kl 0.1"
+        ),
+        pytest.param(
+            "price_likeliest",
+            {"price_kl": [float("inf"), 0.1]},
+            Unmet,
+            id="price_likeliest, price_kl inf 0.1, Unmet",
+        ),
+        pytest.param(
+            "price_kl@d8192",
+            {"price_kl": [0.1], "price_kl@d8192": [0.1]},
+            None,
+            id="price_kl@d8192, price_kl 0.1 price_kl@d8192 0.1",
+        ),
+        pytest.param(
+            "price_kl@d8192", {"price_kl": [0.1]}, NotRun, id="price_kl@d8192, price_kl 0.1, NotRun"
+        ),
+        pytest.param(
+            "price_kl@d4096", {"price_kl": [0.1]}, NotRun, id="price_kl@d4096, price_kl 0.1, NotRun"
+        ),
+    ],
+)
 def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
     """Of a depth that the reference has not; nor is a price that is no number, gated or not."""
     unit, higher = PRICES[gated.partition("@")[0]]
@@ -402,7 +556,19 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
         decide(KL)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("rows", "rounding", "error"),
+    [
+        pytest.param(("kv=fp8",), "kv=fp8", None, id="kv=fp8, kv=fp8"),
+        pytest.param(("kv=fp8",), "checkpoint", NotRun, id="kv=fp8, checkpoint, NotRun"),
+        pytest.param(
+            ("checkpoint",), "qkv=mxfp4-even", NotRun, id="checkpoint, qkv=mxfp4-even, NotRun"
+        ),
+        pytest.param(("checkpoint",), None, NotRun, id="checkpoint, NotRun"),
+        # a profile that gates no price
+        pytest.param((), "checkpoint", None, id="checkpoint"),
+    ],
+)
 def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
     limit = {"metric": KL, "at_most": 1.0, **IN_NATS}
     prices = [Price(rounding=row, gates=[limit]) for row in rows]
@@ -412,7 +578,19 @@ def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, er
         decide(KL)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("rounding", "words"),
+    [
+        pytest.param(
+            "qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even,kv=fp8",
+            "qkv, o, lm_head to MXFP4, KV cache to FP8",
+            id="qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even,kv=fp8",
+        ),
+        ("experts=mxfp8-identity", "experts' inputs to MXFP8"),
+        ("checkpoint", "nothing"),
+        (None, "not known"),
+    ],
+)
 def test_the_first_lines_say_what_is_rounded(rounding, words):
     run = run_of(PAID, rounding=rounding)
     line = f"Rounded beyond the checkpoint: {words}; mean KL 0.012 [0.0108, 0.0132] nats, likeliest"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table, text_file
+from texts import text_file
 from whole_run import waiver_file
 
 from sm121.core import digest, profile, profile_fields, waivers
@@ -108,7 +108,88 @@ def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
     assert other.judging(identity="0.14.0+mxfp4").under_test == "mxfp4"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "more", "change", "expected"),
+    [
+        pytest.param(
+            'name = "ours"\nextends = "sm122"',
+            None,
+            None,
+            "mine.toml: key extends: .*sm122: expected a file or one of cpu-tiny",
+            id='name = "ours" extends = "sm122", mine.toml: key',
+        ),
+        pytest.param(
+            'name = "ours"\nextends = 3',
+            None,
+            None,
+            "key extends: expected the name or path of a profile, got 3",
+            id='name = "ours" extends = 3, key extends: expected the',
+        ),
+        pytest.param(
+            'extends = "sm121-gpt-oss-120b"',
+            None,
+            None,
+            "key name: required key is missing",
+            id='extends = "sm121-gpt-oss-120b", key name: required key',
+        ),
+        pytest.param(
+            'name = "ours"\nextends = "mine.toml"',
+            None,
+            None,
+            "expected no circle, got .*mine.toml -> .*mine",
+            id='name = "ours" extends = "mine.toml", expected no',
+        ),
+        pytest.param(
+            None,
+            "[engine]\nstaled_after_s = 1",
+            None,
+            "key engine.staled_after_s: unknown key",
+            id="(engine) staled_after_s = 1, key engine.staled_after_s",
+        ),
+        pytest.param(
+            None,
+            None,
+            ("30", '"x"'),
+            "mine.toml: key performance.gates.tg32@d0.minimum: ",
+            id='30 "x", mine.toml: key',
+        ),
+        pytest.param(
+            None,
+            None,
+            (', source = "users"', ""),
+            "tg32@d0.source: required key is miss",
+            id=', source = "users", tg32@d0.source: required key is miss',
+        ),
+        pytest.param(
+            None,
+            "engine.ready_within_s = { value = 9 }",
+            None,
+            "ready_within_s.source: required",
+            id="engine.ready_within_s = { value = 9 }",
+        ),
+        pytest.param(
+            None,
+            'without = ["matrx"]',
+            None,
+            "key without: expected keys of the parent, got 'mat",
+            id='without = ("matrx"), key without: expected keys of the',
+        ),
+        pytest.param(
+            None,
+            'without = ["under_test"]',
+            None,
+            "key under_test: required key is missing",
+            id='without = ("under_test"), key under_test: required key',
+        ),
+        pytest.param(
+            'without = ["matrix"]\n[CPU]',
+            None,
+            None,
+            "key extends: expected the name or path of a profile, got None",
+            id='without = ("matrix") (CPU), key extends: expected the',
+        ),
+    ],
+)
 def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change, expected):
     """`more` is added to `THREE_LINES`, `change` replaced in them."""
     text = (text or THREE_LINES).replace("[CPU]", CPU).replace(*change or ("", "")) + (more or "")
@@ -138,7 +219,15 @@ def test_the_numbers_of_the_original_documents():
     """The thresholds of the MXFP4 v2 benchmark plan, its project context and its testing guide."""
     sm121 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
     gates = {gate.metric: gate for gate in sm121.performance.gates}
-    numbers = table(__name__, "NUMBERS")
+    numbers = {
+        "tg32@d0": {"minimum": 52, "target": 58, "stretch": 61},
+        "tg32@d4096": {"minimum": 47},
+        "tg32@d8192": {"minimum": 41},
+        "tg32@d16384": {"minimum": 34},
+        "tg32@d32768": {"minimum": 26},
+        "pp2048@d0": {"minimum": 4500},
+        "ttft_p99": {"at_most": 1000},
+    }
     for metric, limits in numbers.items():
         assert {name: getattr(gates[metric], name) for name in limits} == limits, metric
     assert {name for name in gates if name.startswith("tg32")} <= numbers.keys()
@@ -152,7 +241,26 @@ def test_the_numbers_of_the_original_documents():
     assert sm121.under_test == "mxfp4" and "HND" in sm121.path_of("mxfp4").kv_layout
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "[[waver]]\ntest = 'x'",
+            "key waver: unknown key; expected one of waiver",
+            id="((waver)) test = 'x', key waver: unknown key; expected",
+        ),
+        pytest.param(
+            "[[waiver]]\ntest = 'tests/x::t'",
+            "key waiver.tests/x::t.reason: required key is missing",
+            id="((waiver)) test = 'tests/x:t', key",
+        ),
+        pytest.param(
+            ("[[waiver]]\ntest='tests/x::t'\nreason='known'\nissue='later'\nexpires=2030-01-01"),
+            "key waiver.tests/x::t.issue",
+            id="((waiver)) test='tests/x:t' reason='known'",
+        ),
+    ],
+)
 def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     file = tmp_path / "waivers.toml"
     file.write_text(text)
@@ -161,7 +269,17 @@ def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     assert str(file) in str(caught.value) and expected in str(caught.value), caught.value
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("test", "days", "expected"),
+    [
+        ("tests/test_stress.py::*", 1, "without wildcards"),
+        ("tests/test_stress.py::test_soa?", 1, "without wildcards"),
+        ("*", 1, "without wildcards"),
+        ("tests/test_stress.py", 1, "expected the id of one test"),
+        ("tests/test_stress.py::test_soak", 91, "expected a day within 90 days"),
+        ("tests/test_stress.py::test_soak", 3650, "expected a day within 90 days"),
+    ],
+)
 def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
     with pytest.raises(UsageError, match=expected):
         waivers.load(waiver_file(tmp_path, test, days=days))

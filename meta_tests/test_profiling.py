@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from data_rows import from_data
 
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
@@ -46,7 +45,19 @@ def test_profiler_writes_what_is_bounded():
     assert "--profiler-config" not in Vllm().command(configuration(), port=1)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changes", "traces"),
+    [
+        pytest.param({}, True, id="traces"),
+        pytest.param({"kernel_trace": "restart"}, True, id="kernel_trace restart, traces"),
+        pytest.param({"kernel_trace": "off"}, False, id="kernel_trace off, not traces"),
+        pytest.param(
+            {"engine_arguments": ["--profiler-config.profiler=torch"]},
+            False,
+            id="engine_arguments --profiler-config.profiler=torch, not",
+        ),
+    ],
+)
 def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_path):
     folder = target._traces(settings(tmp_path, **changes), CPU)
     assert folder == (str(tmp_path / "traces") if traces else None)
@@ -79,7 +90,15 @@ def taken_profile(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     return profile_
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("chosen", "asked", "stops"),
+    [
+        pytest.param(CPU, "auto", 0, id="CPU, auto, 0"),
+        pytest.param(GB10, "auto", 1, id="GB10, auto, 1"),
+        pytest.param(CPU, "restart", 1, id="CPU, restart, 1"),
+        pytest.param(GB10, "keep", 0, id="GB10, keep, 0"),
+    ],
+)
 def test_server_that_a_gpu_profiler_slows_is_stopped(chosen, asked, stops, taken_profile, tmp_path):
     run = stub(tmp_path, chosen, kernel_trace=asked)
     assert take(run, traces="/t") == taken_profile.model_copy(update={"decoding": True})
@@ -115,7 +134,13 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     assert session.Session.kernel_path(run, server).requantised is None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("run_changes", "server_changes", "expected"),
+    [
+        pytest.param({"kernel_trace": "off"}, {}, "says off", id="kernel_trace off, says off"),
+        pytest.param({}, {}, "takes no --profiler-config", id="takes no --profiler-config"),
+    ],
+)
 def test_what_cannot_be_profiled_is_not_run(
     run_changes, server_changes, expected, tmp_path, monkeypatch
 ):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import lies
 import pytest
-from data_rows import from_data
 from fault_proxy import FAULTS, Fault
 from protocol_faults import Outcome, node_id, table
 
@@ -41,7 +40,21 @@ def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
     return Outcome("no [DONE]", status, tests, 1.0)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "survived",
+    [
+        pytest.param(outcome(0, ["test_a", "PASS", ""]), id="outcome 0 test_a PASS"),
+        pytest.param(
+            outcome(5, ["test_a", "NOT_RUN", "no such capability"]),
+            id="outcome 5 test_a NOT_RUN no such capability",
+        ),
+        pytest.param(outcome(4), id="outcome 4"),
+        pytest.param(
+            outcome(1, ["test_a", "FAIL", "KeyError: 'choices'"]),
+            id="outcome 1 test_a FAIL KeyError: 'choices'",
+        ),
+    ],
+)
 def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
     assert not survived.killed
     killed = outcome(1, ("test_a", "FAIL", "required: this, seen: that"))

@@ -6,9 +6,9 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
-from data_rows import from_data
 from scripted_chats import scripted
 from servers import executable
 
@@ -78,7 +78,16 @@ def test_a_right_server_has_its_score(harness, tmp_path):
 
 @pytest.mark.slow("installs lm-evaluation-harness")
 @pytest.mark.timeout(900)
-@from_data
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        pytest.param(of_some(0.0), Unmet, "0 of 24 right", id="wrong at long reasoning"),
+        pytest.param(of_some(0.5), Unmet, "12 of 24 right", id="half"),
+        pytest.param(of_some(0.75, effort="high"), Inconclusive, "18 of 24 right", id="a few"),
+        pytest.param(Mock(return_value=None), Unmet, "0 of 24 right", id="empty answers"),
+        pytest.param(Mock(side_effect=ZeroDivisionError), Unmet, "None", id="no answers"),
+    ],
+)
 def test_a_wrong_server_has_not(harness, tmp_path, script, error, text):
     with pytest.raises(error, match=text):
         judged(script, harness, tmp_path)
@@ -123,7 +132,36 @@ def test_a_published_score_is_green_and_half_of_it_is_red(score):
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("task", "asked", "text"),
+    [
+        pytest.param(SCORE.task, 24, None, id="SCORE.task, 24"),
+        pytest.param(
+            SCORE.task,
+            23,
+            "expected 24 questions, lm_eval asked 23",
+            id="SCORE.task, 23, expected 24 questions, lm_eval asked 23",
+        ),
+        pytest.param(
+            SCORE.task,
+            6,
+            "expected 24 questions, lm_eval asked 6",
+            id="SCORE.task, 6, expected 24 questions, lm_eval asked 6",
+        ),
+        pytest.param(
+            SCORE.task,
+            0,
+            "expected 24 questions, lm_eval asked 0",
+            id="SCORE.task, 0, expected 24 questions, lm_eval asked 0",
+        ),
+        pytest.param(
+            "another",
+            24,
+            "expected the task canary_capitals, lm_eval gives .'another'",
+            id="another, 24, expected the task canary_capitals, lm_eval",
+        ),
+    ],
+)
 def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, text):
     """All right, of a data set that is a part of the one that was published."""
 
@@ -140,7 +178,27 @@ def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, 
         published.judge(CANARY, Path(sys.executable), ENDPOINT, tmp_path, str)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        pytest.param(
+            "TypeError: expected string or bytes-like object, got 'list'",
+            Inconclusive,
+            id="TypeError: expected string or bytes-like object, got",
+        ),
+        pytest.param(
+            "AttributeError: 'int' object has no attribute 'strip'",
+            Inconclusive,
+            id="AttributeError: 'int' object has no attribute 'strip'",
+        ),
+        pytest.param("KeyError: 'message'", Inconclusive, id="KeyError: 'message', Inconclusive"),
+        pytest.param(
+            "ModuleNotFoundError: No module named 'langdetect'",
+            NotRun,
+            id="ModuleNotFoundError: No module named 'langdetect'",
+        ),
+    ],
+)
 def test_an_answer_that_ends_the_harness_is_not_green(monkeypatch, tmp_path, ends, error):
     ended = SimpleNamespace(status=1, output=ends)
     monkeypatch.setattr(published.child, "run", lambda _command, **_: ended)

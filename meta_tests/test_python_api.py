@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_rows import text_file
 from protocol_faults import vllm_serving
+from texts import text_file
 
 ROOT = Path(__file__).parent.parent
 #: Fails the script where it, or anything that it imports, imports pytest.

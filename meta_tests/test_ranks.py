@@ -15,7 +15,6 @@ import loopback
 import psutil
 import pytest
 import whole_run
-from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import profile
@@ -86,7 +85,617 @@ def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "
 
 
 @pytest.mark.parametrize("by", ["nnodes", "ray"])
-@from_data
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "change", "wrong", "silent", "remark"),
+    [
+        pytest.param(
+            None,
+            (0,),
+            ("'MARLIN'", "'FLASHINFER_CUTLASS_MXFP4_MXFP8'"),
+            (
+                (
+                    "^moe of rank 0 on .*: FLASHINFER_CUTLASS_MXFP4_MXFP8, of rank 1 on .*: "
+                    r"MARLIN \(Using '"
+                ),
+            ),
+            None,
+            None,
+            id="one rank on other experts than the required ones: the first",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("'MARLIN'", "'TRITON'"),
+            (r"^moe of rank 1 on .*: TRITON, of rank 0 on .*: MARLIN \(Using '",),
+            None,
+            None,
+            id="one rank on other experts than the required ones: the second",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("Using FLASHINFER attention", "Using TRITON_ATTN attention"),
+            (
+                (
+                    "^attention of rank 1 on .*: TRITON_ATTN, of rank 0 on .*: FLASHINFER "
+                    r"\(Using TRITON"
+                ),
+            ),
+            None,
+            None,
+            id="another attention",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("LBHNC", "LBNHC"),
+            ("^kv_layout of rank 1 on .*: LBNHC",),
+            None,
+            None,
+            id="another layout",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                r"PIECEWISE=11 \(largest=64\), FULL=7 \(largest=64\)",
+                "PIECEWISE=51 (largest=512), FULL=35 (largest=256)",
+            ),
+            ("^graph_sizes of rank 1 on .*largest=512.*, of rank 0 on .*largest=64",),
+            None,
+            None,
+            id="unequal graphs",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                "Graph capturing finished in .*",
+                (
+                    "Skipping CUDA graph capture. To turn on CUDA graph capture, set "
+                    "-O.cudagraph_mode"
+                ),
+            ),
+            ("^cuda_graphs of rank 1 on .*: False, of rank 0 on .*: True",),
+            None,
+            None,
+            id="graphs on one rank alone",
+        ),
+        pytest.param(
+            None,
+            (0,),
+            ("FULL=7 ", "FULL=5 "),
+            ("^graph_sizes of rank",),
+            None,
+            None,
+            id="another number of graphs",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (r"vLLM \(v0\.33\.0\)", "vLLM (v0.32.1)"),
+            (r"^version of rank 1 on .*: 0\.32\.1, of rank 0 on .*: 0\.33\.0",),
+            None,
+            None,
+            id="another version",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                r"^(INFO .*group\.)$",
+                (
+                    "\\1\n"
+                    "INFO 11-22 10:00:01 [api_utils.py:286] non-default args: {'model_tag': "
+                    "'x', 'headless': True, 'node_rank': 1, 'tensor_parallel_size': 2, "
+                    "'chat_template': 'x', 'max_num_seqs': 4, 'gpu_memory_utilization': 0.7}"
+                ),
+            ),
+            ("^argument max_num_seqs of rank 1 on .*: 4, of rank 0 on .*: 8$",),
+            None,
+            None,
+            id="other arguments",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                r"^(INFO .*group\.)$",
+                (
+                    "\\1\n"
+                    "INFO 11-22 10:00:01 [api_utils.py:286] non-default args: {'headless': "
+                    "True, 'gpu_memory_utilization': 0.7, 'max_num_seqs': 8, 'root_path': "
+                    "'/v', 'tensor_parallel_size': 2}"
+                ),
+            ),
+            None,
+            None,
+            None,
+            id="a healthy twin: what only the first rank serves, in another order",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                "^(.*)Using 'MARLIN' Mxfp4 MoE backend.$",
+                "\\g<0>\n\\1MXFP4 layer 3 forced to TRITON",
+            ),
+            ("^fallback moe_layer_forced of rank 1 on .*: MXFP4 layer 3 forced to TRITON",),
+            None,
+            None,
+            id="a layer of one rank on another backend",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                "^(.*)Using 'MARLIN' Mxfp4 MoE backend.$",
+                "\\g<0>\n\\1Falling back to the PyTorch-native implementation of top-p",
+            ),
+            ("^fallback sampler_pytorch of rank 1 on ",),
+            None,
+            None,
+            id="the sampler of one rank",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                r"^INFO .*group\.$",
+                (
+                    "\\g<0>\n"
+                    "WARNING 11-22 10:00:01 [vllm.py:9] Overriding cudagraph_mode from "
+                    "FULL_AND_PIECEWISE to PIECEWISE"
+                ),
+            ),
+            ("^fallback cudagraph_mode_overridden of rank 1 on ",),
+            None,
+            None,
+            id="the graphs of one node, in the words of the process that starts its ranks",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                "^(.*)Using 'MARLIN' Mxfp4 MoE backend.$",
+                "\\g<0>\n\\1Falling back to the PyTorch-native implementation of top-p",
+            ),
+            None,
+            None,
+            None,
+            id="a healthy twin: a fallback of all ranks, which is judged as of one",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("(world_size=|world size )2", r"\g<1>3"),
+            ("^world size of rank 0 on .*: required 2, seen 3", "^world size of rank 1"),
+            None,
+            None,
+            id="a world of three",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("(world_size=|world size )2", r"\g<1>1"),
+            ("^world size of rank 0 on .*: required 2, seen 1", "^world size of rank 1"),
+            None,
+            None,
+            id="each for itself",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                r"NET/IB : Using .*|Using network IB|via NET/IB/\d",
+                {
+                    "NET/IB : Using": "NET/IB : No device found.",
+                    "Using network IB": "Using network Socket",
+                    "via NET/IB": "via NET/Socket/0",
+                },
+            ),
+            (
+                (
+                    r"^transport of rank 0 on .*: required RoCE or IB, seen Socket \(NCCL INFO "
+                    r"Channel .* via NET/Socket/0\)"
+                ),
+                "^transport of rank 1",
+            ),
+            None,
+            None,
+            id="TCP: no device in the container",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (r"via NET/IB/\d", "via NET/Socket/0"),
+            ("^transport of rank 1 on .*seen Socket",),
+            None,
+            None,
+            id="TCP on one rank",
+        ),
+        pytest.param(
+            None,
+            (0,),
+            (r"\[receive\] via NET/IB/1", "[receive] via NET/Socket/1"),
+            ("^transport of rank 0 on .*seen Socket",),
+            None,
+            None,
+            id="one channel of several by TCP, though devices were found",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                r"NCCL INFO Channel \d+/0 .*|Using network IB",
+                {"Channel": "NCCL INFO Trees", "Using network IB": "Using network Socket"},
+            ),
+            (
+                r"^transport of rank 0 on .*seen Socket \(NCCL INFO Using network Socket\)",
+                "^transport of rank 1",
+            ),
+            None,
+            None,
+            id="TCP by the network alone, without lines of channels",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (r"NCCL INFO (Channel \d+/0 .*|Using network IB)", "NCCL INFO Trees"),
+            None,
+            ("^transport of rank 0 on .*NCCL_DEBUG=INFO", "^transport of rank 1"),
+            None,
+            id="devices were found, and nothing shows that they carry",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("NCCL INFO .*", "NCCL version 2.28.9"),
+            None,
+            ("^transport of rank 0 on .*NCCL_DEBUG=INFO", "^transport of rank 1"),
+            None,
+            id="no word of NCCL",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("NCCL INFO .*", "NCCL version 2.28.9"),
+            None,
+            ("^transport of rank 1 on .*NCCL_DEBUG=INFO",),
+            None,
+            id="no word of NCCL on one node",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("via NET/IB/1", "via NET/IB/0"),
+            None,
+            None,
+            ("^rank 0 on .*: 1 of 2 RDMA devices carry bytes", "^rank 1"),
+            id="half the fabric",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (r" \[1\]roceP2p1s0f1:1/RoCE|via NET/IB/1", {"[1]roce": "", "via": "via NET/IB/0"}),
+            None,
+            None,
+            ("^rank 0 on .*: 1 of 2 RDMA devices carry bytes", "^rank 1"),
+            id="half the fabric, one device found",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                r" \[1\]roceP2p1s0f1:1/RoCE|NCCL INFO Channel \d+/0 .*",
+                {"[1]roce": "", "Channel": "NCCL INFO Trees"},
+            ),
+            None,
+            None,
+            ("^rank 1 on .*: 1 of 2 RDMA devices carry bytes",),
+            id="half the fabric by the network alone",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (".*(Using FLASHINFER|Using LBHNC|MoE backend|CUDA graph|Graph capturing).*", ""),
+            None,
+            (
+                "^attention of rank 1 on .*: no line shows it",
+                "^moe of rank 1 on",
+                "^cuda_graphs of rank 1 on",
+            ),
+            None,
+            id="a rank whose log ends before it loads",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (".+", ""),
+            None,
+            ("^rank 1: no line of the logs is of it",),
+            None,
+            id="a rank that is in no log",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            ("rank=1|rank 1", {"rank=": "rank=0", "rank ": "rank 0"}),
+            None,
+            ("^rank 1: no line of the logs", "^rank 0: two logs show it"),
+            None,
+            id="the same log twice",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            ("commId 0x3470ca318760efc8", "commId 0x99ff00ca31876001"),
+            None,
+            (
+                (
+                    r"^the logs are not of one start \(rank 0 on spark1: commId "
+                    "0x3470ca318760efc8, rank 1 on spark2: commId 0x99ff"
+                ),
+            ),
+            None,
+            id="the log of another start",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                "ncclCommInitRankConfig (.*)0x3470ca318760efc8",
+                r"[Rank 1] ncclCommInitRankConfig \g<1>0x99ff00ca31876001",
+            ),
+            None,
+            ("^the logs are not of one start",),
+            None,
+            id="the log of another start, in the words of NCCL 2.29",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                "NCCL INFO Connected all rings",
+                "NCCL INFO NET/IB: Subnet-aware routing: overriding dev 1 with dev 0",
+            ),
+            None,
+            None,
+            ("^rank 0 on .*: 1 of 2 RDMA devices carry bytes", "^rank 1"),
+            id="half the fabric, since one device stands in for the other",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                "NCCL INFO .*|192.168.100.15:29501 backend",
+                {"NCCL": "NCCL version 2.28.9", "192": "192.168.100.15:31234 backend"},
+            ),
+            None,
+            ("^transport of rank 1",),
+            None,
+            id="the log of another start, of a server without words of NCCL",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            ("NCCL INFO .*|INFO 11-22", {"NCCL": "NCCL version 2.28.9", "INFO": "INFO 11-20"}),
+            None,
+            ("^transport of rank 1", "^the logs are not of one start .*48 h apart"),
+            None,
+            id="the log of another day, of a server without words of NCCL",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                "NCCL INFO .*|.*29501.*|INFO 11-22",
+                {"NCCL": "NCCL version 2.28.9", "29501": "", "INFO": "INFO 11-20"},
+            ),
+            None,
+            ("^transport of rank 1", "^the logs are not of one start .*48 h apart"),
+            None,
+            id="the log of another day, which names no start",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                "NCCL INFO .*|INFO 11-22 10",
+                {"NCCL": "NCCL version 2.28.9", "INFO": "INFO 11-21 21"},
+            ),
+            None,
+            ("^transport of rank 1",),
+            None,
+            id="a healthy twin: another time zone there",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            ("INFO 11-22", "INFO 01-02"),
+            None,
+            None,
+            None,
+            id="a healthy twin: another clock there, and the start is NCCL's of both",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("^(.*Using ')MARLIN('.*)$", "\\g<0>\n\\1TRITON\\2"),
+            (
+                (
+                    r"^moe of rank 1 on .*: MARLIN, TRITON, of rank 0 on .*: MARLIN \(Using "
+                    "'TRITON"
+                ),
+            ),
+            None,
+            None,
+            id="a second kind of experts beside the required one, on one rank",
+        ),
+        pytest.param(
+            None,
+            (0,),
+            ("^(.*)Using FLASHINFER( attention.*)$", "\\g<0>\n\\1Using TRITON_ATTN\\2"),
+            (
+                (
+                    "^attention of rank 0 on .*: FLASHINFER, TRITON_ATTN, of rank 1 on .*: "
+                    r"FLASHINFER \(Using TRITON"
+                ),
+            ),
+            None,
+            None,
+            id="a second attention backend, on the first rank",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (".*(CUDA graph|Graph capturing).*", ""),
+            None,
+            ("^cuda_graphs of rank 1 on .*: no line shows it",),
+            None,
+            id="graphs of one rank, and not a word of the other's",
+        ),
+        # What is healthy all the same.
+        pytest.param(
+            None,
+            (0, 1),
+            ("^(.*Using ')MARLIN('.*)$", "\\g<0>\n\\1TRITON\\2"),
+            None,
+            None,
+            None,
+            id="a second kind of experts on both ranks",
+        ),
+        pytest.param(
+            None,
+            (1,),
+            (
+                (
+                    r"^(.*NCCL INFO ncclCommInitRankConfig comm 0x)\w+ rank 1 nranks 2 "
+                    r"(.*commId )\w+(.*)$"
+                ),
+                "\\1b rank 0 nranks 1 \\g<2>0xdead\\3\n\\g<0>",
+            ),
+            None,
+            None,
+            None,
+            id="a communicator of one rank before that of both",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                "^(.*)Using 'MARLIN'(.*)$",
+                (
+                    "\\g<0>\n"
+                    "\\1Loading drafter model...\n"
+                    r"\1Using 'TRITON'\2"
+                ),
+            ),
+            None,
+            None,
+            None,
+            id="a drafter with kernels of its own",
+        ),
+        pytest.param(None, (), ("x", "x"), None, None, None, id="healthy"),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                r"NET/IB/(\d)|network IB",
+                {"NET": r"NET/IBext_v10/\1", "network": "network IBext_v10"},
+            ),
+            None,
+            None,
+            None,
+            id="a plugin of NVIDIA's image",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("NCCL INFO", "transport/net_ib.cc:449 NCCL INFO"),
+            None,
+            None,
+            None,
+            id="NCCL of 2.28 tells its place",
+        ),
+        pytest.param(
+            None, (0, 1), (r"(via NET/IB/\d)", r"\1/GDRDMA"), None, None, None, id="with GPU Direct"
+        ),
+        pytest.param(
+            None,
+            (1,),
+            ("in 6 secs, took 0.87", "in 9 secs, took -0.17"),
+            None,
+            None,
+            None,
+            id="graphs that took another time",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (
+                r"\[0\]rocep1s0f1:1/RoCE \[1\]roceP2p1s0f1:1/RoCE|NET/IB/1",
+                {
+                    "Using": "",
+                    "[0]": "[0]={[0] rocep1s0f1:1/RoCE, [1] roceP2p1s0f1:1/RoCE} ",
+                    "NET/": "NET/IB/0",
+                },
+            ),
+            None,
+            None,
+            None,
+            id="two devices that NCCL has merged into one",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            (r"NET/IB/\d", "NET/IB/2"),
+            None,
+            None,
+            None,
+            id=("two devices that NCCL has made into a third, of a number that its list has not"),
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("ncclCommInitRankConfig comm", "[Rank 1] ncclCommInitRankConfig comm"),
+            None,
+            None,
+            None,
+            id="NCCL of 2.29 tells the rank before a start",
+        ),
+        pytest.param(
+            None,
+            (0, 1),
+            ("ncclCommInitRankConfig comm", "comm"),
+            None,
+            None,
+            None,
+            id="NCCL before 2.21 names no function",
+        ),
+        pytest.param(
+            "nnodes",
+            (1,),
+            (
+                r"\A",
+                (
+                    "INFO 11-22 09:00:00 [serve.py:224] Launching vLLM (v0.32.0) headless "
+                    "multiproc executor, with head node address 10.0.0.1:2 for "
+                    "torch.distributed process group.\n"
+                    "spark-4440:9:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [receive] via "
+                    "NET/Socket/0\n"
+                    "(Worker_TP1 pid=9) INFO 11-22 09:00:43 [cuda.py:507] Using TRITON_ATTN "
+                    "attention backend out of potential backends: ['TRITON_ATTN'].\n"
+                ),
+            ),
+            None,
+            None,
+            None,
+            id="an older start in the same file, which ran otherwise",
+        ),
+        pytest.param(None, (0, 1), (":1/RoCE", ":1/IB"), None, None, None, id="InfiniBand"),
+    ],
+)
 def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, remark, by, tmp_path):
     if launcher not in (None, by):
         pytest.skip("a fault of the other launcher's log")
@@ -128,7 +737,96 @@ def _counters(root: Path, device: str, pair: tuple[object, object]) -> None:
 LEAST = transport.least_bytes(1024, 2880, 37)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("carried", "other", "kinds", "devices"),
+    [
+        pytest.param(
+            {"rocep1s0f1": 0.5, "roceP2p1s0f1": 0.5}, None, ("RoCE",), 2, id="both devices"
+        ),
+        pytest.param({"rocep1s0f1": 1.0, "roceP2p1s0f1": 0.0}, None, ("RoCE",), 1, id="one of two"),
+        pytest.param(
+            {"rocep1s0f1": 0.0, "roceP2p1s0f1": 0.0}, None, ("Socket",), None, id="nothing: TCP"
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.0001, "roceP2p1s0f1": 0.0},
+            None,
+            ("Socket",),
+            None,
+            id="a heartbeat: TCP",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.4},
+            None,
+            ("Socket",),
+            1,
+            id="the half that another program may have sent: TCP",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 1.0},
+            ("N/A (no PMA)", "N/A (no PMA)"),
+            ("RoCE",),
+            1,
+            id="a port without counters",
+        ),
+        pytest.param({"rocep1s0f1": 1.0}, ("", ""), ("RoCE",), 1, id="a port that is dead"),
+        pytest.param(
+            {"rocep1s0f1": 1.0},
+            ("4294967295", "4294967295"),
+            ("RoCE",),
+            1,
+            id="a counter of 32 bits that was full before",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 1.0},
+            ("N/A (no PMA)", "9000000000"),
+            ("RoCE",),
+            1,
+            id="a port that comes up has counted before",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 1.0},
+            ("4294967000", "4294967295"),
+            ("RoCE",),
+            1,
+            id="a counter that is full now",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 1.0}, ("4294967000", "12"), ("RoCE",), 1, id="a counter that began anew"
+        ),
+        pytest.param(
+            {"rocep1s0f1": 1.0}, ("4294967000", ""), ("RoCE",), 1, id="a port that went away"
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.0},
+            ("N/A (no PMA)", "N/A (no PMA)"),
+            None,
+            None,
+            id="N/A beside an idle port: it does not tell",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.0},
+            ("4294967000", "4294967295"),
+            None,
+            None,
+            id="a full counter beside an idle port: it does not tell",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.0},
+            ("4294967000", "12"),
+            None,
+            None,
+            id="a counter that began anew beside an idle port: it does not tell",
+        ),
+        pytest.param(
+            {"rocep1s0f1": 0.0},
+            ("4294967000", ""),
+            None,
+            None,
+            id="a port that went away beside an idle one: it does not tell",
+        ),
+        pytest.param({"rocep1s0f1": 2.0}, None, ("RoCE",), 1, id="one device, and twice of it"),
+    ],
+)
 def test_counters_tell_what_carried_a_prompt(carried, other, kinds, devices, tmp_path):
     """`carried`: by device, its share of what a prompt costs; `other`: what the counters of one
     more read before it, and after it."""
@@ -226,7 +924,72 @@ def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
     assert all("seen Socket" in each.evidence for each in invalid)
 
 
-@from_data
+# `launcher`: only with that launcher. `wrong` makes each number INVALID, `silent` is not proven,
+# `remark` only costs speed.
+# Logs of an attached server on two nodes whose tokens do not come any more, rank 0's first.
+@pytest.mark.parametrize(
+    ("rank_0", "rank_1", "kind", "expected"),
+    [
+        pytest.param(
+            (
+                "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+                "[10.0.0.2]:41234"
+            ),
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            "oom",
+            r"node 1 \(rank1.log\): torch.OutOfMemoryError: ",
+            id="RuntimeError: (gloo/transport/tcp/pair.cc:534)",
+        ),
+        pytest.param(
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x, remote process "
+                "exited or there was a network error"
+            ),
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "illegal_memory_access",
+            r"node 1 \(rank1.log\): RuntimeError: CUDA error: an illegal",
+            id="torch.distributed.DistBackendError: NCCL error in: x",
+        ),
+        pytest.param(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+            (
+                "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection reset by peer "
+                "[10.0.0.1]:41234"
+            ),
+            "oom",
+            r"node 0 \(rank0.log\): torch.OutOfMemoryError: ",
+            id="torch.OutOfMemoryError: CUDA out of memory. Tried to",
+        ),
+        pytest.param(
+            (
+                "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+                "[10.0.0.2]:41234"
+            ),
+            "INFO 11-20 10:00:00 [loggers.py:1] as ever",
+            "nccl",
+            r"as node 0 \(rank0.log\) says, the rank at the other end is gone: .*10.0.0.2",
+            id="RuntimeError: (gloo/transport/tcp/pair.cc:534) (2)",
+        ),
+        pytest.param(
+            (
+                "ray.exceptions.ActorDiedError: The actor died because its node has died. "
+                "Node Id: ab, ip: 10.0.0.2"
+            ),
+            None,
+            "nccl",
+            r"as node 0 \(rank0.log\) says, .*ip: 10.0.0.2",
+            id="ray.exceptions.ActorDiedError: The actor died because",
+        ),
+        pytest.param(
+            "INFO 11-20 10:00:00 [loggers.py:1] as ever",
+            "INFO 11-20 10:00:00 [loggers.py:1] as ever",
+            "hang",
+            "no token",
+            id="INFO 11-20 10:00:00 (loggers.py:1) as ever, INFO 11-20",
+        ),
+        ("INFO 11-20 10:00:00 [loggers.py:1] as ever", None, "hang", "no token"),
+    ],
+)
 def test_lost_node_of_an_attached_server_is_named(tmp_path, rank_0, rank_1, kind, expected):
     served = []
     for rank, line in enumerate((rank_0, rank_1)):
@@ -238,7 +1001,14 @@ def test_lost_node_of_an_attached_server_is_named(tmp_path, rank_0, rank_1, kind
     assert cause.owner == "engine" or re.search(r"; on rank[01]\.log$", cause.owner), cause
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("pids", "prefixes"),
+    [
+        pytest.param((7, 8), (("",), (", ip=10.0.0.2",)), id="two hosts"),
+        pytest.param((7, 7), (("",), (", ip=10.0.0.2",)), id="equal pids"),
+        pytest.param((7, 8), ((", ip=10.0.0.2", ""), ("", ", ip=10.0.0.2")), id="one host"),
+    ],
+)
 def test_ranks_of_two_ray_nodes(tmp_path, pids, prefixes):
     """`prefixes`: what follows each rank's pid in Ray's lines. On one host each comes twice."""
     lines = ["INFO:     Application startup complete."]
@@ -256,7 +1026,64 @@ def test_ranks_of_two_ray_nodes(tmp_path, pids, prefixes):
 # Whose packets nobody acknowledges: by the kernel's table of connections.
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("table", "local", "remote", "state", "timer", "times", "inode", "expected"),
+    [
+        pytest.param(
+            None,
+            "02004D0A:C350",
+            "01004D0A:733D",
+            "01",
+            "01",
+            3,
+            None,
+            "10.77.0.2:50000 -> 10.77.0.1:29501",
+            id="02004D0A:C350, 01004D0A:733D, 01, 01, 3",
+        ),
+        # one that does not come about
+        pytest.param(
+            None,
+            "02004D0A:C350",
+            "01004D0A:733D",
+            "02",
+            "01",
+            4,
+            None,
+            "10.77.0.2:50000 -> 10.77.0.1:29501",
+            id="02004D0A:C350, 01004D0A:733D, 02, 01, 4",
+        ),
+        # of torch's store
+        pytest.param(
+            "tcp6",
+            "0000000000000000FFFF000002004D0A:C350",
+            "0000000000000000FFFF000001004D0A:733D",
+            "01",
+            "01",
+            9,
+            None,
+            "10.77.0.2:50000 -> 10.77.0.1:29501",
+            id="tcp6, 0000000000000000FFFF000002004D0A:C350",
+        ),
+        pytest.param(
+            "tcp6",
+            "B80D0120000000000000000002000000:C350",
+            "B80D0120000000000000000001000000:733D",
+            "01",
+            "01",
+            5,
+            None,
+            "[2001:db8::2]:50000 -> [2001:db8::1]:29501",
+            id="tcp6, B80D0120000000000000000002000000:C350",
+        ),
+        # It waits for data; two packets were lost; its peer reads nothing; another process; another
+        # host.
+        (None, "02004D0A:C350", "01004D0A:733D", "01", "00", 0, None, None),
+        (None, "02004D0A:C350", "01004D0A:733D", "01", "01", 2, None, None),
+        (None, "02004D0A:C350", "01004D0A:733D", "01", "04", 9, None, None),
+        (None, "02004D0A:C350", "01004D0A:733D", "01", "01", 9, "1", None),
+        (None, "02004D0A:C350", "08080808:01BB", "02", "01", 9, None, None),
+    ],
+)
 def test_connection_without_an_answer(
     monkeypatch, tmp_path, table, local, remote, state, timer, times, inode, expected
 ):

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import servers
-from data_rows import altered, from_data
+from documents import altered
 
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
@@ -41,7 +41,69 @@ CLUSTER: dict[str, Any] = {"groups": [], "holders": []}
 CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        pytest.param(
+            {"nodes": [node("spark1", "10.0.0.1")]},
+            "expected 2 nodes with 1 GPU each; spark1",
+            id="one node",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    node("spark1", "10.0.0.1"),
+                    node("spark2", "10.0.0.2"),
+                    node("spark3", "10.0.0.3"),
+                ]
+            },
+            (
+                "expected 2 nodes with 1 GPU each; spark1 10.0.0.1: 1 GPU; spark2 "
+                "10.0.0.2: 1 GPU; spark3"
+            ),
+            id="a node more",
+        ),
+        pytest.param(
+            {"nodes.1.resources.GPU": 0.0}, "spark2 10.0.0.2: 0 GPU", id="a node without a GPU"
+        ),
+        pytest.param(
+            {"nodes.1.facts.gpus": ["NVIDIA H100"]},
+            "node 1 (spark2) is not as node 0",
+            id="another GPU",
+        ),
+        pytest.param(
+            {"nodes.1.facts.packages.vllm": "0.31.0"},
+            "vllm 0.31.0, expected 0.32.0",
+            id="another vLLM",
+        ),
+        pytest.param(
+            {"nodes.1.facts.python": "3.11.7"},
+            "Python 3.11.7, expected 3.12.3",
+            id="another Python",
+        ),
+        pytest.param(
+            {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27"},
+            "nvidia-nccl-cu13 2.27, expected 2.28.3",
+            id="another NCCL",
+        ),
+        pytest.param(
+            {"nodes.1.facts.variables": {"VLLM_MXFP4_USE_MARLIN": "1"}},
+            "USE_MARLIN 1",
+            id="a variable",
+        ),
+        pytest.param(
+            {"nodes.1.facts": None},
+            "node 1 (spark2) of the Ray cluster does not answer",
+            id="a node is silent",
+        ),
+        pytest.param(
+            {"groups": ["unnamed (ab12)"]}, "an earlier server holds", id="a placement group"
+        ),
+        pytest.param(
+            {"holders": ["RayWorkerProc (pid 7)"]}, "RayWorkerProc (pid 7): end it", id="an actor"
+        ),
+    ],
+)
 def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
     cluster = altered(CLUSTER, changes)
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
@@ -50,7 +112,20 @@ def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
     assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
 
 
-@from_data
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param(
+            {"nodes.1.facts.variables": {"VLLM_HOST_IP": "10.0.0.2"}},
+            id="nodes.1.facts.variables VLLM_HOST_IP 10.0.0.2",
+        ),
+        pytest.param(
+            {"nodes.1.facts.available_bytes": 1073741824},
+            id="nodes.1.facts.available_bytes 1073741824",
+        ),
+    ],
+)
 def test_cluster_that_is_as_required(monkeypatch, changes):
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
     looks = ray_cluster.look(CONFIGURATION, "sm121", 1)

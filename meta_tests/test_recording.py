@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from data_rows import from_data, table, text_file
 from test_against import OWN, a_run, stored
+from texts import text_file
 from whole_run import waiver_file, whole
 
 from sm121.core import unmet, waivers
@@ -52,7 +52,20 @@ def verdicts_of(file: dict) -> dict[str, str]:
     return {name: test["verdict"] for name, test in by_name(file).items()}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "verdict", "status", "count"),
+    [
+        ("test_pass", "PASS", 0, "passed"),
+        ("test_fail", "FAIL", 1, "failed"),
+        ("test_invalid", "INVALID", 1, "invalid"),
+        pytest.param(
+            "test_inconclusive", "INCONCLUSIVE", 1, "inconclusive", marks=pytest.mark.slow
+        ),
+        ("test_not_run", "NOT_RUN", 5, "skipped"),
+        pytest.param("test_skipped", "NOT_RUN", 5, "skipped", marks=pytest.mark.slow),
+        pytest.param("test_for_sm121_only", "NOT_RUN", 5, "skipped", marks=pytest.mark.slow),
+    ],
+)
 def test_each_ending_has_its_verdict_and_exit_status(attached, name, verdict, status, count):
     ended, file, run = attached(one(name))
     assert ended == status, run.output
@@ -123,7 +136,30 @@ def test_an_earlier_report_is_kept(attached, tmp_path):
     assert [json.loads(each.read_text())["verdict"] for each in files] == ["INVALID", "PASS"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "chosen", "days", "status", "waived", "says"),
+    [
+        pytest.param("test_fail", "test_fail", -1, 1, 0, "expired", id="expired"),
+        pytest.param(
+            "test_pass",
+            "test_pass",
+            1,
+            0,
+            0,
+            ("waiver without a failure to waive: meta_tests/scenarios/verdicts.py::test_pass"),
+            id="stale",
+        ),
+        pytest.param(
+            "test_parametrised[7]",
+            "test_parametrised",
+            1,
+            0,
+            1,
+            "https://example.org/1",
+            id="of a parameter",
+        ),
+    ],
+)
 def test_a_waiver_of_one_test(attached, tmp_path, name, chosen, days, status, waived, says):
     """It tolerates the failure of one parameter until it expires; a stale one is reported."""
     file = waiver_file(tmp_path, one(name), days=days)
@@ -163,7 +199,71 @@ CAPITALS["nowhere"] = unmet.Fact("the capital", "x")
 CAPITALS["empty"] = replace(CAPITALS["France"], required="an answer")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("more", "facts", "tolerated"),
+    [
+        pytest.param(("",), ("France",), True, id="France, tolerated"),
+        pytest.param(("",), ("France", "France"), True, id="France France, tolerated"),
+        pytest.param(("",), ("France", "Germany"), False, id="France Germany, not tolerated"),
+        pytest.param(
+            ('case = "France"',), ("France",), True, id='case = "France", France, tolerated'
+        ),
+        pytest.param(
+            ('case = "France"',), ("empty",), True, id='case = "France", empty, tolerated'
+        ),
+        pytest.param(
+            ('case = "France"',), ("Germany",), False, id='case = "France", Germany, not tolerated'
+        ),
+        pytest.param(
+            ('case = "France"',),
+            ("France", "Germany"),
+            False,
+            id='case = "France", France Germany, not tolerated',
+        ),
+        pytest.param(
+            ('case = "France"\nkind = "the capital"',),
+            ("France",),
+            True,
+            id='case = "France" kind = "the capital", France, tolerated',
+        ),
+        pytest.param(
+            ('case = "France"\nkind = "the capital"',),
+            ("empty",),
+            False,
+            id='case = "France" kind = "the capital", empty, not',
+        ),
+        pytest.param(
+            ('case = "France"\nkind = "the capital"',),
+            ("France", "empty"),
+            False,
+            id='case = "France" kind = "the capital", France empty, not',
+        ),
+        pytest.param(
+            ('kind = "the capital"',),
+            ("France", "Germany"),
+            False,
+            id='kind = "the capital", France Germany, not tolerated',
+        ),
+        pytest.param(
+            ('case = "the capital"',),
+            ("nowhere",),
+            True,
+            id='case = "the capital", nowhere, tolerated',
+        ),
+        pytest.param(
+            ('case = "France"', 'case = "Germany"'),
+            ("France", "Germany"),
+            True,
+            id='case = "France" case = "Germany", France Germany',
+        ),
+        pytest.param(
+            ('case = "France"', 'case = "Germany"'),
+            ("France", "Germany", "Spain"),
+            False,
+            id='case = "France" case = "Germany", France Germany Spain',
+        ),
+    ],
+)
 def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated):
     """`more` are the waivers of the test, a line each; `facts` names some of `CAPITALS`."""
     facts = [CAPITALS[name] for name in facts]
@@ -188,7 +288,15 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     tests = by_name(verdict)
     assert status == 1 and verdict["verdict"] == "FAIL", run.output
     assert [name for name in names if tests[name]["waived"]] == ["test_wrong"], run.output
-    for name, why in table(__name__, "NEVER_WAIVED").items():
+    for name, why in {
+        "test_invalid": "what is INVALID",
+        "test_inconclusive": "what is INCONCLUSIVE",
+        "test_path": "the kernel path",
+        "test_cell": "a crash",
+        "test_crash": "a crash",
+        "test_nothing_measured": "a measurement without a number",
+        "test_invalid_then_wrong": "what is INVALID",
+    }.items():
         assert tests[name]["message"].startswith(f"not waived, since {why} never is"), tests[name]
     assert tests["test_rate_without_a_number"]["message"].startswith("not waived, since ")
 
@@ -252,7 +360,13 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
 # What other people's packages warn of ends no run of the levels.
 
 
-@from_data
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((), id="as shipped", marks=pytest.mark.slow),
+        pytest.param(("-o", "filterwarnings=error"), id="in a project with errors of its own"),
+    ],
+)
 def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, arguments):
     (tmp_path / "pynvml.py").write_text(text_file("pynvml-that-warns.txt"))
     folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]

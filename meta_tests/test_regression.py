@@ -4,12 +4,12 @@ import itertools
 import json
 from collections import Counter
 from dataclasses import replace
+from operator import add, mul
 from pathlib import Path
 
 import numpy as np
 import past_runs
 import pytest
-from data_rows import from_data, table
 
 from sm121.core import level_settings, profile
 from sm121.core.errors import UsageError
@@ -21,7 +21,14 @@ from sm121.run.stored_run import StoredMetric, StoredRun
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "gb10-stand-in-verdict.json"
 LIMITS = level_settings.Regression(metrics={"startup_s": 0.2})
-CONTEXT = table(__name__, "CONTEXT")
+CONTEXT = {
+    "machine": {"cpu_model": "c", "gpu": "NVIDIA GB10"},
+    "profile": "sm121-gpt-oss-120b",
+    "configuration": "cutlass",
+    "model": "openai/gpt-oss-120b",
+    "plan": {"prompt_tokens": 2048, "depths": [0]},
+    "path": {"attention": "FLASHINFER", "moe": "CUTLASS"},
+}
 CONTEXT["machine"]["attached_to"] = None
 
 
@@ -87,7 +94,47 @@ ROUNDS = [metric("tg32_c2@d0", [v, v + 1, v - 1]) for v in (60.0, 60.4, 59.7, 60
 STARTS = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
 
 
-@from_data
+# `first`: so many of the runs before; without it all of them.
+@pytest.mark.parametrize(
+    ("earlier", "first", "now", "verdict"),
+    [
+        # a time is worse when it is longer
+        pytest.param((P50,), None, rounds(520, 2), "FAIL", id="P50, rounds 520 2, FAIL"),
+        pytest.param((P50,), None, rounds(400, 2), "PASS", id="P50, rounds 400 2, PASS"),
+        # Three against three can never be significant: the scatter of the runs decides.
+        pytest.param(ROUNDS, None, (50.0, 51.0, 49.0), "FAIL", id="ROUNDS, 50.0 51.0 49.0, FAIL"),
+        pytest.param(
+            ROUNDS,
+            1,
+            (50.0, 51.0, 49.0),
+            "INCONCLUSIVE",
+            id="ROUNDS, 1, 50.0 51.0 49.0, INCONCLUSIVE",
+        ),
+        pytest.param(
+            ROUNDS, 1, (55.0, 56.0, 54.0), "NOT_RUN", id="ROUNDS, 1, 55.0 56.0 54.0, NOT_RUN"
+        ),
+        pytest.param(
+            (metric("tg32@d0", [60, 58, 62, 50, 61]),),
+            None,
+            (55, 61, 54, 56, 53),
+            "INCONCLUSIVE",
+            id="metric tg32@d0 60 58 62 50 61, 55 61 54 56 53",
+        ),
+        # So it does of what exists once; 20 % are allowed of a start.
+        pytest.param(STARTS, None, (200.0,), "FAIL", id="STARTS, 200.0, FAIL"),
+        pytest.param(STARTS, None, (115.0,), "PASS", id="STARTS, 115.0, PASS"),
+        pytest.param(STARTS, 1, (150.0,), "INCONCLUSIVE", id="STARTS, 1, 150.0, INCONCLUSIVE"),
+        pytest.param(STARTS, 1, (130.0,), "NOT_RUN", id="STARTS, 1, 130.0, NOT_RUN"),
+        # a rate of nothing
+        pytest.param(
+            (metric("tg32@d0", [60, 61]),),
+            None,
+            (0.0, 0.0),
+            "FAIL",
+            id="metric tg32@d0 60 61, 0.0 0.0, FAIL",
+        ),
+    ],
+)
 def test_a_metric_is_judged_by_its_samples_or_by_the_scatter_of_the_runs(
     earlier, first, now, verdict
 ):
@@ -98,7 +145,70 @@ def test_a_metric_is_judged_by_its_samples_or_by_the_scatter_of_the_runs(
 
 
 @pytest.mark.parametrize("stored", [1, 2])
-@from_data
+@pytest.mark.parametrize(
+    ("name", "before", "now", "verdict"),
+    [
+        pytest.param(
+            "itl_p99",
+            tuple(mul([20.0], 200)),
+            tuple(add(mul([20.0], 190), mul([900.0], 10))),
+            "FAIL",
+            id="itl_p99, operator.mul 20.0 200, operator.add",
+        ),
+        pytest.param(
+            "ttft_p99",
+            (250.0, 280.0, 300.0),
+            (300.0, 940.0, 990.0),
+            "FAIL",
+            id="ttft_p99, 250.0 280.0 300.0, 300.0 940.0 990.0, FAIL",
+        ),
+        pytest.param(
+            "memory_peak_gib", (60.0,), (121.0,), "FAIL", id="memory_peak_gib, 60.0, 121.0, FAIL"
+        ),
+        pytest.param(
+            "tg32_c8@d0",
+            (300.0, 310.0, 305.0),
+            (140.0, 150.0, 145.0),
+            "FAIL",
+            id="tg32_c8@d0, 300.0 310.0 305.0, 140.0 150.0 145.0, FAIL",
+        ),
+        pytest.param(
+            "ttft_p99",
+            (250.0, 280.0, 300.0),
+            (250.0, 280.0, 990.0),
+            "INCONCLUSIVE",
+            id="ttft_p99, 250.0 280.0 300.0, 250.0 280.0 990.0",
+        ),
+        pytest.param(
+            "itl_p99",
+            tuple(mul([20.0], 200)),
+            tuple(add(mul([20.0], 190), mul([38.0], 10))),
+            "NOT_RUN",
+            id="itl_p99, operator.mul 20.0 200, operator.add (2)",
+        ),
+        pytest.param(
+            "memory_peak_gib",
+            (60.0,),
+            (65.9,),
+            "NOT_RUN",
+            id="memory_peak_gib, 60.0, 65.9, NOT_RUN",
+        ),
+        pytest.param(
+            "tg32_c8@d0",
+            (300.0, 310.0, 305.0),
+            (277.0, 281.0, 279.0),
+            "NOT_RUN",
+            id="tg32_c8@d0, 300.0 310.0 305.0, 277.0 281.0 279.0",
+        ),
+        pytest.param(
+            "ttft_p99",
+            (250.0, 280.0, 300.0),
+            (100.0, 120.0, 140.0),
+            "PASS",
+            id="ttft_p99, 250.0 280.0 300.0, 100.0 120.0 140.0, PASS",
+        ),
+    ],
+)
 def test_twice_as_bad_is_beyond_doubt_with_one_stored_run(name, before, now, verdict, stored):
     """One slow request of several is a reason to run again, and no proof."""
     fields = {"quantile": 0.99} if name.endswith("p99") else {}
@@ -122,7 +232,54 @@ def test_a_metric_that_vanished_or_was_renamed_is_named():
     assert regression.missing({**now, "tg32@d0": metric("tg32@d0", [60])}, baseline) == []
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("levels", "changed"),
+    [
+        pytest.param(
+            (60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60),
+            False,
+            id="60 60 60 60 60 60 60 60 60 60 60 60, not changed",
+        ),
+        # let through once, and the baseline ever since
+        pytest.param(
+            (60, 60, 60, 60, 60, 60, 55, 55, 55, 55),
+            True,
+            id="60 60 60 60 60 60 55 55 55 55, changed",
+        ),
+        # creeps by 1 % a run
+        pytest.param(
+            (
+                60.0,
+                59.4,
+                58.806,
+                58.2179,
+                57.6358,
+                57.0594,
+                56.4888,
+                55.9239,
+                55.3647,
+                54.811,
+                54.2629,
+                53.7203,
+            ),
+            True,
+            id="60.0 59.4 58.806 58.2179 57.6358 57.0594 56.4888",
+        ),
+        # got better
+        pytest.param(
+            (55, 55, 55, 55, 55, 60, 60, 60, 60, 60),
+            False,
+            id="55 55 55 55 55 60 60 60 60 60, not changed",
+        ),
+        # one bad day
+        pytest.param(
+            (60, 60, 60, 60, 60, 60, 50, 60, 60, 60, 60, 60),
+            False,
+            id="60 60 60 60 60 60 50 60 60 60 60 60, not changed",
+        ),
+        pytest.param((60, 60, 60, 60), False, id="60 60 60 60, not changed"),
+    ],
+)
 def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
     for seed in range(10):
         noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))
@@ -198,14 +355,42 @@ def test_an_anchor_is_the_best_level_and_no_lucky_run(name, fields):
     assert first_red(name, [mended], crept, **fields) is None, "the run that mends it is green"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("noise", "fields"),
+    [
+        pytest.param(0.01, {}, id="0.01"),
+        pytest.param(0.02, {}, id="0.02"),
+        pytest.param(0.03, {"quantile": 0.99}, id="0.03, quantile 0.99"),
+        pytest.param(0.1, {"quantile": 0.99}, id="0.1, quantile 0.99"),
+    ],
+)
 def test_sixty_honest_runs_have_no_trend(noise, fields):
     for seed in range(3):
         scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(60))
         assert first_red("itl" if fields else "tg32@d0", scatter, **fields) is None, seed
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        pytest.param(
+            {"machine": {"cpu_model": "c", "gpu": "NVIDIA H200"}},
+            "another machine (gpu",
+            id="machine cpu_model c gpu NVIDIA H200, another machine",
+        ),
+        pytest.param(
+            {"path": {"attention": "FLASHINFER", "moe": "MARLIN"}},
+            "the kernel path was moe",
+            id="path attention FLASHINFER moe MARLIN, the kernel path",
+        ),
+        pytest.param({"profile": "sm90"}, "the profile was", id="profile sm90, the profile was"),
+        pytest.param(
+            {"plan": {"prompt_tokens": 512, "depths": [0]}},
+            "the measuring plan was prompt_tokens",
+            id="plan prompt_tokens 512 depths 0, the measuring plan was",
+        ),
+    ],
+)
 def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason
@@ -215,10 +400,63 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
 
 
 def stored(**changes) -> dict:
-    return {**table(__name__, "STORED"), "quantile": None, **CONTEXT, **changes}
+    return {
+        **{
+            "sm121": 1,
+            "metric": "tg32@d0",
+            "unit": "tok/s",
+            "higher_is_better": True,
+            "samples": (60.0, 60.1),
+            "value": 60.05,
+            "verdict": "PASS",
+            "run": "PASS",
+        },
+        "quantile": None,
+        **CONTEXT,
+        **changes,
+    }
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        pytest.param(
+            {"verdict": "FAIL"}, "its tg32@d0 was FAIL", id="verdict FAIL, its tg32@d0 was FAIL"
+        ),
+        pytest.param(
+            {"verdict": "INCONCLUSIVE"},
+            "its tg32@d0 was INCONCLUSIVE",
+            id="verdict INCONCLUSIVE, its tg32@d0 was INCONCLUSIVE",
+        ),
+        pytest.param(
+            {"verdict": "INVALID"},
+            "its tg32@d0 was INVALID",
+            id="verdict INVALID, its tg32@d0 was INVALID",
+        ),
+        pytest.param({"run": "FAIL"}, "the run was FAIL", id="run FAIL, the run was FAIL"),
+        pytest.param(
+            {"value": 0.0}, "its tg32@d0 holds a 0", id="value 0.0, its tg32@d0 holds a 0"
+        ),
+        pytest.param(
+            {"value": None}, "its tg32@d0 has no value", id="value None, its tg32@d0 has no value"
+        ),
+        pytest.param(
+            {"samples": [60.0, 0.0]},
+            "its tg32@d0 holds a 0",
+            id="samples 60.0 0.0, its tg32@d0 holds a 0",
+        ),
+        pytest.param(
+            {"value": float("nan")},
+            "its tg32@d0 holds a 0, or what is no number",
+            id="value nan, its tg32@d0 holds a 0, or what is no number",
+        ),
+        pytest.param(
+            {"definition": 1},
+            "the definition of its metrics was 1, now None",
+            id="definition 1, the definition of its metrics was 1, now",
+        ),
+    ],
+)
 def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
     good = stored_run.of_benchmarks("0001", "", [stored()])
     assert good.unlike(CONTEXT) == []
@@ -238,7 +476,15 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
     assert stored_run.read_benchmarks(file) is None, "somebody else's benchmarks"
 
 
-@from_data
+@pytest.mark.parametrize(
+    "folders",
+    [
+        pytest.param({"3.11": 5, "3.12": 3}, id="3.11 5 3.12 3"),
+        pytest.param({"3.12": 4, "3.9": 2}, id="3.12 4 3.9 2"),
+        pytest.param({"3.11": 3, "3.12": 1, "3.13": 1}, id="3.11 3 3.12 1 3.13 1"),
+        pytest.param({"3.12": 8}, id="3.12 8"),
+    ],
+)
 def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
     """The last runs of each history are at 150 tok/s, those of its first half at 100."""
     dates, count = itertools.count(), sum(folders.values())
@@ -431,7 +677,14 @@ def test_a_start_that_is_as_the_last_ones_or_far_better_has_no_remark_on_starts(
     assert "better" in text and "starts of one build" not in text
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "unit", "of_start"),
+    [
+        ("tg32@d0", "tok/s", True),
+        ("ttft_p50", "ms", True),
+        ("memory_peak_gib", "GiB", False),
+    ],
+)
 def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
     assert (LIMITS.of_starts(name, unit) > 0.0) == of_start
     assert LIMITS.model_copy(update={"metrics": {name: 0.05}}).of_starts(name, unit) == 0.0

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data, table
 
 from sm121.core import builds, engine_settings, profile
 from sm121.core.configuration import ServerConfiguration
@@ -28,7 +27,19 @@ TARGET = Target("sm121", GB10, None)
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "attention"),
+    [
+        ("0.24.0", "TRITON_ATTN"),
+        ("0.24.0+4a1b2c3.nv26.07", "TRITON_ATTN"),
+        ("0.27.1", "TRITON_ATTN"),
+        ("0.28.0", "FLASHINFER"),
+        ("0.28.1.dev12+g0a1b2c3", "FLASHINFER"),
+        ("0.28.0rc1", "FLASHINFER"),
+        ("0.34.0rc1.dev3+g0a1b2c3", "FLASHINFER"),
+        ("0.33.0", "FLASHINFER"),
+    ],
+)
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
     """FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
@@ -126,7 +137,48 @@ def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_
 BUILD = "0.14.0+mxfp4"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "options", "build", "identity"),
+    [
+        ("0.14.0rc1.dev375+g8409484b4", None, None, "0.14.0+mxfp4"),
+        ("0.14.0rc1.dev374+gaf090071b.d20260206", None, None, "0.14.0+mxfp4"),
+        ("0.1.dev12770+g045293d82.d20260810", None, None, "0.14.0+mxfp4"),
+        ("0.1.dev12774+g459541683", None, None, "0.14.0+mxfp4"),
+        pytest.param(
+            "0.1.dev12999+gfeedfac",
+            ("--model", "--mxfp4-backend"),
+            None,
+            "0.14.0+mxfp4",
+            id="0.1.dev12999+gfeedfac, --model --mxfp4-backend",
+        ),
+        pytest.param(
+            "0.14.0",
+            ("--mxfp4-layers",),
+            None,
+            "0.14.0+mxfp4",
+            id="0.14.0, --mxfp4-layers, 0.14.0+mxfp4",
+        ),
+        (None, None, "mxfp4", "0.14.0+mxfp4"),
+        pytest.param(
+            "0.16.0rc2.dev1+gfeedfac",
+            ("--mxfp4-backend",),
+            None,
+            "0.16.0+mxfp4",
+            id="0.16.0rc2.dev1+gfeedfac, --mxfp4-backend, 0.16.0+mxfp4",
+        ),
+        pytest.param("0.14.0", ("--model",), None, "0.14.0", id="0.14.0, --model, 0.14.0"),
+        ("0.33.0", None, None, "0.33.0"),
+        pytest.param(
+            "0.1.dev16581+g0a1b2c3d4",
+            ("--moe-backend",),
+            None,
+            None,
+            id="0.1.dev16581+g0a1b2c3d4, --moe-backend",
+        ),
+        ("0.1.dev12770+g0452", None, None, None),
+        (None, None, None, None),
+    ],
+)
 def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, build, identity):
     assert builds.identity(version, options, build) == identity
     gb10 = GB10.judging(None, identity, options)
@@ -135,7 +187,18 @@ def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, 
     assert gb10.gate("tg32@d0").minimum == 52
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "settled"),
+    [
+        ("0.33.0", True),
+        ("0.1.dev12770+g045293d82", True),
+        ("0.14.0", False),
+        ("0.14.1", False),
+        ("0.24.0+nv26.07", False),
+        ("0.1.dev16581+g0a1b2c3d4", False),
+        (None, False),
+    ],
+)
 def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
     assert builds.is_settled(version) is settled
 
@@ -173,7 +236,17 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("mxfp4", checkout, {"--port"})
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "identity"),
+    [
+        ("0.14.0rc1.dev375+g8409484b4", None),
+        ("0.1.dev12770+g045293d82.d20260810", None),
+        # by its parser
+        ("0.14.0rc1.dev380+gdeadbee12", "0.14.0+mxfp4"),
+        # by its log
+        ("0.1.dev16581+g0a1b2c3d4", "0.14.0+mxfp4"),
+    ],
+)
 def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
     def builds_of(version, identity):
         bugs = capabilities.of("vllm", version, identity=identity).bugs("test_load")
@@ -222,7 +295,55 @@ LBNHC = "[utils.py:347] Using LBNHC KV cache layout."
 LBHNC = LBNHC.replace("LBNHC", "LBHNC")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "lines", "configuration"),
+    [
+        pytest.param(
+            "0.33.0",
+            ("TRITON_ATTN", "MARLIN", "[utils.py:347] Using LBNHC KV cache layout."),
+            "stock",
+            id="0.33.0, TRITON_ATTN MARLIN (utils.py:347) Using LBNHC",
+        ),
+        pytest.param(
+            "0.33.0",
+            ("FLASHINFER", "MARLIN", "[utils.py:347] Using LBNHC KV cache layout."),
+            "stock",
+            id="0.33.0, FLASHINFER MARLIN (utils.py:347) Using LBNHC KV",
+        ),
+        pytest.param(
+            "0.24.0", ("TRITON_ATTN", "MARLIN"), "stock", id="0.24.0, TRITON_ATTN MARLIN, stock"
+        ),
+        pytest.param(
+            "0.28.0", ("TRITON_ATTN", "MARLIN"), "stock", id="0.28.0, TRITON_ATTN MARLIN, stock"
+        ),
+        pytest.param(
+            "0.33.0",
+            (
+                "FLASHINFER",
+                "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+                "[utils.py:347] Using LBHNC KV cache layout.",
+            ),
+            "cutlass",
+            id="0.33.0, FLASHINFER FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            "0.1.dev16581+g0a1b2c3d4",
+            (
+                "FLASHINFER",
+                "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+                "[utils.py:347] Using LBHNC KV cache layout.",
+            ),
+            "cutlass",
+            id="0.1.dev16581+g0a1b2c3d4, FLASHINFER",
+        ),
+        pytest.param(
+            "0.1.dev16581+g0a1b2c3d4",
+            ("TRITON_ATTN", "MARLIN", "[utils.py:347] Using LBNHC KV cache layout."),
+            "stock",
+            id="0.1.dev16581+g0a1b2c3d4, TRITON_ATTN MARLIN",
+        ),
+    ],
+)
 def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     tmp_path, version, lines, configuration
 ):
@@ -235,7 +356,33 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     assert not contradictions(gb10.path_of(configuration), path, log, configuration)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("asked", "lines", "said"),
+    [
+        pytest.param(
+            None,
+            ("TRITON_ATTN", "EMULATION", "[utils.py:347] Using LBNHC KV cache layout."),
+            "moe: required MARLIN, seen EMULATION",
+            id="TRITON_ATTN EMULATION (utils.py:347) Using LBNHC KV",
+        ),
+        pytest.param(
+            None,
+            (
+                "FLASHINFER",
+                "FLASHINFER_CUTLASS_MXFP4_BF16",
+                "[utils.py:347] Using LBHNC KV cache layout.",
+            ),
+            "moe: required MARLIN",
+            id="FLASHINFER FLASHINFER_CUTLASS_MXFP4_BF16 (utils.py:347)",
+        ),
+        pytest.param(
+            "cutlass",
+            ("TRITON_ATTN", "MARLIN", "[utils.py:347] Using LBNHC KV cache layout."),
+            "attention: required FLASHINFER",
+            id="cutlass, TRITON_ATTN MARLIN (utils.py:347) Using LBNHC",
+        ),
+    ],
+)
 def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
     settings = dataclasses.replace(SETTINGS, configuration=asked)
@@ -247,7 +394,18 @@ def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     assert said in "; ".join(map(str, wrong))
 
 
-OPENAPI = table(__name__, "OPENAPI")
+OPENAPI = {
+    "paths": {"/v1/responses": {}},
+    "components": {
+        "schemas": {
+            "CompletionRequest": {
+                "properties": {"return_token_ids": {}, "structured_outputs": {}, "bad_words": {}}
+            },
+            "ChatCompletionRequest": {"properties": {"return_token_ids": {}}},
+            "ResponsesRequest": {"properties": {"tools": {}}},
+        }
+    },
+}
 
 
 def test_a_build_of_a_checkout_is_asked_what_it_can():

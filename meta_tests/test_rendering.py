@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 
 from sm121.api import chat_prompts, chats, rendering, responses
 from sm121.api.client import Api, Refused
@@ -68,7 +67,40 @@ def test_harmonys_own_rendering_is_right(case):
         assert {len(ids), len(written)} == responses.lengths(case)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("conversation", "old", "new", "said"),
+    [
+        pytest.param(
+            "system",
+            "You are a geography",
+            "You are a rude",
+            "required: developer '# Instructions",
+            id="system, You are a geography, You are a rude, required",
+        ),
+        pytest.param(
+            "turns",
+            "<|start|>assistant<|channel|>final<|message|>Berlin.<|end|>",
+            "",
+            "message 5",
+            id="turns",
+        ),
+        ("tools", "Get the weather", "", "message 1: required: developer '# Tools"),
+        ("effort-high", "Reasoning: high", "Reasoning: medium", "message 0: required: system"),
+        ("question", "commentary, final", "final", "message 0"),
+        ("question", "Current date: TODAY", "Current date: 2023-01-01", "seen: 2023-01-01"),
+        ("question", "Current date: TODAY", "", "seen: none"),
+        pytest.param(
+            "tool-result-and-its-reasoning",
+            " to=functions.get_weather",
+            " to=get_weather",
+            "to=get",
+            id="tool-result-and-its-reasoning",
+        ),
+        ("tool-result-and-its-reasoning", "<|call|>", "<|end|>", "ended by 200007"),
+        ("question", "<|start|>assistant", "", "seen: the end"),
+        ("later-instructions", "developer", "user", "message 3: required: developer"),
+    ],
+)
 def test_another_rendering_is_seen_and_named(conversation, old, new, said):
     text = decode(rendering.rendered(chats.find_chat(conversation), TODAY))
     old = old.replace("TODAY", TODAY)
@@ -129,7 +161,23 @@ class Counting(Api):
         return {"usage": {"prompt_tokens": used + 40 * bool(options.get("tools"))}}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("conversation", "dropped", "wrong"),
+    [
+        ("system", None, False),
+        ("turns", None, False),
+        ("tools", None, False),
+        pytest.param("system", (0,), True, id="system, 0, wrong"),
+        pytest.param("turns", (1, 2, 3, 4), True, id="turns, 1 2 3 4, wrong"),
+        ("two-calls-and-their-results", None, False),
+        pytest.param(
+            "two-calls-and-their-results", (-1,), True, id="two-calls-and-their-results, -1, wrong"
+        ),
+        pytest.param("later-instructions", (1, 2), True, id="later-instructions, 1 2, wrong"),
+        # `encode` reads them as control tokens
+        ("special-tokens-as-text", None, True),
+    ],
+)
 def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
     """`dropped`: the places of messages, from the beginning or the end."""
     server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
@@ -146,7 +194,14 @@ def started_with(*environment: tuple[str, str]) -> ServerConfiguration:
 STORE = ("VLLM_ENABLE_RESPONSES_API_STORE", "1")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("configuration", "expected"),
+    [
+        pytest.param(None, NotRun, id="NotRun"),
+        pytest.param(started_with(), NotRun, id="started_with, NotRun"),
+        pytest.param(started_with(STORE), Refused, id="started_with STORE, Refused"),
+    ],
+)
 def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuration, expected):
     def respond(_input, **options):
         if "previous_response_id" in options:
@@ -159,7 +214,15 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
         responses.goes_on_from_another(api, limits, print, configuration)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("question", marks=pytest.mark.slow),
+        pytest.param("effort-high", marks=pytest.mark.slow),
+        pytest.param("tools", marks=pytest.mark.slow),
+        "tools-and-system",
+    ],
+)
 def test_the_canarys_template_renders_harmony(canary_bf16, name):
     """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
     from transformers import AutoTokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import browser
 import pytest
 import report_runs
-from data_rows import text_file
+from texts import text_file
 
 from sm121.report import page, stored
 

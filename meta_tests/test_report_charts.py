@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import pytest
 import report_runs
-from data_rows import from_data
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core import lenient, numbers
@@ -36,7 +35,22 @@ def failed(runs):
     return stored.read(runs["fail"])
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""),
+        (0.0, "0"),
+        (0.0003, "0.0003"),
+        (1.234e-05, "0.00001234"),
+        (51.96, "51.96"),
+        (999.96, "1000"),
+        (9999.6, "10000"),
+        (17280.4, "17280"),
+        (-17280.0, "-17280"),
+        (1234567.8, "1234568"),
+        (float("inf"), "inf"),
+    ],
+)
 def test_a_number_is_digits_that_can_be_copied(value, shown):
     assert numbers.number(value) == shown
     assert not shown or float(shown) == pytest.approx(value, rel=5e-4)
@@ -114,7 +128,24 @@ def test_points_that_decide_nothing_are_hollow(runs):
     assert looks["invalid"][:2] == looks["inconclusive"][:2] == ("circle-x", True)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        pytest.param(
+            "fail",
+            (
+                "This run, 47.3 tok/s, is 11.8 % below the level of the 4 runs before it "
+                "(53.6), which is worse"
+            ),
+            id="fail, This run, 47.3 tok/s, is 11.8 % below the level",
+        ),
+        pytest.param(
+            "pass",
+            "is 0.9 % above the level of the 4 runs before it (53.6), which is better",
+            id="pass, is 0.9 % above the level of the 4 runs before it",
+        ),
+    ],
+)
 def test_a_history_says_how_this_run_lies_against_the_level(runs, kind, words):
     (chart,) = page._charts(stored.read(runs[kind]))["history"]
     assert words in chart.note and "no change" not in chart.note
@@ -156,7 +187,14 @@ def _row(text, name, end="</tr>"):
     return text.partition(name)[2].partition(end)[0]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("starts", "words"),
+    [
+        (None, ""),
+        (1, ", of one start"),
+        (6, ", of 6 starts"),
+    ],
+)
 def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(passed, starts, words):
     metric = passed.run.metrics["ttft_p99"]
     metric.ci_low, metric.ci_high, metric.confidence, metric.starts = None, None, 0.077, starts
@@ -175,7 +213,39 @@ def test_what_was_not_held_against_anything_is_measured_not_passed(passed):
     assert ">PASS<" in _row(text, "<code>tg32@d0</code>")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("mxfp8_quantize_kernel", "mxfp8_quantize_kernel"),
+        pytest.param(
+            (
+                "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, "
+                "int, int>, cutlass::gemm::collective::Mma<(anonymous "
+                "namespace)::X>>>(Params)"
+            ),
+            "cutlass::device_kernel",
+            id="void",
+        ),
+        pytest.param(
+            (
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+            ),
+            "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…",
+            id="xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+        ),
+        pytest.param(
+            (
+                "a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a::a"
+                "::a::a::a::a::deep::kernel(int)"
+            ),
+            "a::a::a::a::a::a::a::a::a::a::a::a::a::a::deep::kernel",
+            id="a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:a:",
+        ),
+    ],
+)
 def test_a_long_name_of_a_kernel_is_folded(passed, name, short):
     assert short_names.kernel(name) == short
     passed.run.engine.kernels.kernels[0].name = name

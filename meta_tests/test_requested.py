@@ -1,9 +1,9 @@
 """What was asked for is compared with what ran: every difference is named, nothing is believed."""
 
 import pytest
-from data_rows import from_data, table, text_file
 from logs import read_lines
 from servers import configuration
+from texts import text_file
 
 from sm121.core import profile
 from sm121.core.versions import within
@@ -33,7 +33,17 @@ def states(path: KernelPath, *arguments: str, **environment: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that knows what 0.18 knew, so that no interpreter is asked."""
-    names = table(__name__, "VARIABLES")
+    names = {
+        "VLLM_": (
+            "VLLM_ATTENTION_BACKEND",
+            "VLLM_KV_CACHE_LAYOUT",
+            "VLLM_MXFP4_USE_MARLIN",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8",
+            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
+        ),
+        "FLASHINFER_": ("FLASHINFER_CUDA_ARCH_LIST",),
+    }
 
     def ask(_python, _environment, registries):
         return {r.prefix: variables.Knowledge(True, frozenset(names[r.prefix])) for r in registries}
@@ -41,7 +51,21 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "ask", ask)
 
 
-FULFILLED = table(__name__, "FULFILLED")
+FULFILLED = (
+    ("--attention-backend", "FLASHINFER"),
+    ("--attention-backend=flashinfer",),
+    ("--attention_backend", "FLASHINFER"),
+    ("--attention-config.backend", "FLASHINFER"),
+    ("--attention-config", '{"backend": "FLASHINFER"}'),
+    ("--moe-backend", "flashinfer_cutlass"),
+    ("--quantization-config", '{"moe":{"activation":"mxfp8"}}'),
+    ("--quantization", "mxfp4"),
+    ("--dtype", "bfloat16"),
+    ("--enable-prefix-caching",),
+    ("--compilation-config", '{"cudagraph_mode": "FULL_AND_PIECEWISE"}'),
+    ("-cc.cudagraph_mode=FULL",),
+    ("--no-enforce-eager", "--attention-backend", "FLASHINFER"),
+)
 
 
 @pytest.mark.parametrize("arguments", FULFILLED, ids=" ".join)
@@ -50,7 +74,76 @@ def test_what_ran_as_asked_is_no_difference(arguments):
     assert states(path, *arguments) == ["resolved"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "field", "resolved"),
+    [
+        pytest.param(
+            ("--attention-backend", "TRITON_ATTN"),
+            "attention",
+            "FLASHINFER",
+            id="--attention-backend TRITON_ATTN, attention, FLASHINFER",
+        ),
+        pytest.param(
+            ("--attention-backend", "FLASHINFER", "--attention-backend=FLASH_ATTN"),
+            "attention",
+            None,
+            id="--attention-backend FLASHINFER",
+        ),
+        pytest.param(
+            ("--moe-backend", "marlin"),
+            "moe",
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            id="--moe-backend marlin, moe",
+        ),
+        pytest.param(("--moe-backend", "b12x"), "moe", None, id="--moe-backend b12x, moe"),
+        pytest.param(
+            ("--quantization-config", '{"moe":{"activation":"bf16"}}'),
+            "moe",
+            None,
+            id='--quantization-config {"moe":{"activation":"bf16"}}, moe',
+        ),
+        pytest.param(
+            ("--enforce-eager",), "cuda_graphs", "True", id="--enforce-eager, cuda_graphs, True"
+        ),
+        pytest.param(
+            ("--compilation-config.cudagraph_mode", "NONE"),
+            "cuda_graphs",
+            "True",
+            id="--compilation-config.cudagraph_mode NONE, cuda_graphs",
+        ),
+        pytest.param(
+            ("--no-enable-prefix-caching",),
+            "prefix_caching",
+            "True",
+            id="--no-enable-prefix-caching, prefix_caching, True",
+        ),
+        pytest.param(
+            ("--kv-cache-dtype", "fp8"),
+            "kv_cache_dtype",
+            None,
+            id="--kv-cache-dtype fp8, kv_cache_dtype",
+        ),
+        pytest.param(
+            ("--speculative-config", '{"method": "eagle3", "model": "m"}'),
+            "speculative",
+            "none",
+            id='--speculative-config {"method": "eagle3", "model"',
+        ),
+        pytest.param(
+            ("--load-format", "fastsafetensors"),
+            "load_format",
+            None,
+            id="--load-format fastsafetensors, load_format",
+        ),
+        pytest.param(("--dtype", "half"), "dtype", "bfloat16", id="--dtype half, dtype, bfloat16"),
+        pytest.param(
+            ("--quantization", "fp8"),
+            "quantization",
+            "gpt_oss_mxfp4",
+            id="--quantization fp8, quantization, gpt_oss_mxfp4",
+        ),
+    ],
+)
 def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
     path = read_lines(GB10_LOG)
     (wrong,) = differences(configuration(*arguments), path, {})
@@ -59,7 +152,36 @@ def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
     assert resolved is None or resolved in wrong
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "moe", "wrong"),
+    [
+        pytest.param(
+            "cutlass",
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            (),
+            id="cutlass, FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param("marlin", "MARLIN", (), id="marlin, MARLIN"),
+        pytest.param(
+            "cutlass",
+            "FLASHINFER_CUTLASS_MXFP4_BF16",
+            ("--quantization-config",),
+            id="cutlass, FLASHINFER_CUTLASS_MXFP4_BF16",
+        ),
+        pytest.param(
+            "cutlass",
+            "MARLIN",
+            ("--moe-backend", "--quantization-config"),
+            id="cutlass, MARLIN, --moe-backend --quantization-config",
+        ),
+        pytest.param(
+            "marlin",
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            ("--moe-backend",),
+            id="marlin, FLASHINFER_CUTLASS_MXFP4_MXFP8, --moe-backend",
+        ),
+    ],
+)
 def test_both_configurations_of_gb10(name, moe, wrong):
     """As the profile asks for them, on the log that each should write and on the other's."""
     gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
@@ -97,13 +219,193 @@ def test_every_rule_is_seen_to_fail():
             assert silent.state == ("different" if rule.always_shown else "not_proven"), rule.id
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("path", "arguments", "environment", "becomes"),
+    [
+        pytest.param(
+            {"moe": "FLASHINFER_TRTLLM_MXFP4_MXFP8"},
+            None,
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"},
+            ("resolved",),
+            id="moe FLASHINFER_TRTLLM_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            {"moe": "MARLIN"},
+            None,
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"},
+            ("different",),
+            id="moe MARLIN, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 1",
+        ),
+        pytest.param(
+            {"moe": "FLASHINFER_TRTLLM_MXFP4_MXFP8"},
+            None,
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS": "1"},
+            ("different",),
+            id="moe FLASHINFER_TRTLLM_MXFP4_MXFP8 (2)",
+        ),
+        pytest.param(
+            {"moe": "FLASHINFER_CUTLASS_MXFP4_BF16"},
+            None,
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "1"},
+            ("resolved",),
+            id="moe FLASHINFER_CUTLASS_MXFP4_BF16",
+        ),
+        pytest.param(
+            {"moe": "MARLIN"},
+            None,
+            {"VLLM_MXFP4_USE_MARLIN": "1"},
+            ("resolved",),
+            id="moe MARLIN, VLLM_MXFP4_USE_MARLIN 1, resolved",
+        ),
+        pytest.param(
+            {"moe": "MARLIN"},
+            None,
+            {"VLLM_MXFP4_USE_MARLIN": "0"},
+            ("different",),
+            id="moe MARLIN, VLLM_MXFP4_USE_MARLIN 0, different",
+        ),
+        pytest.param(
+            {"moe": "TRITON"},
+            None,
+            {"VLLM_MXFP4_USE_MARLIN": "0"},
+            ("resolved",),
+            id="moe TRITON, VLLM_MXFP4_USE_MARLIN 0, resolved",
+        ),
+        pytest.param(
+            {"moe": "MARLIN"},
+            None,
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "0"},
+            (),
+            id="moe MARLIN, VLLM_USE_FLASHINFER_MOE_MXFP4_BF16 0",
+        ),
+        pytest.param(
+            {"kv_layout": "LBHNC"},
+            None,
+            {"VLLM_KV_CACHE_LAYOUT": "HND"},
+            ("resolved",),
+            id="kv_layout LBHNC, VLLM_KV_CACHE_LAYOUT HND, resolved",
+        ),
+        pytest.param(
+            {"kv_layout": "LBNHC"},
+            None,
+            {"VLLM_KV_CACHE_LAYOUT": "NHD"},
+            ("resolved",),
+            id="kv_layout LBNHC, VLLM_KV_CACHE_LAYOUT NHD, resolved",
+        ),
+        pytest.param(
+            {"kv_layout": "NHD"},
+            None,
+            {"VLLM_KV_CACHE_LAYOUT": "HND"},
+            ("different",),
+            id="kv_layout NHD, VLLM_KV_CACHE_LAYOUT HND, different",
+        ),
+        pytest.param(
+            {"attention": "TRITON_ATTN", "version": "0.11.2"},
+            None,
+            {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
+            ("different",),
+            id="a rule speaks of its versions only: 0.11.2",
+        ),
+        pytest.param(
+            {"attention": "TRITON_ATTN", "version": "0.13.2"},
+            None,
+            {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
+            ("different",),
+            id="a rule speaks of its versions only: 0.13.2",
+        ),
+        pytest.param(
+            {"attention": "TRITON_ATTN", "version": "0.18"},
+            None,
+            {"VLLM_ATTENTION_BACKEND": "FLASHINFER"},
+            (),
+            id="a rule speaks of its versions only: 0.18",
+        ),
+        pytest.param(
+            {"version": "0.14.0rc1.dev375+g8409484b4", "moe_variant": "unfused"},
+            None,
+            {"VLLM_MXFP4_FUSE_ACTIVATION": "0"},
+            ("resolved",),
+            id="version 0.14.0rc1.dev375+g8409484b4 moe_variant",
+        ),
+        pytest.param(
+            {"version": "0.14.0rc1.dev375+g8409484b4", "moe_variant": "fused"},
+            None,
+            {"VLLM_MXFP4_FUSE_ACTIVATION": "0"},
+            ("different",),
+            id="version 0.14.0rc1.dev375+g8409484b4 moe_variant fused",
+        ),
+        pytest.param(
+            {"version": "0.14.0rc1.dev375+g8409484b4"},
+            None,
+            {"VLLM_MXFP4_FUSE_ACTIVATION": "1"},
+            ("not_proven",),
+            id="version 0.14.0rc1.dev375+g8409484b4",
+        ),
+        pytest.param(
+            {"version": "0.33.0"},
+            None,
+            {"VLLM_MXFP4_FUSE_ACTIVATION": "1"},
+            ("not_applicable",),
+            id="version 0.33.0, VLLM_MXFP4_FUSE_ACTIVATION 1",
+        ),
+        pytest.param(
+            {"requantised": ["lm_head", "o", "qkv"]},
+            ("--mxfp4-layers", "moe,qkv,o,lm_head"),
+            None,
+            ("resolved",),
+            id="requantised lm_head o qkv, --mxfp4-layers",
+        ),
+        pytest.param(
+            {"requantised": ["lm_head"]},
+            ("--mxfp4-layers", "moe,qkv,o,lm_head"),
+            None,
+            ("not_proven",),
+            id="requantised lm_head, --mxfp4-layers moe,qkv,o,lm_head",
+        ),
+        pytest.param(
+            {},
+            ("--mxfp4-layers", "moe,qkv"),
+            None,
+            ("not_proven",),
+            id="--mxfp4-layers moe,qkv, not_proven",
+        ),
+        pytest.param(
+            {"requantised": ["lm_head"]},
+            ("--mxfp4-layers", "moe,qkv"),
+            None,
+            ("different",),
+            id="requantised lm_head, --mxfp4-layers moe,qkv, different",
+        ),
+        pytest.param(
+            {"requantised": []},
+            ("--mxfp4-layers", "moe,lm_head"),
+            None,
+            ("not_proven",),
+            id="requantised, --mxfp4-layers moe,lm_head, not_proven",
+        ),
+    ],
+)
 def test_what_becomes_of_a_request(path, arguments, environment, becomes):
     """Of variables of the experts, both names of a layout, layers that are proven, and so on."""
     assert states(KernelPath(**path), *arguments or (), **environment or {}) == [*becomes]
 
 
-@from_data
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(
+            (
+                "[config.py:1] FULL is not supported with this backend; setting "
+                "cudagraph_mode=PIECEWISE"
+            ),
+            id="(config.py:1) FULL is not supported with this backend",
+        ),
+        pytest.param(
+            "[compilation.py:1] Overriding cudagraph_mode from FULL to PIECEWISE",
+            id="(compilation.py:1) Overriding cudagraph_mode from FULL",
+        ),
+    ],
+)
 def test_graphs_of_another_mode_are_not_those_asked_for(line):
     """That graphs were captured is true of both modes."""
     full = ("--compilation-config.cudagraph_mode", "FULL")
@@ -117,7 +419,40 @@ BUILD = "0.14.0rc1.dev375+g8409484b4"
 CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "build", "variable", "argument"),
+    [
+        pytest.param("0.13.2", None, "different", (), id="0.13.2, different"),
+        pytest.param("0.18.0", None, None, ("different",), id="0.18.0, different"),
+        # a build goes by the release that it is based on, whatever it calls itself
+        pytest.param(
+            "0.14.0rc1.dev375+g8409484b4",
+            None,
+            "different",
+            (),
+            id="0.14.0rc1.dev375+g8409484b4, different",
+        ),
+        pytest.param(
+            "0.1.dev12770+g045293d82.d20260810",
+            None,
+            "different",
+            (),
+            id="0.1.dev12770+g045293d82.d20260810, different",
+        ),
+        pytest.param(
+            "0.1.dev1+g0000000", "mxfp4", "different", (), id="0.1.dev1+g0000000, mxfp4, different"
+        ),
+        # unknown is never the newest: it took the argument, and may not read the variable
+        pytest.param(
+            "0.1.dev16581+g0a1b2c3",
+            None,
+            "not_proven",
+            ("different",),
+            id="0.1.dev16581+g0a1b2c3, not_proven, different",
+        ),
+        pytest.param(None, None, "not_proven", ("different",), id="not_proven, different"),
+    ],
+)
 def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
     path = KernelPath(attention="TRITON_ATTN", moe="MARLIN", version=version, build=build)
     of_variable = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
@@ -125,7 +460,109 @@ def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
     assert states(path, "--moe-backend", "cutlass") == [*argument]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "environment", "moe", "state"),
+    [
+        pytest.param(
+            ("--mxfp4-backend", "CUTLASS"),
+            {},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "resolved",
+            id="--mxfp4-backend CUTLASS",
+        ),
+        pytest.param(
+            ("--mxfp4-backend", "gemm"),
+            {},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "resolved",
+            id="--mxfp4-backend gemm, FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            ("--mxfp4-backend", "marlin"),
+            {},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "different",
+            id="--mxfp4-backend marlin, FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            ("--mxfp4-backend", "CUTLASS"),
+            {},
+            None,
+            "different",
+            id="--mxfp4-backend CUTLASS, different",
+        ),
+        pytest.param(
+            ("--mxfp4-backend", "gemv"),
+            {},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="--mxfp4-backend gemv, FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            ("--mxfp4-backend", "CUTLAS"),
+            {},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="--mxfp4-backend CUTLAS, FLASHINFER_CUTLASS_MXFP4_MXFP8",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_BACKEND": "cutlass"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "resolved",
+            id="VLLM_MXFP4_BACKEND cutlass",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_BACKEND": "cutlass"},
+            "MARLIN",
+            "different",
+            id="VLLM_MXFP4_BACKEND cutlass, MARLIN, different",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_BACKEND": "gemv"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="VLLM_MXFP4_BACKEND gemv",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_MOE_KERNEL": "gemm"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "resolved",
+            id="VLLM_MXFP4_MOE_KERNEL gemm",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_MOE_KERNEL": "gemv"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="VLLM_MXFP4_MOE_KERNEL gemv",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_MXFP4_ACTIVATION": "mxfp8"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="VLLM_MXFP4_ACTIVATION mxfp8",
+        ),
+        pytest.param(
+            (),
+            {"FLASHINFER_MOE_TILE": "128x128"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "not_applicable",
+            id="FLASHINFER_MOE_TILE 128x128",
+        ),
+        pytest.param(
+            (),
+            {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"},
+            "FLASHINFER_CUTLASS_MXFP4_MXFP8",
+            "resolved",
+            id="VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8 1",
+        ),
+    ],
+)
 def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
     """Its own variables need not stand in its list of variables; it warns of none."""
     path = KernelPath(moe=moe, version=BUILD)
@@ -168,7 +605,27 @@ def test_a_log_says_what_its_server_was_asked_for():
         assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == eager
 
 
-@from_data
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            "{'attention_backend': 'TRITON_ATTN', 'model': ...",
+            id="{'attention_backend': 'TRITON_ATTN', 'model': ...",
+        ),
+        pytest.param(
+            "{'attention_backend': open('/etc/passwd').read(), **x}",
+            id="{'attention_backend': open('/etc/passwd').read(), **x}",
+        ),
+        "{'attention_backend': __import__('os').getpid()}",
+        "NESTED",
+        "{'attention_backend' 'TRITON_ATTN'}}",
+        "{1: 2, (3,): 'x'}",
+        "{[]: 1}",
+        "{x: 'y'}",
+        "{}",
+        "None",
+    ],
+)
 def test_arguments_that_are_no_literal_ask_for_nothing(text):
     text = text.replace("NESTED", "{" + "{" * 20_000 + "}")
     assert of_log(text, *GB10_LOG) == {}
@@ -229,11 +686,44 @@ def test_variables_that_images_set_are_no_request():
 
 
 #: Of the environments of images: NGC's, eugr's, and what vLLM's own build reads.
-OF_IMAGES = table(__name__, "OF_IMAGES")
+OF_IMAGES = (
+    "VLLM_VERSION",
+    "VLLM_FLASH_ATTN_SRC_DIR",
+    "VLLM_BASE_DIR",
+    "VLLM_CUTLASS_SRC_DIR",
+    "VLLM_PRECOMPILED_WHEEL_COMMIT",
+    "VLLM_VERSION_OVERRIDE",
+    "VLLM_CPU_AVX512BF16",
+    "VLLM_XPU_AOT_DEVICES",
+    "VLLM_REQUIRE_RUST_FRONTEND",
+    "VLLM_REF",
+)
 #: Kubernetes sets them in every pod beside a service that is named vllm, or vllm-server.
-OF_SERVICES = table(__name__, "OF_SERVICES")
+OF_SERVICES = (
+    "VLLM_SERVICE_HOST",
+    "VLLM_SERVICE_PORT",
+    "VLLM_SERVICE_PORT_HTTP",
+    "VLLM_PORT_8000_TCP",
+    "VLLM_PORT_8000_TCP_ADDR",
+    "VLLM_PORT_8000_TCP_PROTO",
+    "VLLM_PORT_8000_UDP",
+    "VLLM_SERVER_SERVICE_HOST",
+    "VLLM_SERVER_PORT",
+)
 #: What reads like them, and is a mistake.
-NOT_OF_IMAGES = table(__name__, "NOT_OF_IMAGES")
+NOT_OF_IMAGES = (
+    "VLLM_SERVICE",
+    "VLLM_SERVICE_HOSTS",
+    "VLLM_SERVICE_PORTS",
+    "VLLM_PORT_8000",
+    "VLLM_HOST_TCP",
+    "VLLM_VERSION_CHECK",
+    "VLLM_FLASH_ATTN_SRC",
+    "VLLM_CPU_AVX512BF16_MOE",
+    "VLLM_REFRESH",
+    "VLLM_FLASH_ATTN_VERSIONS",
+    "VLLM_MXFP4_BACKEND",
+)
 
 
 def test_what_a_build_was_told_is_no_mistake_of_the_server():

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 
 from sm121.core import errors, profile
 from sm121.core.profile import load as load_profile
@@ -78,7 +77,15 @@ def quantised(*arguments: str, **shown: object) -> roofline.Formats | None:
 ALL = ("--mxfp4-layers", "moe,qkv,o,lm_head", "--kv-cache-dtype", "fp8")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("name", "identity", "gb", "deep"),
+    [
+        ("mxfp4", "0.14.0+mxfp4", 2.83, 3.44),
+        ("stock", "0.33.0", 5.17, 6.39),
+        ("marlin", "0.33.0", 5.17, 6.39),
+        ("cutlass", "0.33.0", 5.09, 6.3),
+    ],
+)
 def test_bytes_of_a_configuration_are_of_its_layers_its_cache_and_its_padding(
     name, identity, gb, deep
 ):
@@ -104,13 +111,53 @@ def test_what_resolved_counts_before_what_was_asked():
     assert quantised("--moe-backend", "marlin", moe="TRITON").padded_to == (1, 1)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("table", "qkv", "o"),
+    [
+        ('{"linear":"mxfp8","moe":{"activation":"mxfp8"}}', 8.25, 8.25),
+        pytest.param(
+            '{"linear":{"weight":"fp8_per_block"},"ignore":["lm_head"]}',
+            8,
+            8,
+            id='{"linear":{"weight":"fp8_per_block"},"ignore":("lm_head"',
+        ),
+        ('{"linear":"mxfp8","ignore":["re:.*o_proj"]}', 8.25, 16),
+        ('{"targets":{"re:.*qkv_proj":"mxfp4"}}', 4.25, 16),
+        ('{"moe":{"activation":"mxfp8"}}', 16, 16),
+    ],
+)
 def test_upstreams_way_leaves_the_head(table, qkv, o):
     read = quantised("--quantization-config", table)
     assert (read.qkv, read.o, read.lm_head, read.experts) == (qkv, o, 16, 4.25)
 
 
-@from_data
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--quantization", "fp8"), id="--quantization fp8"),
+        pytest.param(("--mxfp4-layers", "moe,router"), id="--mxfp4-layers moe,router"),
+        pytest.param(
+            ("--quantization-config", "fp8_per_tensor"), id="--quantization-config fp8_per_tensor"
+        ),
+        pytest.param(
+            ("--quantization-config", '{"linear":"a_new_one"}'),
+            id='--quantization-config {"linear":"a_new_one"}',
+        ),
+        pytest.param(
+            ("--quantization-config", '{"moe":{"weight":"nvfp4"}}'),
+            id='--quantization-config {"moe":{"weight":"nvfp4"}}',
+        ),
+        pytest.param(
+            ("--quantization-config", '{"linear":"mxfp8","ignore":["re:*"]}'),
+            id="--quantization-config",
+        ),
+        pytest.param(("--kv-cache-dtype", "a_new_one"), id="--kv-cache-dtype a_new_one"),
+        pytest.param(
+            ("--speculative-config", '{"method":"ngram"}'),
+            id='--speculative-config {"method":"ngram"}',
+        ),
+    ],
+)
 def test_formats_that_are_not_known_are_none_and_no_guess(arguments):
     assert quantised(*arguments) is None
 
@@ -153,7 +200,167 @@ def measured(
     return harness.file.metrics[metric], text, remarks
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("rate", "options", "read", "verdict", "says", "remark"),
+    [
+        pytest.param(
+            33.6,
+            None,
+            (5174595072, 45.41, 0.7401),
+            "FAIL",
+            (
+                (
+                    "it reads 5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s); "
+                    "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head --kv-cache-dtype "
+                    "fp8) reads 2.83)"
+                ),
+            ),
+            None,
+            id="out of reach",
+        ),
+        pytest.param(
+            33.6,
+            {"bandwidth": 218.0},
+            (5174595072, 42.13, 0.7978),
+            "FAIL",
+            ("at most 42.1 tok/s",),
+            None,
+            id="of a slower machine",
+        ),
+        pytest.param(
+            33.6,
+            {"bandwidth": None},
+            (5174595072, None, None),
+            "FAIL",
+            ("at most 45.4 tok/s on the fastest healthy machine",),
+            None,
+            id="of a machine that is not known",
+        ),
+        pytest.param(
+            20,
+            {"bandwidth": 100.0},
+            (5174595072, 19.33, 1.0354),
+            "FAIL",
+            ("; it needs fewer bits, or speculation",),
+            None,
+            id="of none that reaches it",
+        ),
+        pytest.param(
+            33.6,
+            {"managed": False},
+            (None, None, None),
+            "FAIL",
+            None,
+            None,
+            id="attached without its log",
+        ),
+        pytest.param(
+            33.6,
+            {"managed": False, "moe": "MARLIN"},
+            (5174595072, 45.41, 0.7401),
+            "FAIL",
+            ("it reads 5.17 GB a token",),
+            None,
+            id="attached with its log",
+        ),
+        # A gate within reach blames nothing else.
+        pytest.param(
+            44.0,
+            {"bandwidth": 273.0},
+            (5174595072, 52.76, 0.8342),
+            "FAIL",
+            None,
+            None,
+            id="a faster memory",
+        ),
+        pytest.param(
+            25.0,
+            {"bandwidth": 218.0, "named": "stock"},
+            (5174595072, 42.13, 0.5937),
+            "FAIL",
+            None,
+            None,
+            id="a lower gate",
+        ),
+        pytest.param(
+            27.0,
+            {"identity": "0.14.0+mxfp4"},
+            (2834060544, 82.92, 0.3257),
+            "FAIL",
+            None,
+            None,
+            id="a build that reads less",
+        ),
+        # A rate has its share of its own configuration's bound, at its depth.
+        pytest.param(
+            59.4,
+            {"identity": "0.14.0+mxfp4"},
+            (2834060544, 82.92, 0.7165),
+            "PASS",
+            None,
+            None,
+            id="a fast one",
+        ),
+        pytest.param(
+            45.0,
+            {"identity": "0.14.0+mxfp4", "metric": "tg32@d32768"},
+            (3440399616, 68.31, 0.6589),
+            "PASS",
+            None,
+            None,
+            id="a deep one",
+        ),
+        pytest.param(
+            4664.0, {"metric": "pp2048@d0"}, (None, None, None), "PASS", None, None, id="of prefill"
+        ),
+        # What reads less than was asked for, or is not known; above the least of all it is INVALID.
+        pytest.param(
+            59.4,
+            None,
+            (5174595072, 45.41, 1.3082),
+            "PASS",
+            None,
+            "more than the bytes of this configuration allow",
+            id="above its bound",
+        ),
+        pytest.param(
+            59.4,
+            {"identity": "0.14.0+mxfp4", "requantised": [], "kv_cache_dtype": "bfloat16"},
+            (5088075264, 46.19, 1.2863),
+            "PASS",
+            None,
+            "more than the bytes of this configuration allow",
+            id="asked for, and not what ran",
+        ),
+        pytest.param(
+            59.4,
+            {"more": ["--mxfp4-layers", "moe,router"]},
+            (None, None, None),
+            "PASS",
+            None,
+            None,
+            id="layers that are not known",
+        ),
+        pytest.param(
+            115.0,
+            {"identity": "0.14.0+mxfp4"},
+            (2834060544, 82.92, 1.387),
+            "INVALID",
+            ("above_roofline",),
+            None,
+            id="above any",
+        ),
+        pytest.param(
+            115.0,
+            {"more": ["--quantization", "fp8"]},
+            (None, None, None),
+            "INVALID",
+            ("above_roofline",),
+            None,
+            id="above any, of an unknown format",
+        ),
+    ],
+)
 def test_a_rate_is_held_against_the_bound_of_what_it_reads(
     rate, options, read, verdict, says, remark
 ):

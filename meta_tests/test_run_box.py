@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import servers
-from data_rows import from_data
 from test_box import reading
 
 from sm121.core import architecture, profile
@@ -144,7 +143,13 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
         assert file.box.state == "DEGRADED" and str(other.core) in file.box.reason
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("on_the_gpu", "said"),
+    [
+        pytest.param((4711,), "seen processes [4711]", id="behind a proxy or in a container"),
+        pytest.param((), "seen nobody", id="elsewhere behind a tunnel"),
+    ],
+)
 def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
     mine, file, _ = run_box(*at(serving), gpus=[{*on_the_gpu}])
     mine.read_before()
@@ -162,7 +167,24 @@ def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_m
     assert sum("127.0.0.1:1 is seen from here" in line for line in file.unproven) == 1
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("device", "verdicts", "message"),
+    [
+        pytest.param({}, ("PASS", "FAIL", "PASS"), None, id="the same"),
+        pytest.param(
+            {"bandwidth_gb_s": 280.0},
+            ("PASS", "INCONCLUSIVE", "NOT_RUN"),
+            "it became faster",
+            id="faster",
+        ),
+        pytest.param(
+            {"bandwidth_gb_s": 201.0},
+            ("INCONCLUSIVE", "INCONCLUSIVE", "NOT_RUN"),
+            "to 201",
+            id="slower",
+        ),
+    ],
+)
 def test_what_a_change_of_the_machine_does_to_what_was_decided(
     run_box, monkeypatch, device, verdicts, message
 ):

@@ -6,10 +6,10 @@ import re
 import tempfile
 import time
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 import stress_faults
-from data_rows import from_data
 
 from sm121.engines import process_tree
 from sm121.engines.memory import Memory
@@ -57,7 +57,13 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("scenario", "status", "verdict"),
+    [
+        ("test_passes", 0, "PASS"),
+        ("test_fails", 1, "FAIL"),
+    ],
+)
 def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     run, memory = start(scenario)
     assert run.wait() == status, run.output
@@ -65,7 +71,18 @@ def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     check_nothing_left(run, memory)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        pytest.param((SIGINT,), 2, id="signal.SIGINT, 2"),
+        pytest.param((SIGTERM,), 2, id="signal.SIGTERM, 2"),
+        # a second Ctrl-C breaks nothing off
+        pytest.param(
+            (SIGINT, SIGINT, SIGINT), 2, id="signal.SIGINT signal.SIGINT signal.SIGINT, 2"
+        ),
+        pytest.param((SIGKILL,), -9, id="signal.SIGKILL, -9"),
+    ],
+)
 def test_a_run_that_is_ended(start, signals, status):
     run, memory = start("test_waits")
     for number in signals:
@@ -76,7 +93,13 @@ def test_a_run_that_is_ended(start, signals, status):
     check_nothing_left(run, memory)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("scenario", "seen"),
+    [
+        ("test_api_server_dies", "status -9"),
+        ("test_engine_core_dies", "engine_dead"),
+    ],
+)
 def test_a_server_that_dies(start, scenario, seen):
     run, memory = start(scenario)
     assert run.wait() == 1, run.output

@@ -7,7 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from data_rows import from_data
 
 from sm121.answers.oracle_texts import prompts, with_window
 from sm121.oracles import mxfp4, rounding, scores
@@ -30,7 +29,20 @@ def test_it_agrees_with_the_oracle_in_memory(twin, request):
         assert (every.gather(1, says.top_ids) - says.top).abs().max() < 1e-9
 
 
-@from_data
+@pytest.mark.parametrize(
+    "formats",
+    [
+        pytest.param(
+            "qkv=mxfp4-ceil,o=mxfp4-even,lm_head=mxfp4-floor,kv=fp8,experts=mxfp8",
+            id="qkv=mxfp4-ceil,o=mxfp4-even,lm_head=mxfp4-floor,kv=fp8,e",
+        ),
+        pytest.param(
+            ("qkv=fp8-channel,o=fp8-channel,lm_head=fp8-channel,kv=fp8-cut,experts=mxfp8-identity"),
+            id="qkv=fp8-channel,o=fp8-channel,lm_head=fp8-channel,kv=fp8",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
     """Also beside texts of a model that rounds less, and token by token from the cache."""
     exact = Rounding.parse(formats)

@@ -7,7 +7,6 @@ from pathlib import Path
 import past_runs
 import pytest
 import speculation_faults
-from data_rows import from_data
 from speculation_faults import CLEAN, FAULTS
 
 from sm121.answers import promised
@@ -66,7 +65,25 @@ def _stored(value: float, length: float | None) -> StoredMetric:
     return StoredMetric("tg32@d0", "tok/s", True, None, samples, value, length)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("value", "length", "says"),
+    [
+        pytest.param(
+            91.0,
+            2.4,
+            "no slower (+13.7%): the drafts are worse, not the kernels",
+            id="91.0, 2.4, no slower (+13.7%): the drafts are worse",
+        ),
+        (80.0, 2.7, "the steps are slower, too"),
+        pytest.param(
+            80.0,
+            3.0,
+            "acceptance is as before (3.00, now 3.00 tokens a step)",
+            id="80.0, 3.0, acceptance is as before (3.00, now 3.00",
+        ),
+        (80.0, None, "allowed"),
+    ],
+)
 def test_a_rate_that_fell_says_whether_drafts_or_kernels_did_it(value, length, says):
     stored = past_runs.stored_run("0001", _stored(100.0, 3.0))
     (change,) = trend.compare({"tg32@d0": _stored(value, length)}, [stored], Regression())

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import serving
@@ -59,7 +58,18 @@ def test_an_event_is_given_with_the_read_that_ends_it():
     assert list(parser.feed(b"\n")) == [b"2"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(("data: a\ndata: b\n\n"), ("a\nb",), id="data: a data: b, a b"),
+        pytest.param(("data:a\n\ndata\n\n"), ("a", ""), id="data:a data, a"),
+        pytest.param((": data: a\n\n:\n\n"), (), id=": data: a :"),
+        pytest.param(("event: done\nid: 7\nretry: 10\n\n"), (), id="event: done id: 7 retry: 10"),
+        pytest.param(("event: x\ndata: a\n\n\n\n"), ("a",), id="event: x data: a, a"),
+        pytest.param(("data: a\n\ndata: broken off\n"), ("a",), id="data: a data: broken off, a"),
+        pytest.param(("data: a\n\ndata: broken off"), ("a",), id="data: a data: broken off, a (2)"),
+    ],
+)
 def test_fields(body, expected):
     assert events(body.encode()) == [*expected]
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 
 from sm121.client.completions import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
@@ -128,7 +127,20 @@ def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memor
     assert on_device["device"] is Verdict.PASS and "machine" not in on_device
 
 
-@from_data
+# After the sample n there are 50 handles, and n times so many more, at most so many.
+@pytest.mark.parametrize(
+    ("requests_a_sample", "each", "most", "verdict"),
+    [
+        # a pool fills while few requests end
+        (1, 0.334, 99, "PASS"),
+        (1, 1, 99, "FAIL"),
+        (10, 0.334, 99, "PASS"),
+        # a fifth of one for each request
+        (10, 2, 199, "FAIL"),
+        # a pool is full
+        (1, 1, 30, "PASS"),
+    ],
+)
 def test_handles_that_a_pool_holds_are_no_leak(requests_a_sample, each, most, verdict):
     samples = [
         replace(sample, completed=n * requests_a_sample, handles=50 + min(int(n * each), most))
@@ -166,7 +178,31 @@ def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
     return JobOutcome(1, job, answer=answer, status=200, **options)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("ids", "options", "kind"),
+    [
+        pytest.param((1, 2, 3, 4), {}, None, id="1 2 3 4"),
+        pytest.param((1, 2, 3), {}, "token_lost", id="1 2 3, token_lost"),
+        pytest.param((1, 2, 2, 3, 4), {}, "token_doubled", id="1 2 2 3 4, token_doubled"),
+        pytest.param(
+            (1, 2, 2, 3),
+            {"completion": 4},
+            "token_doubled",
+            id="1 2 2 3, completion 4, token_doubled",
+        ),
+        pytest.param((1, 3, 4, 7), {}, "token_lost", id="1 3 4 7, token_lost"),
+        pytest.param((1, 2, 9, 4), {}, "corrupted_answer", id="1 2 9 4, corrupted_answer"),
+        pytest.param(
+            (1, 2, 3, 4), {"completion": 5}, "wrong_usage", id="1 2 3 4, completion 5, wrong_usage"
+        ),
+        pytest.param(
+            (1, 2, 3, 4),
+            {"finish": "stop"},
+            "wrong_finish",
+            id="1 2 3 4, finish stop, wrong_finish",
+        ),
+    ],
+)
 def test_each_wrong_answer_has_its_class(ids, options, kind):
     fault = checks.fault(outcome(ids, **options), EXACT)
     assert (fault.kind if fault else None) == kind, fault
@@ -177,7 +213,30 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
     return checks.faults(LoadResult([job], 0.0, 9.0), EXACT, stopped_at=5.0)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("ids", "options", "kind"),
+    [
+        pytest.param((), {}, None, id="nothing"),
+        pytest.param((1, 2), {}, None, id="1 2"),
+        pytest.param((1, 3), {}, "token_lost", id="1 3, token_lost"),
+        pytest.param((9, 2), {}, "corrupted_answer", id="9 2, corrupted_answer"),
+        pytest.param((1, 2, 3, 4, 4), {}, "token_doubled", id="1 2 3 4 4, token_doubled"),
+        pytest.param((1, 2), {"completion": 4}, "wrong_usage", id="1 2, completion 4, wrong_usage"),
+        pytest.param(None, {"completion": 4}, "bad_stream", id="completion 4, bad_stream"),
+        pytest.param(
+            (1, 2),
+            {"problem": ["stuck_request", "no token for 30 s"]},
+            "stuck_request",
+            id="1 2, problem stuck_request no token for 30 s",
+        ),
+        # before the stop
+        pytest.param((1, 2), {"ended": 4.0}, "token_lost", id="1 2, ended 4.0, token_lost"),
+        # and without a word
+        pytest.param(
+            (1, 2), {"finish": "length"}, "token_lost", id="1 2, finish length, token_lost"
+        ),
+    ],
+)
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
     """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
@@ -199,7 +258,21 @@ def test_what_a_stop_does_not_excuse():
 NOISY = level_settings.AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(
+            {"text": "of somebody else"},
+            "required the text 'abcd' of the same tokens",
+            id="text of somebody else, required the text 'abcd' of the",
+        ),
+        pytest.param(
+            {"ids": [1, 2, 3, 5]},
+            "seen: 4 in place of 5 at 3",
+            id="ids 1 2 3 5, seen: 4 in place of 5 at 3",
+        ),
+    ],
+)
 def test_another_requests_text_or_ids_are_no_noise(change, said):
     positions = tuple(Position(f"token_id:{n}", -0.1, {}) for n in (1, 2, 3, 4))
     whole = outcome((1, 2, 3, 4))
@@ -211,7 +284,17 @@ def test_another_requests_text_or_ids_are_no_noise(change, said):
     assert fault is not None and fault.kind == "corrupted_answer" and said in fault.text, fault
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        pytest.param({"ids": None}, "bad_stream", id="ids None, bad_stream"),
+        pytest.param(
+            {"completion_tokens": None}, "wrong_usage", id="completion_tokens None, wrong_usage"
+        ),
+        pytest.param({"prompt_tokens": None}, "wrong_usage", id="prompt_tokens None, wrong_usage"),
+        pytest.param({"prompt_tokens": 4711}, "wrong_usage", id="prompt_tokens 4711, wrong_usage"),
+    ],
+)
 def test_what_an_answer_has_alone_it_has_under_load(change, kind):
     whole = outcome((1, 2, 3, 4))
     whole.answer = replace(whole.answer, text="abcd", **change)
@@ -272,7 +355,48 @@ def cause_of(cause: Cause, kernel=NO_KERNEL, exits=KILLED, kills: int = 0) -> Ca
     return death.cause_of(cause, exits=exits, kernel=kernel, kills=kills, pids={7})
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("kernel", "kills", "exits", "kind"),
+    [
+        pytest.param(
+            KernelMessages([OOM_LINE]),
+            0,
+            KILLED,
+            "oom",
+            id="KernelMessages OOM_LINE, 0, KILLED, oom",
+        ),
+        pytest.param(
+            KernelMessages([OOM_LINE.replace(" 7 ", " 8 ")]),
+            0,
+            KILLED,
+            "killed",
+            id="KernelMessages OOM_LINE.replace 7 8, 0, KILLED, killed",
+        ),
+        pytest.param(KernelMessages(), 1, KILLED, "oom", id="KernelMessages, 1, KILLED, oom"),
+        pytest.param(KernelMessages(), 0, KILLED, "killed", id="KernelMessages, 0, KILLED, killed"),
+        pytest.param(
+            KernelMessages(unavailable="not permitted"),
+            0,
+            KILLED,
+            "killed",
+            id="KernelMessages unavailable not permitted, 0, KILLED",
+        ),
+        pytest.param(
+            KernelMessages(unavailable="not permitted"),
+            0,
+            (),
+            "oom",
+            id="KernelMessages unavailable not permitted, 0, oom",
+        ),
+        pytest.param(
+            KernelMessages(["[ 9.2] NVRM: Xid (PCI:0000:01:00): 13, x"]),
+            0,
+            (),
+            "xid",
+            id="KernelMessages ( 9.2) NVRM: Xid (PCI:0000:01:00): 13",
+        ),
+    ],
+)
 def test_sigkill_is_the_oom_killer_only_where_something_says_so(kernel, kills, exits, kind):
     assert cause_of(SIGKILL_GUESS, kernel, exits, kills).kind == kind
 
@@ -283,7 +407,16 @@ NO_MEMORY = (
 )
 
 
-@from_data
+@pytest.mark.parametrize(
+    "logged",
+    [
+        pytest.param(SIGKILL_GUESS, id="SIGKILL_GUESS"),
+        pytest.param(
+            Cause(kind="engine_dead", summary="x", owner="y"),
+            id="Cause kind engine_dead summary x owner y",
+        ),
+    ],
+)
 def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
     cause = cause_of(logged, KernelMessages((NO_MEMORY,)))
     assert cause.kind == "oom" and "the NVIDIA driver found no memory" in cause.summary

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import servers
-from data_rows import from_data, table
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
@@ -66,7 +65,42 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
     assert "0: " in lines[-1] and "1: " in lines[-1] and "2: " not in lines[-1], lines
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        pytest.param(
+            "join-five",
+            r"a prompt of \d+ tokens joins 5 that decode.*: .*connection",
+            id="join-five, a prompt of d+ tokens joins 5 that decode.*",
+        ),
+        pytest.param(
+            "join-one",
+            r"a prompt of \d+ tokens joins 1 that decode.*: .*connection",
+            id="join-one, a prompt of d+ tokens joins 1 that decode.*",
+        ),
+        pytest.param(
+            "join-garbage",
+            r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ ",
+            id="join-garbage, short prompts join .*corrupted_answer",
+        ),
+        pytest.param(
+            "join-refused",
+            r"a prompt of \d+ tokens joins 5 that decode.*: .* seen 1 of .*refused",
+            id="join-refused, a prompt of d+ tokens joins 5 that",
+        ),
+        # A stall shows seconds later: others have joined meanwhile on a busy machine.
+        pytest.param(
+            "join-stalls",
+            "joins [5-7] that decode.*: .*(stuck_request|hang)",
+            id="join-stalls, joins (5-7) that decode.*",
+        ),
+        pytest.param(
+            "join-more", "joins [567] that decode.*: .*connection", marks=pytest.mark.slow
+        ),
+        pytest.param("join-last", "joins 7 that decode.*: .*connection", marks=pytest.mark.slow),
+        pytest.param("join-lengths", "joins 5 that decode.*: .*connection", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
     sick, _ = level(fault)
     with pytest.raises(UnderLoad, match=said):
@@ -77,7 +111,75 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
 
-CROWDS, SOAKS = table(__name__, "CROWDS"), table(__name__, "SOAKS")
+CROWDS, SOAKS = (
+    (
+        {"fault": "none"},
+        {
+            "fault": "neighbours",
+            "text": r"anothers_answer: request \d+ \(.*completion.*seen that to",
+        },
+        {"fault": "neighbours-of-80", "text": "a crowd of 80 requests: .*anothers_answer: request"},
+        {
+            "fault": "neighbours-in-chats",
+            "text": r"anothers_answer: request \d+ \(.*chat.*seen that to",
+        },
+        {
+            "fault": "neighbours-in-responses",
+            "text": r"anothers_answer: request \d+ \(response.*seen that to",
+        },
+        {
+            "fault": "neighbours-in-choices",
+            "text": r"anothers_answer: request \d+ \(choice.*seen that to choice",
+        },
+        {"fault": "neighbours-in-two", "text": r"anothers_answer: request \d+ \(two completions"},
+        {
+            "fault": "neighbours-of-a-prefix",
+            "text": r"anothers_answer: request \d+ \(one beginning",
+        },
+        {
+            "fault": "neighbours-of-a-prefix-of-80",
+            "text": r"a crowd of 80 requests: .*anothers_answer: request \d+ \(one beginning",
+        },
+        {
+            "fault": "two-of-a-prefix",
+            "text": r"one beginning, asked alone|anothers_answer: request \d+ \(one beginning",
+        },
+        {"fault": "forgets-logit_bias", "text": r": request \d+ \(changed completion 1"},
+        {"fault": "forgets-presence_penalty", "text": r": request \d+ \(changed completion 1"},
+        {"fault": "forgets-bad_words", "text": r": request \d+ \(changed completion 2"},
+        {"fault": "forgets-stop", "text": r": request \d+ \(changed completion 3"},
+        {
+            "fault": "forgets-top_k",
+            "text": r"corrupted_answer: request \d+ \((sampled|two) completion",
+        },
+        {"fault": "no-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+        {"fault": "junk-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+        {"fault": "loop-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+    ),
+    (
+        {"fault": "none", "slow": False},
+        {
+            "fault": "neighbours-in-chats",
+            "slow": False,
+            "text": r"anothers_answer: request \d+ \(.*chat",
+        },
+        {
+            "fault": "neighbours-in-responses",
+            "slow": True,
+            "text": r"anothers_answer: request \d+ \(response",
+        },
+        {
+            "fault": "neighbours-in-choices",
+            "slow": True,
+            "text": r"anothers_answer: request \d+ \(choice",
+        },
+        {
+            "fault": "neighbours-of-a-prefix",
+            "slow": True,
+            "text": r"anothers_answer: request \d+ \(one beginning",
+        },
+    ),
+)
 
 
 def _crowds() -> Iterator:
@@ -107,7 +209,14 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     assert [outcome.problem for outcome in load.outcomes] == [None] * 40 and load.seconds > 2.0
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("fault", "preempts", "problem"),
+    [
+        ("preempts", True, None),
+        ("preempts", False, "stuck_request"),
+        ("preempts-and-loses", True, "stuck_request"),
+    ],
+)
 def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, preempts, problem):
     """Longer than a request may be silent elsewhere; but not when no other goes on."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.05")
@@ -118,7 +227,18 @@ def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, pre
     assert {o.problem[0] for o in outcomes if o.problem} - {"stopped"} == {problem} - {None}
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("none", None),
+        ("noise", "tokens 256 to 320"),
+        ("drifts", "896 to"),
+        ("loops", "576 to 640"),
+        ("noisy-text", "896 to"),
+        ("lost-text", "448 to"),
+        ("cut-text", "960 to"),
+    ],
+)
 def test_a_long_answer_is_compared_to_its_end(level, fault, text):
     whole, _ = level(fault)
     wrong = pytest.raises(UnderLoad, match=f"corrupted_answer: .*{text}")
@@ -151,7 +271,17 @@ def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
     assert CPU.stress.joining_s.value <= 10
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("version", "crash", "named"),
+    [
+        ("0.14.0+mxfp4", "illegal_memory_access", True),
+        # another death
+        ("0.14.0+mxfp4", "oom", False),
+        # the release that it is based on
+        ("0.14.0", "illegal_memory_access", False),
+        ("0.32.0", "illegal_memory_access", False),
+    ],
+)
 def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash, named):
     test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
     engine = SimpleNamespace(name="vllm", version=version, identity=None)
@@ -166,7 +296,16 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
     assert text.startswith(str(lost))
 
 
-@from_data
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "none",
+        "metrics-gone",
+        pytest.param("no-metrics", marks=pytest.mark.slow),
+        pytest.param("metrics-fail", marks=pytest.mark.slow),
+        pytest.param("metrics-empty", marks=pytest.mark.slow),
+    ],
+)
 def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     served, _ = level(fault)
     with served._server.endpoint.http() as http:

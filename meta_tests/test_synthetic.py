@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_rows import from_data, table
 
 from sm121 import cli
 from sm121.checkpoint.canary_tensors import Twin, from_bf16, tensors
@@ -15,7 +14,27 @@ from sm121.oracles import mxfp4
 from tools import synthetic, synthetic_weights
 from tools.synthetic_weights import Synthetic
 
-LAYER = table(__name__, "LAYER")
+LAYER = {
+    "input_layernorm.weight": ("BF16", (2880,)),
+    "mlp.experts.down_proj_bias": ("BF16", (128, 2880)),
+    "mlp.experts.down_proj_blocks": ("U8", (128, 2880, 90, 16)),
+    "mlp.experts.down_proj_scales": ("U8", (128, 2880, 90)),
+    "mlp.experts.gate_up_proj_bias": ("BF16", (128, 5760)),
+    "mlp.experts.gate_up_proj_blocks": ("U8", (128, 5760, 90, 16)),
+    "mlp.experts.gate_up_proj_scales": ("U8", (128, 5760, 90)),
+    "mlp.router.bias": ("BF16", (128,)),
+    "mlp.router.weight": ("BF16", (128, 2880)),
+    "post_attention_layernorm.weight": ("BF16", (2880,)),
+    "self_attn.k_proj.bias": ("BF16", (512,)),
+    "self_attn.k_proj.weight": ("BF16", (512, 2880)),
+    "self_attn.o_proj.bias": ("BF16", (2880,)),
+    "self_attn.o_proj.weight": ("BF16", (2880, 4096)),
+    "self_attn.q_proj.bias": ("BF16", (4096,)),
+    "self_attn.q_proj.weight": ("BF16", (4096, 2880)),
+    "self_attn.sinks": ("BF16", (64,)),
+    "self_attn.v_proj.bias": ("BF16", (512,)),
+    "self_attn.v_proj.weight": ("BF16", (512, 2880)),
+}
 
 
 def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: Twin = "mxfp4") -> Synthetic:
@@ -84,7 +103,30 @@ def test_random_codes_have_the_rms_that_is_wanted(rms):
     assert len(np.unique(scales)) == 2
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(
+            ("--shape", "gpt-oss-20b", "--layers", "25"),
+            "gpt-oss-20b has 1 to 24",
+            id="--shape gpt-oss-20b --layers 25, gpt-oss-20b has 1 to 24",
+        ),
+        pytest.param(
+            ("--shape", "gpt-oss-20b", "--layers", "0"),
+            "gpt-oss-20b has 1 to 24",
+            id="--shape gpt-oss-20b --layers 0, gpt-oss-20b has 1 to 24",
+        ),
+        pytest.param(
+            ("--shape", "gpt-oss-7b"), "invalid choice", id="--shape gpt-oss-7b, invalid choice"
+        ),
+        # openai/gpt-oss-120b, model.safetensors.index.json and the headers of its files.
+        pytest.param(
+            ("--shape", "gpt-oss-20b", "--layers", "two"),
+            "invalid int value",
+            id="--shape gpt-oss-20b --layers two, invalid int value",
+        ),
+    ],
+)
 def test_a_wrong_request_is_one_line(tmp_path, capsys, arguments, said):
     assert cli.main(["synthetic", str(tmp_path / "c"), *arguments]) == 4
     assert said in capsys.readouterr().err and not (tmp_path / "c").exists()

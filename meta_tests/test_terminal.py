@@ -13,7 +13,6 @@ from unittest.mock import ANY
 
 import pytest
 import report_runs
-from data_rows import from_data
 from terminal_samples import on_a_terminal
 
 from sm121.core import waiting
@@ -181,7 +180,32 @@ def test_a_long_test_is_not_silent_where_there_is_no_terminal():
 LONG = "kernel 0/2 ended | test_that_takes_long[a]"
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("asked", "lines", "expected"),
+    [
+        pytest.param(
+            (),
+            True,
+            "kernel 0/2 ended | test_that_takes_long[a]",
+            id="lines, kernel 0/2 ended | test_that_takes_long(a)",
+        ),
+        pytest.param(
+            ("-v",),
+            True,
+            "kernel 0/2 ended | test_that_takes_long[a]",
+            id="-v, lines, kernel 0/2 ended | test_that_takes_long(a)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("-s",),
+            True,
+            "kernel 0/2 ended | test_that_takes_long[a]",
+            id="-s, lines, kernel 0/2 ended | test_that_takes_long(a)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("-qq",), False, None, id="-qq, not lines", marks=pytest.mark.slow),
+    ],
+)
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
     """With pytest's own lines, too."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from data_rows import from_data
 
 from sm121.answers import golden, prompts
 from sm121.client.completions import Asker
@@ -103,7 +102,13 @@ FAULTS = {
 }
 
 
-@from_data
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("killed", marks=pytest.mark.slow),
+        pytest.param("stopped", marks=pytest.mark.slow),
+    ],
+)
 def test_rank_of_a_real_vllm(pool, fault):
     number, kind, sentence, within_s = FAULTS[fault]
     server, managed = start(pool)

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import servers
-from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
@@ -135,7 +134,23 @@ def test_only_the_profile_of_the_cpu_sends_fewer_requests():
     assert loads["cpu-tiny-gpt-oss"] is not None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("started", "last", "ended", "silent"),
+    [
+        # it had ended before the stop
+        (10.0, 19.0, 19.5, 0.0),
+        # its connection stayed open, and nothing came
+        (10.0, 19.0, 80.0, 60.0),
+        # it was served to its end
+        (10.0, 79.0, 80.0, 1.0),
+        # an answer that comes at once, or never
+        (10.0, None, 80.0, 60.0),
+        # let in after the stop, and forgotten
+        (25.0, None, 85.0, 60.0),
+        # refused at once
+        (25.0, None, 25.1, 0.1),
+    ],
+)
 def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, silent):
     outcome = JobOutcome(1, JOB, started=started, last=last, ended=ended)
     assert restart.silent_after(outcome, 20.0) == pytest.approx(silent)

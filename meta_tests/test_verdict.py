@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 
 from sm121.core import unmet, verdict
 from sm121.core.unmet import Fact, Unmet, facts_of, require, require_each, require_none
@@ -21,12 +20,33 @@ from sm121.run.verdict_file import (
 )
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        pytest.param((), "NOT_RUN", id="NOT_RUN"),
+        pytest.param(("PASS",), "PASS", id="PASS, PASS"),
+        pytest.param(("PASS", "NOT_RUN"), "NOT_RUN", id="PASS NOT_RUN, NOT_RUN"),
+        pytest.param(
+            ("NOT_RUN", "INCONCLUSIVE"), "INCONCLUSIVE", id="NOT_RUN INCONCLUSIVE, INCONCLUSIVE"
+        ),
+        pytest.param(("INCONCLUSIVE", "INVALID"), "INVALID", id="INCONCLUSIVE INVALID, INVALID"),
+        pytest.param(("INVALID", "FAIL", "PASS"), "FAIL", id="INVALID FAIL PASS, FAIL"),
+    ],
+)
 def test_the_worst_counts_and_nothing_is_not_run(parts, whole):
     assert worst([Verdict(part) for part in parts]) == whole
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("verdict", "status"),
+    [
+        ("PASS", 0),
+        ("FAIL", 1),
+        ("INVALID", 1),
+        ("INCONCLUSIVE", 1),
+        ("NOT_RUN", 5),
+    ],
+)
 def test_exit_status(verdict, status):
     assert Verdict(verdict).exit_status == status
 
@@ -44,7 +64,30 @@ def file_with(*verdicts: Verdict, finished: bool = True, **more) -> VerdictFile:
     return file
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("verdicts", "fields", "whole"),
+    [
+        pytest.param((), {}, Verdict.NOT_RUN, id="Verdict.NOT_RUN"),
+        pytest.param(
+            (Verdict.NOT_RUN,),
+            {"skipped": True},
+            Verdict.NOT_RUN,
+            id="Verdict.NOT_RUN, skipped True, Verdict.NOT_RUN",
+        ),
+        pytest.param(
+            (Verdict.PASS,),
+            {"finished": False},
+            Verdict.NOT_RUN,
+            id="Verdict.PASS, finished False, Verdict.NOT_RUN",
+        ),
+        pytest.param(
+            (Verdict.FAIL,),
+            {"finished": False},
+            Verdict.FAIL,
+            id="Verdict.FAIL, finished False, Verdict.FAIL",
+        ),
+    ],
+)
 def test_nothing_and_less_than_all_are_not_green(verdicts, fields, whole):
     assert file_with(*verdicts, **fields).verdict is whole
 
@@ -115,7 +158,44 @@ def test_no_message_is_written_by_hand():
     assert not written
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        pytest.param(
+            {"required": "200", "observed": "404"},
+            "required: 200, seen: 404",
+            id="required 200 observed 404, required: 200, seen: 404",
+        ),
+        pytest.param(
+            {"required": "a version"},
+            "required: a version, seen: none",
+            id="required a version, required: a version, seen: none",
+        ),
+        pytest.param(
+            {
+                "required": "at least",
+                "observed": "",
+                "about": "tg32@d0",
+                "value": 51.9996,
+                "limit": 52.0,
+                "unit": "tok/s",
+                "evidence": "x",
+            },
+            "tg32@d0: required: at least 52 tok/s, seen: 51.9996 tok/s (x)",
+            id="required at least observed about tg32@d0 value 51.9996",
+        ),
+        pytest.param(
+            {"required": "at most", "observed": "at 3", "value": float("nan"), "limit": 1.0},
+            "required: at most 1, seen: nan at 3",
+            id="required at most observed at 3 value nan limit 1.0",
+        ),
+        pytest.param(
+            {"required": "", "observed": "it broke", "kind": "KeyError"},
+            "KeyError: it broke",
+            id="required observed it broke kind KeyError, KeyError: it",
+        ),
+    ],
+)
 def test_a_fact_is_one_line_for_people(fields, text):
     fact = Fact(**fields)
     assert str(fact) == text

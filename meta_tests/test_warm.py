@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121 import cli
 from sm121.compilation import jit
@@ -260,7 +260,14 @@ def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys)
     assert "xqa_decode: there" in output
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("gib", "tool", "why"),
+    [
+        (112, "nvcc", "there is no nvcc"),
+        (112, "ninja", "there is no ninja (PATH)"),
+        (12, None, "9.3 GiB for a compile job"),
+    ],
+)
 def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib, tool, why):
     machine.memory(monkeypatch, gib)
     if tool:
@@ -287,7 +294,46 @@ def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, st
     assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in output)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss"),
+            "nothing of FlashInfer is compiled for it (expected",
+            id="--profile cpu-tiny-gpt-oss, nothing of FlashInfer is",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--module", "experts"),
+            "module experts: expected one of sampling, attention",
+            id="--profile sm121-gpt-oss-120b --module experts, module",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "gemm"),
+            "--configuration gemm: expected one of",
+            id="--profile sm121-gpt-oss-120b --configuration gemm",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "cutlass", "--module", "gemm"),
+            "module gemm: expected one of sampling, attention_sink_window,",
+            id="--profile sm121-gpt-oss-120b --configuration cutlass",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "x"),
+            "expected one of profile",
+            id="--profile sm121-gpt-oss-120b --configuration x",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--engine-env", "MAX_JOBS"),
+            "expected KEY=VALUE",
+            id="--profile sm121-gpt-oss-120b --engine-env MAX_JOBS",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--engine-python", "/nowhere/python"),
+            "/nowhere/python",
+            id="--profile sm121-gpt-oss-120b --engine-python",
+        ),
+    ],
+)
 def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
     assert cli.main(["warm", *arguments]) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()

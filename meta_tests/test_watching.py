@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from data_rows import from_data, text_file
+from texts import text_file
 
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
@@ -154,7 +154,18 @@ VAGUE = failure.Cause(kind="engine_dead", summary="the engine is dead", owner="t
 NO_KERNEL = kernel_messages.KernelMessages()
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("before", "number", "kind", "named"),
+    [
+        # as vLLM ends its workers
+        (None, "SIGKILL", "engine_dead", False),
+        (None, "SIGTERM", "engine_dead", False),
+        # it crashed as it was asked to end
+        (None, "SIGSEGV", "engine_dead", True),
+        # somebody killed it before
+        ("SIGKILL", "SIGKILL", "killed", True),
+    ],
+)
 def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kind, named):
     ready, status = tmp_path / "ready", tmp_path / "server-x.status.json"
     core = text_file("core-with-a-worker.txt").format(ready=str(ready))
@@ -187,7 +198,16 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
     assert first.exit_status == -9 and second.exit_status is None
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("status", "at", "answers", "ended"),
+    [
+        (-9, 20.0, False, True),
+        (-9, 20.0, True, False),
+        (-9, 5.0, False, False),
+        (-15, 20.0, False, False),
+        (1, 20.0, False, False),
+    ],
+)
 def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answers, ended):
     exits = [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}]
     managed = SimpleNamespace(

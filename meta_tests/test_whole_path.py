@@ -4,7 +4,7 @@ what resolved, in a real log of a GB10 with one thing changed."""
 import re
 from pathlib import Path
 
-from data_rows import from_data
+import pytest
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -51,7 +51,82 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
     assert not_shown(BUILD.path_of("mxfp4"), path) == ["requantised o", "requantised qkv"]
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("changes", "log", "says"),
+    [
+        pytest.param(
+            EAGER,
+            UNFUSED,
+            "cuda_graphs: required True, seen False",
+            id="EAGER, UNFUSED, cuda_graphs: required True, seen False",
+        ),
+        pytest.param(
+            (("kv_cache_dtype=fp8", "kv_cache_dtype=fp8_e5m2"),),
+            UNFUSED,
+            "kv_cache_dtype: required fp8 or fp8_e4m3, seen fp8_e5m2",
+            id="kv_cache_dtype=fp8 kv_cache_dtype=fp8_e5m2, UNFUSED",
+        ),
+        pytest.param(
+            (("dtype=torch.bfloat16", "dtype=torch.float16"),),
+            UNFUSED,
+            "dtype: required bfloat16, seen float16",
+            id="dtype=torch.bfloat16 dtype=torch.float16, UNFUSED",
+        ),
+        pytest.param(
+            (
+                (
+                    "speculative_config=None",
+                    "speculative_config=SpeculativeConfig(method='eagle3', x",
+                ),
+            ),
+            UNFUSED,
+            "speculative: required none, seen eagle3",
+            id="speculative_config=None",
+        ),
+        pytest.param(
+            (("enable_prefix_caching=True", "enable_prefix_caching=False"),),
+            UNFUSED,
+            "prefix_caching: required True, seen False",
+            id="enable_prefix_caching=True enable_prefix_caching=False",
+        ),
+        pytest.param(
+            CONTEXT,
+            UNFUSED,
+            "context: required 131072, seen 999",
+            id="CONTEXT, UNFUSED, context: required 131072, seen 999",
+        ),
+        pytest.param(
+            BF16_KV,
+            UNFUSED,
+            "must not see ' kv_cache_dtype=auto",
+            id="BF16_KV, UNFUSED, must not see ' kv_cache_dtype=auto",
+        ),
+        pytest.param(
+            (("quantization=mxfp4", "quantization=None"),),
+            UNFUSED,
+            "quantization: required mxfp4, seen none",
+            id="quantization=mxfp4 quantization=None, UNFUSED",
+        ),
+        pytest.param(
+            (("Using backend: CUTLASS", "Using backend: MARLIN"),),
+            UNFUSED,
+            "moe: required FLASHINFER_CUTLASS_MXFP4_MXFP8, seen MARLIN",
+            id="Using backend: CUTLASS Using backend: MARLIN, UNFUSED",
+        ),
+        pytest.param(
+            tuple(without(UNFUSED, "lm_head quantized")),
+            UNFUSED,
+            "must see .*lm_head quantized",
+            id="without UNFUSED lm_head quantized, UNFUSED, must see",
+        ),
+        pytest.param(
+            (),
+            "fused_0804_clean.log",
+            "moe_variant: required unfused, seen fused",
+            id="fused_0804_clean.log, moe_variant: required unfused",
+        ),
+    ],
+)
 def test_what_differs_contradicts(tmp_path, changes, log, says):
     lines = judged(tmp_path, *changes, log=log)
     assert any(re.search(says, line) for line in lines), lines

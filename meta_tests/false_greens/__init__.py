@@ -4,20 +4,10 @@ must not pass, ``clean`` the same without the fault."""
 
 import importlib
 import pkgutil
-import re
-import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from inspect import ismodule
 from pathlib import Path
 from typing import Any
-
-from data_rows import meant
-
-DATA = Path(__file__).parents[1] / "data" / "false-greens"
-#: Texts of rows that are written as names are, and are none.
-_WORDS = ("PASS", "FAIL", "INCONCLUSIVE", "TRITON", "FLASHINFER", "CUTLASS", "EMULATION")
 
 
 @dataclass
@@ -67,30 +57,6 @@ class Case:
     clean: Callable[[Kit], Outcome]
     expected: str
     slow: bool = False
-
-
-def of_data(module: str) -> Iterator[Case]:
-    """The cases of ``data/false-greens/``, by the names of the variants. `fault` and `clean` are
-    calls: the name of a function of the module, what it is given, and its keywords in a table; a
-    list that begins with no function is a list. The table `names` has more names. `make` is a
-    function that makes the case, of its name, of `given` and of the other fields."""
-    rows = tomllib.loads((DATA / f"{module.rpartition('.')[2]}.toml").read_text("utf-8"))
-    of_module = {k: v for k, v in vars(sys.modules[module]).items() if not ismodule(v)}
-    names = of_module | rows.pop("names", {})
-
-    def named(text: str) -> Any:
-        if text not in names and re.fullmatch(r"_?[A-Z][A-Z_]+", text) and text not in _WORDS:
-            raise LookupError(f"{module}: {text} is no name of the module, and no word of {_WORDS}")
-        return names.get(text, text)
-
-    def value(term: Any) -> Any:
-        return meant(term, named)
-
-    for name, row in rows.items():
-        arguments = [value(each) for each in row.pop("given", ())]
-        fields = {key: value(term) for key, term in row.items()}
-        make = fields.pop("make", None)
-        yield make(name, *arguments, **fields) if make else Case(**{"name": name, **fields})
 
 
 def cases() -> Iterator[Case]:

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import servers
-from data_rows import text_file
 from loopback import serving
+from texts import text_file
 from two_steps import in_two_steps
 
 from sm121.core import profile
@@ -31,7 +31,7 @@ from sm121.regression.hypothesis import Criterion, Hypothesis
 from sm121.run import beside
 from sm121.run.verdict_file import VerdictFile
 
-from . import Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 
 _CONFIG = (
     "INFO 11-20 10:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
@@ -233,4 +233,101 @@ def _logs(kit: Kit, lines: str) -> Outcome:
 
 _ILLEGAL = "ERROR 11-20 10:00:01 [core.py:1] CUDA error: an illegal memory access was encountered"
 _NOTHING = KernelPathRequirement(source="meta")
-CASES = list(of_data(__name__))
+CASES = [
+    Case(
+        item="10 B that ran something else",
+        name="B's log at its URL reports an illegal memory access",
+        fault=_logs(_ILLEGAL),
+        clean=_logs("INFO 11-20 10:00:01 [a.py:1] fine"),
+        expected="log of B",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B's log at its URL reports NaN",
+        fault=_logs("WARNING: NaN in logits"),
+        clean=_logs("INFO 11-20 10:00:01 [a.py:1] fine"),
+        expected="log of B",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B's log at its URL reports an ERROR that nobody knows",
+        fault=_logs("ERROR: odd"),
+        clean=_logs("INFO 11-20 10:00:01 [a.py:1] fine"),
+        expected="log of B",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="a fast B answers noise",
+        fault=_answers(False),
+        clean=_answers(True),
+        expected="which A knew at its first visit",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B fell back to A's kernels",
+        fault=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{}]}),
+        clean=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}),
+        expected="moe resolved to MARLIN",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B falls back at its second visit only",
+        fault=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}, {}]}),
+        clean=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}),
+        expected="B, visit 2",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="A is not on the profile's path",
+        fault=_compared(
+            ["", "--moe-backend triton"], {"A": [{"moe": "EMULATION"}], "B": [{"moe": "TRITON"}]}
+        ),
+        clean=_compared(["", "--moe-backend triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}),
+        expected="moe: required MARLIN or TRITON, seen EMULATION",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="two spellings of one thing",
+        fault=_compared(["--moe-backend marlin", "--moe-backend=marlin"], {"A": [{}], "B": [{}]}),
+        clean=_compared(
+            ["--moe-backend marlin", "--moe-backend=triton"], {"A": [{}], "B": [{"moe": "TRITON"}]}
+        ),
+        expected="B ran what A ran",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B asks for what A has by default",
+        fault=_compared(["", "--moe-backend marlin"], {"A": [{}], "B": [{}]}),
+        clean=_compared(["", "--moe-backend marlin"], {"A": [{"moe": "TRITON"}], "B": [{}]}),
+        expected="B ran what A ran (moe MARLIN)",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="both ask for another dtype, and B does not get it",
+        fault=_compared(
+            ["--dtype float16", "--dtype float16 --moe-backend triton"],
+            {"A": [{"dtype": "float16"}], "B": [{"moe": "TRITON"}]},
+        ),
+        clean=_compared(
+            ["--dtype float16", "--dtype float16 --moe-backend triton"],
+            {"A": [{"dtype": "float16"}], "B": [{"moe": "TRITON", "dtype": "float16"}]},
+        ),
+        expected="--dtype float16",
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="B fell back, in a whole run",
+        fault=_whole_run(["", "--moe-backend triton"], "fallback:moe-backend+triton"),
+        clean=_whole_run(["", "--moe-backend triton"]),
+        expected="moe resolved to MARLIN",
+        slow=True,
+    ),
+    Case(
+        item="10 B that ran something else",
+        name="two ports of one server",
+        fault=_urls(True),
+        clean=_urls(False),
+        expected="are one server",
+        slow=True,
+    ),
+]

@@ -13,7 +13,7 @@ from sm121.core.level_settings import AgreementBound, GoldenBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 
-from . import Case, Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 
 ITEM = "11 Answers within a tolerance"
 #: As the profile of a GB10: forks are allowed.
@@ -165,4 +165,59 @@ def _case(
     )  # fmt: skip
 
 
-CASES = list(of_data(__name__))
+CASES = [
+    _case("one token of 24 in a batch", _in_a_batch(_cut), expected="seen: 1 ids"),
+    _case(
+        "the ids and the text of another request",
+        _in_a_batch(_others_ids_and_text),
+        expected="log-probabilities of the tokens that were generated",
+    ),
+    _case("the text of another request", _in_a_batch(_others_text), expected="the text of the ids"),
+    _case(
+        ("after a fork the answer of another request, and no prompt ids to ask again from"),
+        _others_rest_without_prompts,
+        expected="not judged",
+    ),
+    _case(
+        "log-probabilities drift with each token that is decoded",
+        _in_a_long_answer(_drifts),
+        expected="a token at a time",
+        check=_token_by_token,
+    ),
+    _case(
+        "drafts are accepted past the sixth token",
+        _in_a_long_answer(_accepts_a_draft),
+        expected="a token at a time",
+        check=_token_by_token,
+        slow=True,
+    ),
+    _case(
+        "a cached block of generated tokens is another's",
+        _reads_a_wrong_block,
+        expected="a token at a time",
+        check=_token_by_token,
+        slow=True,
+    ),
+    _case(
+        "ids shifted by one beside the right text",
+        _in_a_batch(_shifted),
+        expected="log-probabilities of the tokens that were generated",
+        slow=True,
+    ),
+    _case("usage of a token more", _in_a_batch(_usage_of_more), expected="41 usage", slow=True),
+    _case(
+        "an early end that is none", _in_a_batch(_ended_early), expected="finish_reason", slow=True
+    ),
+    _case(
+        "a greedy answer that is not the likeliest",
+        _always(_second_best),
+        expected="the likeliest",
+        slow=True,
+    ),
+    _case(
+        "a recording of cut answers agrees with itself",
+        _always(_cut),
+        expected="seen: 1 ids",
+        check=_against_itself,
+    ),
+]

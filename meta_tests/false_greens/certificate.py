@@ -30,7 +30,7 @@ from sm121.run.verdict_file import (
 )
 from sm121.session import certification, fingerprinting
 
-from . import Case, Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 
 _CPU = "cpu-tiny-gpt-oss"
 _NUMBERS = itertools.count()
@@ -293,7 +293,317 @@ def _undecided() -> VerdictFile:
 
 _ITEM = "13 A certificate by a choice of options"
 CASES = [
-    *of_data(__name__),
+    Case(
+        item="12 What was certified is not written down",
+        name="compare: a profile of one's own under the name of another",
+        fault=_compared(asked={"profile": "p2"}),
+        clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected="differ in profile's digest: p1 and p2",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="compare: another machine",
+        fault=_compared(asked={"machine": {"gpu": "H200"}}),
+        clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected="machine's gpu",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="compare: one round instead of five",
+        fault=_compared(asked={"options": {"--rounds": "1"}}),
+        clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected="--rounds",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="compare: another checkpoint",
+        fault=_compared(asked={"model": "m2"}),
+        clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected="differ in model",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a test of the suite is not there",
+        fault=_certified(_without_a_test),
+        clean=_certified(),
+        expected="test_known_answers",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a gate without a number that is waived",
+        fault=_certified(_failed_and_waived),
+        clean=_certified(),
+        expected="has no number",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a test that was changed",
+        fault=_checkout(_change),
+        clean=_checkout(),
+        expected=_TEST,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="changed, and git told to take it for unchanged",
+        fault=_checkout(_change, "--assume-unchanged"),
+        clean=_checkout(),
+        expected=_TEST,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="changed, and git told not to look",
+        fault=_checkout(_change, "--skip-worktree"),
+        clean=_checkout(),
+        expected=_TEST,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="changed, and git sent elsewhere by a variable",
+        fault=_checkout(_change_elsewhere),
+        clean=_checkout(),
+        expected=_TEST,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a test module that no commit has",
+        fault=_checkout(_add),
+        clean=_checkout(),
+        expected="tests/test_aaa.py",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="one that git was told to ignore",
+        fault=_checkout(_add, "test_aaa.py"),
+        clean=_checkout(),
+        expected="tests/test_aaa.py",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a test that was changed, without a commit",
+        fault=_tarball(_change),
+        clean=_tarball(),
+        expected=_TEST,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a test module more, without a commit",
+        fault=_tarball(_add),
+        clean=_tarball(),
+        expected="tests/test_aaa.py",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a failure under an xfail mark",
+        fault=_excused("that_holds or that_fails"),
+        clean=_excused("that_holds or after_all"),
+        expected="no xfail mark",
+        slow=True,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="an error under an xfail mark",
+        fault=_excused("that_holds or nothing_known"),
+        clean=_excused("that_holds or after_all"),
+        expected="no xfail mark",
+        slow=True,
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waiver for a whole level",
+        fault=_waived("tests/test_stress.py::*", 1),
+        clean=_waived("tests/test_stress.py::test_soak", 90),
+        expected="without wildcards",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waiver for ten years",
+        fault=_waived("tests/test_stress.py::test_soak", 3650),
+        clean=_waived("tests/test_stress.py::test_soak", 90),
+        expected="within 90 days",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="compare: a run whose fingerprint was taken out",
+        fault=_compared(fingerprint=TAKEN_OUT),
+        clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
+        expected="does not say what it asked",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="a profile of one's own under a shipped name",
+        fault=_named(True),
+        clean=_named(False),
+        expected="not the shipped one",
+    ),
+    Case(
+        item="12 What was certified is not written down",
+        name="other weights in the same folder",
+        fault=_weights(True),
+        clean=_weights(False),
+        expected="differs",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a gate without a number",
+        fault=_certified(_without_numbers),
+        clean=_certified(),
+        expected="has no number",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waiver for each test",
+        fault=_certified(waive, ""),
+        clean=_certified(waive, "test_token_counts_are_exact", severity="contract"),
+        expected="no certificate waives a gate or a blocker",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waiver for 135 of 150 tests",
+        fault=_certified(_waive_most),
+        clean=_certified(waive, "test_token_counts_are_exact", severity="contract"),
+        expected="no certificate waives a gate or a blocker",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waived gate, at 20 tok/s",
+        fault=_certified(_waive_a_slow_gate),
+        clean=_certified(waive, "test_token_counts_are_exact", severity="contract"),
+        expected="no certificate waives a gate or a blocker",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="a waived blocker of correctness",
+        fault=_certified(waive, "test_known_answers"),
+        clean=_certified(waive, "test_token_counts_are_exact", severity="contract"),
+        expected="no certificate waives a gate or a blocker",
+    ),
+    Case(
+        item="13 A certificate by a choice of options",
+        name="no level is there, and an architecture was asked for",
+        fault=_no_level("meta_tests/scenarios/foreign.py"),
+        clean=_no_level("meta_tests/scenarios/verdicts.py::test_pass"),
+        expected="no test of a level was collected",
+        slow=True,
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a shard that the memory floor ended",
+        fault=_merged(
+            _shard(
+                2,
+                crashes=[
+                    {
+                        "kind": "memory_floor",
+                        "summary": "0.2 GiB of memory left",
+                        "owner": "the machine",
+                    }
+                ],
+            )
+        ),
+        clean=_merged(_shard(2)),
+        expected="ended: 0.2 GiB",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="another model",
+        fault=_merged(_shard(2, asked={"model": "m2"})),
+        clean=_merged(_shard(2)),
+        expected="model's digest",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="another configuration",
+        fault=_merged(_shard(2, asked={"configuration": "x"})),
+        clean=_merged(_shard(2)),
+        expected="another configuration",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="other arguments",
+        fault=_merged(_shard(2, asked={"arguments": []})),
+        clean=_merged(_shard(2)),
+        expected="arguments",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="other waivers",
+        fault=_merged(_shard(2, asked={"waivers": "w"})),
+        clean=_merged(_shard(2)),
+        expected="waivers",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="other options",
+        fault=_merged(_shard(2, asked={"options": {"--rounds": "1"}})),
+        clean=_merged(_shard(2)),
+        expected="--rounds",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="another torch",
+        fault=_merged(_shard(2, asked={"sources": _computing(torch="2.11.0")})),
+        clean=_merged(_shard(2)),
+        expected="of torch",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="another day",
+        fault=_merged(_shard(2, started="2026-11-13T10:00:00+00:00")),
+        clean=_merged(_shard(2)),
+        expected="another day",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a test that no shard had",
+        fault=_merged(_shard(2, tests=[])),
+        clean=_merged(_shard(2)),
+        expected="no shard had 1 of the run's",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a shard that had the tests of another",
+        fault=_merged(_shard(2, tests=[{"id": "one", "level": "kernel", "verdict": "PASS"}])),
+        clean=_merged(_shard(2)),
+        expected="tests (two)",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a shard that ended INCONCLUSIVE",
+        fault=_merged(_undecided()),
+        clean=_merged(_shard(2)),
+        expected="no space left",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="one shard twice",
+        fault=_merged(_shard(1)),
+        clean=_merged(_shard(2)),
+        expected="is there twice",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a shard that is missing",
+        fault=_merged(),
+        clean=_merged(_shard(2)),
+        expected="missing",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a verdict that was edited",
+        fault=_merged(
+            _shard(2, tests=[{"id": "two", "level": "kernel", "verdict": "FAIL"}]),
+            edit={"verdict": "PASS", "exit_status": 0},
+        ),
+        clean=_merged(_shard(2)),
+        expected="was changed after",
+    ),
+    Case(
+        item="15 Merged shards say more than the worst of them",
+        name="a fingerprint that was taken out",
+        fault=_merged(_shard(2), edit={"fingerprint": TAKEN_OUT}),
+        clean=_merged(_shard(2)),
+        expected="another fingerprint",
+    ),
     *(
         Case(_ITEM, name, _tricked(name, kind), _tricked(HONEST[0].name), expected, kind == "all")
         for name, expected in ((trick.name, trick.expected) for trick in TRICKS)

@@ -9,7 +9,7 @@ from unittest import mock
 from servers import git
 from two_steps import in_two_steps
 
-from false_greens import Kit, Outcome, of_data
+from false_greens import Case, Kit, Outcome
 from false_greens.engine import VARIABLES, script
 from sm121.session.session import Session
 
@@ -55,4 +55,38 @@ def _changes(kit: Kit, change: Callable[[Path], object]) -> Outcome:
         return script(kit, f"{folder.name}-report", doing, model=model)
 
 
-CASES = list(of_data(__name__))
+CASES = [
+    Case(
+        item="20 What is judged changes during the run",
+        name="a commit of the engine's checkout",
+        fault=_changes(_commit),
+        clean=_changes(_nothing),
+        expected="version of vllm",
+    ),
+    Case(
+        item="20 What is judged changes during the run",
+        name="a package that is updated",
+        fault=_changes(
+            _write(_PACKAGE, ("Metadata-Version: 2.1\nName: flashinfer-cubin\nVersion: 1.1\n"))
+        ),
+        clean=_changes(_write("notes.txt", "x")),
+        expected="version of flashinfer-cubin",
+        slow=True,
+    ),
+    Case(
+        item="20 What is judged changes during the run",
+        name="a checkpoint that is written anew",
+        fault=_changes(_write("model/model.safetensors", "other")),
+        clean=_changes(_write("model/README.md", "better words")),
+        expected="model's digest",
+        slow=True,
+    ),
+    Case(
+        item="20 What is judged changes during the run",
+        name="a source file that nobody committed",
+        fault=_changes(_write("vllm/envs.py", "x = 3\n")),
+        clean=_changes(_write("vllm/untracked.log", "x")),
+        expected="version of vllm",
+        slow=True,
+    ),
+]

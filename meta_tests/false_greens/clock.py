@@ -11,7 +11,7 @@ from sm121.measure import cells, metrics, plan
 from sm121.measure.measurement import Measurement
 from sm121.measure.metrics.tg import DecodeRate
 
-from . import Case, Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 
 #: Required of a decode rate; servers are below or above it by 2 %.
 MINIMUM, BELOW, ABOVE = 200.0, 196.0, 204.0
@@ -90,4 +90,157 @@ def _unsaid(name: str, *options: str, expected: str) -> Case:
     return Case(WITNESS, name, fault, clean, expected, slow=True)
 
 
-CASES = list(of_data(__name__))
+CASES = [
+    Case(
+        item="1 What is compared with the stream says nothing",
+        name=("a first token that is counted, has no text, and comes before the prompt is done"),
+        fault=first_token("--trap", "early-token"),
+        clean=first_token("--trap", "three-content-free"),
+        expected="early_first_chunk",
+        slow=True,
+    ),
+    _unsaid(
+        "tokens of long answers are counted and never come",
+        "--lost-tokens",
+        "12",
+        expected="their usage says 45",
+    ),
+    _unsaid(
+        "tokens of long answers are counted and take no time, without metrics",
+        "--trap",
+        "counts-what-it-skips",
+        expected="their usage says 45",
+    ),
+    _unsaid(
+        "the decode time of the metrics stands still",
+        "--trap",
+        "decode-time-stands",
+        expected="decode time went on by 0 s",
+    ),
+    _unsaid(
+        "the metrics vanish in the middle", "--metrics-until", "4", expected="counters_vanished"
+    ),
+    _unsaid("the untimed twin fails", "--fail-number", "2", expected="request_failed"),
+    _unsaid("a warm-up fails", "--fail-number", "3", expected="request_failed"),
+    _late(
+        "three events when the third token is there",
+        "--held-tokens",
+        "3",
+        "--decode-time-factor",
+        "0",
+        item="1 Tokens that come with the first chunk",
+        expected="required: 200",
+    ),
+    _late(
+        "late for no reason that shows, by less than a token",
+        "--late-ms",
+        "4.5",
+        "--echo",
+        "never",
+        "--decode-time-factor",
+        "0",
+        item="1 Tokens that come with the first chunk",
+        expected="required: 200",
+        slow=True,
+    ),
+    _late(
+        "late for no reason that shows, by several tokens",
+        "--late-ms",
+        "12",
+        "--echo",
+        "never",
+        "--decode-time-factor",
+        "0",
+        item="1 Tokens that come with the first chunk",
+        expected="required: 200",
+        slow=True,
+    ),
+    _wrong(
+        "late, and hidden by steps that are a little short",
+        "--late-ms",
+        "12",
+        "--echo",
+        "never",
+        "--leak",
+        "0.08",
+        "--trap",
+        "no-metrics",
+        expected="required: 200",
+    ),
+    _wrong(
+        "a stream that is faster than the engine from its first token to its last",
+        "--late-ms",
+        "90",
+        "--echo",
+        "never",
+        "--leak",
+        "0.1",
+        tokens=128,
+        expected="server_clock",
+        slow=False,
+    ),
+    _wrong(
+        "most of the tokens in one bunch at the start",
+        "--late-ms",
+        "110",
+        "--echo",
+        "never",
+        "--trap",
+        "no-metrics",
+        expected="required: 200",
+    ),
+    _late(
+        "echoed when ids are asked for, as vLLM does",
+        "--late-ms",
+        "12",
+        item="1 A payload in the first chunk",
+        expected="required: 200",
+    ),
+    _late(
+        "echoed whether it is asked for or not",
+        "--late-ms",
+        "12",
+        "--echo",
+        "always",
+        "--decode-time-factor",
+        "0",
+        item="1 A payload in the first chunk",
+        expected="required: 200",
+        slow=True,
+    ),
+    _late(
+        "in an event of its own before the first token",
+        "--late-ms",
+        "12",
+        "--echo",
+        "apart",
+        "--decode-time-factor",
+        "0",
+        item="1 A payload in the first chunk",
+        expected="required: 200",
+        slow=True,
+    ),
+    Case(
+        item="2 A request that is sent again",
+        name="held, dropped without a byte, served when it is sent again",
+        fault=waited("--drop-every", "4", "--drop-after-ms", "400"),
+        clean=waited("--drop-every", "4"),
+        expected="connection: ",
+    ),
+    Case(
+        item="2 A request that is sent again",
+        name="held, then redirected to itself",
+        fault=waited("--redirect-every", "4", "--redirect-after-ms", "400"),
+        clean=waited(),
+        expected="status-307: redirected to",
+        slow=True,
+    ),
+    Case(
+        item="2 A request that is sent again",
+        name="a connection that was never used before is dropped",
+        fault=waited("--drop-every", "4", "--trap", "drops-fresh-connections"),
+        clean=waited("--trap", "closes-connections"),
+        expected="connection: ",
+        slow=True,
+    ),
+]

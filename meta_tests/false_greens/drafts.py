@@ -6,7 +6,7 @@ from typing import Any
 
 from two_steps import in_two_steps
 
-from . import Case, Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 from .clock import ABOVE, BELOW, Ask, judged
 
 TEXT, LIES = "17 A rate on text that nobody writes", "17 A clock of a server that drafts"
@@ -41,4 +41,21 @@ def planted(name: str, row: dict[str, Any]) -> Case:
     return Case(LIES, name, rated(HIGH, *more), rated(HIGH), row["expected"], slow=True)
 
 
-CASES = [*of_data(__name__), *(planted(name, row) for name, row in ROWS.items())]
+CASES = [
+    Case(
+        item=TEXT,
+        name="106.9 tok/s on random tokens, 44.4 on any text",
+        fault=level("--rate", "44.4", "--random-faster", "2.4"),
+        clean=level("--rate", "60", "--random-faster", "1.8"),
+        expected="accepted beside each rate",
+        slow=True,
+    ),
+    Case(
+        item=TEXT,
+        name="counters of drafts that are there after the first request alone",
+        fault=judged("--trap", "drafts-show-late", rate=HIGH, tokens=32),
+        clean=judged("--steps", "2135312411", "--accepted-length", "2.3", rate=HIGH, tokens=32),
+        expected="drafted_random_tokens",
+    ),
+    *(planted(name, row) for name, row in ROWS.items()),
+]

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from scripted_engine import lines_of_a_start
 from two_steps import in_two_steps
 
-from false_greens import Case, Kit, Outcome, of_data
+from false_greens import Case, Kit, Outcome
 from sm121.core import profile
 from sm121.core.verdict import Invalid, Verdict
 from sm121.evidence import requirement
@@ -409,4 +409,287 @@ def renamed(log: Path) -> None:
     log.rename(log.with_suffix(".1"))
 
 
-CASES = [*of_data(__name__), *replacements()]
+#: vLLM 0.32 on a CPU says this at each start; the profile accepts it.
+ACCEPTED = (
+    "WARNING 11-20 10:00:00 [vllm.py:725] Model Runner V2 requires Triton; "
+    "using the V1 model runner instead."
+)
+BANNER = "(APIServer pid=1) INFO 11-20 10:00:00 [api_utils.py:286] vLLM API server version 0.32.0"
+FLASHINFER = (
+    "(EngineCore pid=2) INFO 11-20 10:00:00 [cuda.py:507] Using FLASHINFER "
+    "attention backend out of potential backends: x"
+)
+TRITON = (
+    "(EngineCore pid=2) INFO 11-20 10:00:00 [cuda.py:446] Using "
+    "AttentionBackendEnum.TRITON_ATTN backend."
+)
+MARLIN = "(EngineCore pid=2) INFO 11-20 10:00:00 [mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."
+OTHER_MOE = (
+    "(EngineCore pid=2) INFO 11-20 10:00:00 [mxfp4.py:499] Using 'TRITON' Mxfp4 MoE backend."
+)
+LAYOUT = "(EngineCore pid=2) INFO 11-20 10:00:00 [utils.py:347] Using LBHNC KV cache layout."
+REQUEST = (
+    "(EngineCore pid=2) INFO 11-20 10:00:00 [logger.py:40] Received request "
+    "cmpl-1: prompt: \"Using 'MARLIN' Mxfp4 MoE backend.\""
+)
+RATES = (
+    "(EngineCore pid=2) INFO 11-20 10:00:00 [loggers.py:335] Avg prompt "
+    "throughput: 12.0 tokens/s, x"
+)
+ACCESS = 'INFO:     10.0.0.7:1234 - "POST /v1/completions HTTP/1.1" 200 OK'
+
+CASES = [
+    Case(
+        item="7 A crash between tests",
+        name="SIGSEGV after a test of the smoke level; a later test gets a fresh server",
+        fault=run_of_pytest("do=signal&number=11"),
+        clean=run_of_pytest(""),
+        expected="the server ended with status -11",
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="SIGSEGV after the last look of a script",
+        fault=scripted(ends("signal&number=11")),
+        clean=scripted(lives),
+        expected="seen: in the run: the server ended with status -11",
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="it ends by itself with status 0",
+        fault=scripted(ends("exit&status=0", "float32")),
+        clean=scripted(is_restarted_by_us),
+        expected="the server ended with status 0",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="dead when another configuration is asked for",
+        fault=scripted(ends("signal&number=9", "bfloat16")),
+        clean=scripted(is_restarted_by_us),
+        expected="the server ended with status -9",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="its engine core is dead, its API process lives",
+        fault=scripted(ends("core&number=9", "float32")),
+        clean=scripted(lives),
+        expected="the server answers /health with 503",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="its engine core crashes, and it starts another by itself",
+        fault=scripted(ends("core&number=9", "float32"), "--heals"),
+        clean=scripted(lives, "--heals"),
+        expected="ended by SIGKILL",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="it crashes while it is stopped",
+        fault=scripted(lives, "--crashes-at-the-end"),
+        clean=scripted(lives),
+        expected="it died of SIGSEGV",
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="an attached server dies, and the proxy before it answers 502",
+        fault=dies_behind_a_proxy(dies=True),
+        clean=dies_behind_a_proxy(dies=False),
+        expected="its model is named no more (/v1/models: HTTP 502)",
+        slow=True,
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="a fallback is logged after the path was judged",
+        fault=scripted(says_later(FALLBACK)),
+        clean=scripted(says_later(ACCEPTED)),
+        expected="the server stays on the path of the profile until it is closed",
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="a fallback is logged, and another configuration is started before the end",
+        fault=scripted(says_before_a_restart(FALLBACK)),
+        clean=scripted(says_before_a_restart(ACCEPTED)),
+        expected="the server stays on the path of the profile until it is closed",
+        slow=True,
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="a fallback in a run of pytest, after the kernel level",
+        fault=path_in_a_run_of_pytest(FALLBACK),
+        clean=path_in_a_run_of_pytest(ACCEPTED),
+        expected="fallback moe_emulation",
+        slow=True,
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="a fallback is logged during a measurement",
+        fault=measured(leaves_the_path=True),
+        clean=measured(leaves_the_path=False),
+        expected="kernel_path",
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="FLASHINFER for some layers and TRITON_ATTN for others",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, TRITON),
+        clean=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, FLASHINFER),
+        expected="attention: required one value, seen FLASHINFER and TRITON_ATTN",
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="MARLIN for some layers and TRITON for others",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, OTHER_MOE),
+        clean=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, MARLIN),
+        expected="moe: required one value, seen MARLIN and TRITON",
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="an old start in the log has what the new one has not",
+        fault=on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, BANNER, FLASHINFER, LAYOUT),
+        clean=on_a_gb10(BANNER, TRITON, OTHER_MOE, BANNER, FLASHINFER, MARLIN, LAYOUT),
+        expected="no line of the log matches",
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="the server logs no request",
+        fault=given_log(its_own, "--no-access-log"),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="two servers write into one log",
+        fault=its_log_has_another_start(share=True),
+        clean=its_log_has_another_start(share=False),
+        expected="several servers write it",
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a copy of the right log, to which a server with a steady load appends",
+        fault=given_log(a_copy_that_goes_on(RATES)),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a log whose beginning was rotated away",
+        fault=given_log(beginning_cut_off),
+        clean=given_log(its_own),
+        expected="it has no start of vllm",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="its engine core ends by signal 1, and it starts another by itself",
+        fault=scripted(ends("core&number=1", "float32"), "--heals"),
+        clean=scripted(lives, "--heals"),
+        expected="of the engine ended with status -1",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="its engine core ends by signal 10, and it starts another by itself",
+        fault=scripted(ends("core&number=10", "float32"), "--heals"),
+        clean=scripted(lives, "--heals"),
+        expected="of the engine ended with status -10",
+        slow=True,
+    ),
+    Case(
+        item="7 A crash between tests",
+        name="its engine core ends by signal 15, and it starts another by itself",
+        fault=scripted(ends("core&number=15", "float32"), "--heals"),
+        clean=scripted(lives, "--heals"),
+        expected="of the engine ended with status -15",
+        slow=True,
+    ),
+    Case(
+        item="8 The path is judged once",
+        name="a user's request has the words that must be seen",
+        fault=on_a_gb10(BANNER, FLASHINFER, LAYOUT, REQUEST),
+        clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN),
+        expected="no line of the log matches",
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a log of another version, which grows with our requests",
+        fault=given_log(with_a_start(version="0.24.0")),
+        clean=given_log(its_own),
+        expected="the log is of vllm 0.24.0, the server is 0.32.0",
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a log of another model, which grows with our requests",
+        fault=given_log(with_a_start(model="other", path="/models/other")),
+        clean=given_log(its_own),
+        expected="the log is of the model other",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a log whose start is a year old",
+        fault=given_log(with_a_start(in_days=-363)),
+        clean=given_log(its_own),
+        expected="the log's last start is of",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a log whose start is of tomorrow",
+        fault=given_log(with_a_start(in_days=1)),
+        clean=given_log(its_own),
+        expected="the log's last start is of",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a copy of the right log, which does not grow",
+        fault=given_log(a_copy),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a copy of the right log, to which another process appends",
+        fault=given_log(a_copy_that_goes_on(ACCESS)),
+        clean=given_log(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a copy of the right log, given to a side of --ab",
+        fault=log_of_an_ab_side(a_copy),
+        clean=log_of_an_ab_side(its_own),
+        expected="no line of it follows requests",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a fallback after the log was cut",
+        fault=log_is_moved(cut, FALLBACK),
+        clean=log_is_moved(cut, ACCEPTED),
+        expected="the server stays on the path of the profile until it is closed",
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a fallback after the log was renamed",
+        fault=log_is_moved(renamed, FALLBACK),
+        clean=log_is_moved(renamed, ACCEPTED),
+        expected="the server stays on the path of the profile until it is closed",
+        slow=True,
+    ),
+    Case(
+        item="9 Any log proves an attached server",
+        name="a fallback after the log was removed",
+        fault=log_is_moved(removed, FALLBACK),
+        clean=log_is_moved(removed, ACCEPTED),
+        expected="the server stays on the path of the profile until it is closed",
+        slow=True,
+    ),
+    *replacements(),
+]

@@ -15,7 +15,7 @@ from sm121.core.verdict import worst
 from sm121.measure import timeline
 from sm121.stress import aftermath, memory
 
-from . import Kit, Outcome, of_data
+from . import Case, Kit, Outcome
 from .engine import attached_engine
 
 _GIB = 2**30
@@ -87,4 +87,86 @@ def _attached(kit: Kit, fault: str, *, proxied: bool = False) -> Outcome:
     return Outcome(memory["verdict"], text, None if proxied else status)
 
 
-CASES = list(of_data(__name__))
+CASES = [
+    Case(
+        item="16 A leak that a day shows",
+        name="400 KiB of each request, three a second",
+        fault=_load(_each(400)),
+        clean=_load(_each(400, 100)),
+        expected="GiB a day",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="40 KiB of each request, thirty a second",
+        fault=_load(_each(40), per_s=30),
+        clean=_load(_heap),
+        expected="GiB a day",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="400 KiB of each request, of a device in no process",
+        fault=_load(_each(400), device=True),
+        clean=_load(_each(0.5), device=True),
+        expected="GiB a day",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="1 MB of each request, of an attached server",
+        fault=_attached("leak"),
+        clean=_attached("none"),
+        expected="bytes of the processes",
+        slow=True,
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="an open file of each request, of an attached server",
+        fault=_attached("handles"),
+        clean=_attached("none"),
+        expected="open handles and threads",
+        slow=True,
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="a thread of each request, of an attached server",
+        fault=_attached("threads"),
+        clean=_attached("none"),
+        expected="open handles and threads",
+        slow=True,
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="2 of 1000 blocks of the KV cache",
+        fault=_idle(2, 1000),
+        clean=_idle(1, 1000),
+        expected="not_idle",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="30 of 9000 blocks of the KV cache",
+        fault=_idle(30, 9000),
+        clean=_idle(1, 9000),
+        expected="not_idle",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="400 of 100000 blocks of the KV cache",
+        fault=_idle(400, 100000),
+        clean=_idle(1, 100000),
+        expected="not_idle",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="0.02 of 0 blocks of the KV cache",
+        fault=_idle(0.02, 0),
+        clean=_idle(0, 0),
+        expected="not_idle",
+    ),
+    Case(
+        item="16 A leak that a day shows",
+        name="1 MB of each request, of a server behind a proxy on this machine",
+        fault=_attached("leak", proxied=True),
+        clean=_attached("none"),
+        expected="memory of the attached server: a proxy listens at 127.0.0.1",
+        slow=True,
+    ),
+]

@@ -15,7 +15,7 @@ from scripted_sampler import Json, sampling
 from test_measuring_traps import opened
 from two_steps import in_two_steps
 
-from false_greens import Kit, Outcome, of_data
+from false_greens import Case, Kit, Outcome
 from sm121.answers import equivalence, promised, prompts
 from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
@@ -159,4 +159,166 @@ def samples(_kit: Kit, cut: promised.Cut | bool, share: float) -> Outcome:
         return decided(lambda: draws.keeps_the_cut(cut) if cut else draws.follows_the_temperature())
 
 
-CASES = list(of_data(__name__))
+CASES = [
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="no hit of a prefix cache that is on",
+        fault=cached(0.0, 0.0),
+        clean=cached(0.0, 64.0),
+        expected="a hit of the prefix cache",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="no further hit of a prefix cache that had some",
+        fault=cached(64.0, 64.0),
+        clean=cached(0.0, 64.0),
+        expected="a hit of the prefix cache",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="its counter of hits vanishes",
+        fault=cached(64.0, VANISHED),
+        clean=cached(0.0, 64.0),
+        expected="a hit of the prefix cache",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="hits that save no time",
+        fault=again(1.0),
+        clean=again(),
+        expected="at most half of the time that it takes cold",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="hits that save a third",
+        fault=again(0.67),
+        clean=again(),
+        expected="at most half of the time that it takes cold",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="hits that take longer than cold",
+        fault=again(1.3),
+        clean=again(),
+        expected="at most half of the time that it takes cold",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="another first token from the cache",
+        fault=again(0.0, other(1)),
+        clean=again(0.0, same),
+        expected="from the cache",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="another first log-probability from the cache",
+        fault=again(0.0, unsure),
+        clean=again(0.0, same),
+        expected="from the cache",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="another answer from the cache",
+        fault=again(0.0, other(99)),
+        clean=again(0.0, same),
+        expected="from the cache",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="four streams one after another",
+        fault=streams(4, 1),
+        clean=streams(4, 4),
+        expected="streams side by side",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="two streams one after another",
+        fault=streams(2, 1),
+        clean=streams(4, 4),
+        expected="streams side by side",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="two of four streams at a time",
+        fault=streams(4, 2),
+        clean=streams(4, 4),
+        expected="streams side by side",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="an Eagle3 drafter that never drafts",
+        fault=drafts("eagle3", 0),
+        clean=drafts("eagle3", 40),
+        expected="required: drafts",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="an MTP drafter that never drafts",
+        fault=drafts("mtp", 0),
+        clean=drafts("eagle3", 40),
+        expected="required: drafts",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="a draft model that never drafts",
+        fault=drafts("draft_model", 0),
+        clean=drafts("eagle3", 40),
+        expected="required: drafts",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="junk is drafted where three or more run",
+        fault=accepted(0.8, 0.8, 0.0),
+        clean=accepted(0.8),
+        expected="counts at once",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="from two on one draft of four is accepted",
+        fault=accepted(0.8, 0.2),
+        clean=accepted(0.8),
+        expected="counts at once",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="each further request costs a tenth",
+        fault=accepted(
+            0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.7
+        ),
+        clean=accepted(0.8),
+        expected="counts at once",
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="no log-probabilities of what is sampled",
+        fault=samples(False, 1.0),
+        clean=samples("top_p", 0.0),
+        expected="log-probabilities with each sample",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="none with a cut",
+        fault=samples("top_p", 1.0),
+        clean=samples("top_p", 0.0),
+        expected="log-probabilities with each sample",
+        slow=True,
+    ),
+    Case(
+        item="17 What a build no longer does is no check that could not run",
+        name="none of one sample in three",
+        fault=samples("min_p", 0.3),
+        clean=samples("top_p", 0.0),
+        expected="log-probabilities with each sample",
+        slow=True,
+    ),
+]

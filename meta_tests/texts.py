@@ -1,0 +1,10 @@
+"""The texts of ``data/texts/``: scripts, logs and answers that tests write to files."""
+
+from pathlib import Path
+
+TEXTS = Path(__file__).parent / "data" / "texts"
+
+
+def text_file(name: str) -> str:
+    """Return the text of ``data/texts/NAME``."""
+    return (TEXTS / name).read_text("utf-8")
