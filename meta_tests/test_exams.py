@@ -12,7 +12,7 @@ import pytest
 from scripted_chats import Said, Script, reader, script_of, scripted
 from test_exam_files import OWN, own_exam, own_profile
 
-from sm121.answers import exam
+from sm121.answers import exam, exam_judging
 from sm121.api import cases, client, exams, rendering
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -125,9 +125,9 @@ def test_every_phrasing_of_a_fact_is_judged():
             text: other == name for other in turns for text in ANSWERS["facts"][other]["right"]
         }
         for text, is_right in (rights | dict.fromkeys(answers["wrong"], False)).items():
-            missed = exam.miss(turns[name], text, EXAM.facts.unsure)
+            missed = exam_judging.miss(turns[name], text, EXAM.facts.unsure)
             assert (missed is None) is is_right, (name, text)
-        assert not [text for text in answers["right"] if exam.broken(text, "stop")]
+        assert not [text for text in answers["right"] if exam_judging.broken(text, "stop")]
 
 
 @pytest.mark.parametrize(("section", "question", "wrong"), each("wrong", SECTIONS[1:]))

@@ -1,28 +1,40 @@
-"""The share of answers that are right, and where it lies with 95 % confidence."""
+"""A share of right answers and its confidence interval."""
 
 from dataclasses import dataclass
 
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inconclusive
 
+#: The confidence of an interval.
+_CONFIDENCE = 0.95
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A share and where it lies with 95 % confidence."""
+    """A share of right answers with its 95 % confidence interval."""
 
     right: int
     total: int
+    #: The bounds of the interval, as shares.
     low: float
     high: float
 
     @property
     def share(self) -> float:
-        """Right of all."""
+        """The share of right answers."""
         return self.right / self.total
 
     def hold(self, at_least: float, fact: Fact) -> None:
-        """Go on only if the whole interval is at or above. Raises Unmet: it is below; Inconclusive:
-        the bound is in it."""
+        """Raise unless the whole interval is at or above a bound.
+
+        Args:
+            at_least: The bound.
+            fact: The fact to raise.
+
+        Raises:
+            Unmet: The interval is below the bound.
+            Inconclusive: The bound is inside the interval.
+        """
         if self.high < at_least:
             raise Unmet(fact)
         if self.low < at_least:
@@ -36,9 +48,16 @@ class Interval:
 
 
 def interval_of(right: int, n: int) -> Interval:
-    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError: there
-    are no answers."""
-    from scipy import stats  # half a second, which a run without questions need not spend
+    """Return the share of right answers with its score interval (Wilson 1927).
 
-    bounds = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
+    Args:
+        right: The number of right answers.
+        n: The number of all answers.
+
+    Raises:
+        ValueError: There are no answers.
+    """
+    from scipy import stats  # takes half a second, so it is imported on first use
+
+    bounds = stats.binomtest(right, n).proportion_ci(_CONFIDENCE, method="wilson")
     return Interval(right, n, float(bounds.low), float(bounds.high))

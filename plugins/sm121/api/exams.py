@@ -1,53 +1,83 @@
-"""A server in its profile's exam: what it answers, and whether that counts as right."""
+"""A server in its profile's exam: its answers, and whether they are right."""
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jsonschema
 
-from sm121.answers import exam
-from sm121.answers.exam import Call, Exam, Form, Needle, Question, Section, SectionName, Turn
+from sm121.answers import exam_judging, exam_text
+from sm121.answers.exam import (
+    Call,
+    Document,
+    Exam,
+    Form,
+    Needle,
+    Question,
+    Section,
+    SectionName,
+    Turn,
+)
 from sm121.api import cases, harmony, rendering, tools
 from sm121.api.client import Api, Json, together
 from sm121.core.server import require_context
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 
-#: Of a prompt, beside the document: harmony's own messages, and the question.
+#: Tokens of a prompt beside the document: harmony's own messages, and the question.
 _BESIDE = 512
 
 
 class Outcome(NamedTuple):
-    """Of a question: why its answer is broken, or else a miss, or why it cannot be asked. None of
-    them: it is right."""
+    """The outcome of a question. At most one field is set; without any, the answer is right."""
 
+    #: Why the answer is broken.
     broken: str | None = None
+    #: Why the answer is a miss.
     missed: str | None = None
+    #: Why the server cannot answer the question.
     unasked: str | None = None
+
+
+_RIGHT = Outcome()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A server that sits an exam."""
+    """A server that takes an exam."""
 
     api: Api
+    #: Records the known deviation of engines that leave a special token in a form.
     judge: cases.Judge
     exam: Exam
+    #: Receives each remark.
     remark: Callable[[str], object]
 
     def passes(self, name: SectionName) -> None:
-        """No answer of a section is broken, and no more are missed than it allows. Raises NotRun:
-        the server cannot do what some question needs, and the others are right."""
+        """Require no broken answer in a section, and no more misses than it allows.
+
+        Args:
+            name: The name of the section.
+
+        Raises:
+            Unmet: An answer is broken, or too many are misses.
+            NotRun: The exam does not have the section, or the engine lacks a capability of some
+                question, and the others are right.
+        """
         section = self.exam.section(name)
         outcomes = together(lambda question: self._outcome(section, question), section.questions)
-        pairs = list(zip(section.questions, outcomes, strict=True))
-        broken, missed, unasked = (
-            [f"{q.id}: {getattr(outcome, kind)}" for q, outcome in pairs if getattr(outcome, kind)]
-            for kind in Outcome._fields
-        )
+        broken = []
+        missed = []
+        unasked = []
+        for question, outcome in zip(section.questions, outcomes, strict=True):
+            if outcome.broken:
+                broken.append(f"{question.id}: {outcome.broken}")
+            if outcome.missed:
+                missed.append(f"{question.id}: {outcome.missed}")
+            if outcome.unasked:
+                unasked.append(f"{question.id}: {outcome.unasked}")
         require(not broken, f"{name}: whole answers", "; ".join(broken))
         total = len(outcomes) - len(unasked)
         right = f"{total - len(missed)} of {total} right"
@@ -60,82 +90,93 @@ class Candidate:
             )
 
     def recalls(self, tokens: int) -> None:
-        """Every needle of a document of so many tokens is found: all in one answer, and one that is
-        not in it when asked for alone. Raises NotRun: no document, or the context is too short."""
-        if (document := self.exam.document) is None:
-            raise NotRun(f"exam {self.exam.name} has no section document")
+        """Require that the server finds every needle of a document.
+
+        One question is about all needles. A needle that its answer lacks has a question alone.
+
+        Args:
+            tokens: The length of the document.
+
+        Raises:
+            Unmet: A needle is not found, an answer is broken, or the usage is another.
+            NotRun: The exam has no document, or the context is too short.
+        """
+        document = self._document()
         self.api.capabilities.require("context_length")
         require_context(self.api.context_length(), tokens + _BESIDE, self.exam.answer_tokens)
         text = document.text(tokens, rendering.count)
         patient = replace(self, api=replace(self.api, timeout_s=document.within_s))
 
         def ask(question: str) -> str:
-            messages = [{"role": "user", "content": f"{text}\n{question}"}]
-            answer = patient._chat(messages, document.effort)
-            counted, choice = answer["usage"]["prompt_tokens"], answer["choices"][0]
-            whole = tokens - _BESIDE < counted < tokens + _BESIDE
-            require(whole, f"the whole document, {tokens} tokens", f"usage of {counted}")
-            content = choice["message"]["content"]
-            why = exam.broken(content, choice["finish_reason"])
-            require(why is None, "a whole answer", why, f"{question!r}")
-            return str(content)
+            return patient._ask_about(text, tokens, question, document.effort)
 
-        first = exam.parsed(ask(document.question))
+        first = exam_text.parsed(ask(document.question))
         missing = document.not_in(first if isinstance(first, dict) else {})
-
-        def alone(needle: Needle) -> str | None:
-            turn = Turn(user=needle.question, right=needle.right)
-            return exam.miss(turn, ask(needle.question), None)
-
-        lost = [f"{n.id} (depth {n.depth:g}): {why}" for n in missing if (why := alone(n))]
+        lost = []
+        for needle in missing:
+            reason = _judge_needle(needle, ask(needle.question))
+            if reason is not None:
+                lost.append(f"{needle.id} (depth {needle.depth:g}): {reason}")
         require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
         line = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
-        self.remark("; ".join([line, *(f"{needle.id} only alone" for needle in missing)]))
+        alone = [f"{needle.id} only alone" for needle in missing]
+        self.remark("; ".join([line, *alone]))
+
+    def _document(self) -> Document:
+        if self.exam.document is None:
+            raise NotRun(f"exam {self.exam.name} has no section document")
+        return self.exam.document
+
+    def _ask_about(self, text: str, tokens: int, question: str, effort: str) -> str:
+        """Return the whole answer to a question about a document of so many tokens."""
+        messages = [{"role": "user", "content": f"{text}\n{question}"}]
+        answer = self._chat(messages, effort)
+        counted = answer["usage"]["prompt_tokens"]
+        whole = tokens - _BESIDE < counted < tokens + _BESIDE
+        require(whole, f"the whole document, {tokens} tokens", f"usage of {counted}")
+        choice = answer["choices"][0]
+        content = choice["message"]["content"]
+        reason = exam_judging.broken(content, choice["finish_reason"])
+        require(reason is None, "a whole answer", reason, f"{question!r}")
+        return str(content)
 
     def converses(self, tokens: int) -> None:
         """Ask all questions of the tools section in one chat, whose results have long logs.
 
         Args:
-            tokens: of all results together. The chat is longer by questions, calls and answers.
+            tokens: The length of all results together. The chat is longer by questions, calls and
+                answers.
 
         Raises:
-            NotRun: the exam has no document, or the context is too short.
-            Unmet: an answer is empty, cut off or a loop. A miss is a remark: in so long a chat a
+            NotRun: The exam has no document, or the context is too short.
+            Unmet: An answer is empty, cut off or a loop. A miss is a remark: in so long a chat a
                 healthy model may mistake a question.
         """
-        if (document := self.exam.document) is None:
-            raise NotRun(f"exam {self.exam.name} has no section document")
+        document = self._document()
         self.api.capabilities.require("tools", "context_length")
-        section, entries = self.exam.section("tools"), document.entries()
+        section = self.exam.section("tools")
         turns = [(question, turn) for question in section.questions for turn in question.turns]
         prompt = tokens + _BESIDE * len(turns)
         require_context(self.api.context_length(), prompt, self.exam.answer_tokens)
         of_each = tokens // sum(len(turn.calls) for _, turn in turns)
-
-        def with_log(call: Call) -> Call:
-            lines = [call.result]
-            room = of_each
-            while room > 0:
-                lines.append(next(entries).rstrip("\n"))
-                room -= rendering.count(lines[-1])
-            return call.model_copy(update={"result": "\n".join(lines)})
-
+        entries = document.entries()
         messages: list[Json] = []
         broken: list[str] = []
         missed: list[str] = []
         for question, turn in turns:
             before = len(messages)
             messages.append({"role": "user", "content": turn.user})
-            long = turn.model_copy(update={"calls": tuple(map(with_log, turn.calls))})
+            calls = tuple(_with_log(call, entries, of_each) for call in turn.calls)
+            long_turn = turn.model_copy(update={"calls": calls})
             try:
-                outcome = self._turn(section, question, long, messages)
+                outcome = self._turn(section, question, long_turn, messages)
             except Unmet as error:
                 outcome = Outcome(broken=str(error))
             if outcome.broken is not None:
                 broken.append(f"{question.id}, after {before} messages: {outcome.broken}")
             if outcome.missed is not None:
                 missed.append(f"{question.id}: {outcome.missed}")
-            if outcome != Outcome():
+            if outcome != _RIGHT:
                 del messages[before:]
         require(not broken, "a chat with long results: whole answers", "; ".join(broken))
         right = f"{len(turns) - len(missed)} of {len(turns)} right"
@@ -143,6 +184,7 @@ class Candidate:
         self.remark("; ".join([line, *missed]))
 
     def _outcome(self, section: Section, question: Question) -> Outcome:
+        """Ask a question in a chat of its own."""
         messages: list[Json] = []
         if question.instructions is not None:
             messages.append({"role": "system", "content": question.instructions})
@@ -153,31 +195,29 @@ class Candidate:
                     messages.append({"role": "assistant", "content": turn.given})
                     continue
                 outcome = self._turn(section, question, turn, messages)
-                if outcome != Outcome():
+                if outcome != _RIGHT:
                     return outcome
         except Unmet as error:
             return Outcome(broken=str(error))
         except NotRun as error:
             return Outcome(unasked=str(error))
-        return Outcome()
+        return _RIGHT
 
     def _turn(
         self, section: Section, question: Question, turn: Turn, messages: list[Json]
     ) -> Outcome:
-        """Ask for one turn, with its calls; what was said is added to the messages."""
+        """Ask for one turn, with its calls, and add its messages to the chat."""
         waiting = list(turn.calls)
+        functions = list(section.functions)
         while True:
-            if functions := list(section.functions):
-                limit, effort = self.exam.answer_tokens, section.effort
-                choice = tools.ask(self.api, messages, functions, limit, reasoning_effort=effort)
-            else:
-                choice = self._chat(messages, section.effort, question)["choices"][0]
+            choice = self._choice(section, question, messages)
             message = choice["message"]
-            messages.append(self._as_said(message))
+            messages.append(self._sent_back(message))
             calls = message.get("tool_calls") or []
             for call in calls:
                 function = call["function"]
-                expected = exam.met(waiting, function["name"], json.loads(function["arguments"]))
+                arguments = json.loads(function["arguments"])
+                expected = exam_judging.met(waiting, function["name"], arguments)
                 if expected is None or tools.misfit(function, functions) is not None:
                     observed = f"{function['name']}({function['arguments']})"
                     return Outcome(missed=f"{Fact(_required(waiting), observed)}")
@@ -186,61 +226,101 @@ class Candidate:
                 messages.append({"role": "tool", **result})
             if not calls:
                 break
-        content = self._without_known(message["content"], question.form)
-        why = exam.broken(content, choice["finish_reason"]) or _misformed(question.form, content)
-        if why is not None:
-            return Outcome(broken=f"{why}; {tools.no_call(self.api, choice)}" if waiting else why)
+        content = self._without_known_leaks(message["content"], question.form)
+        reason = exam_judging.broken(content, choice["finish_reason"])
+        reason = reason or _form_fault(question.form, content)
+        if reason is not None:
+            if waiting:
+                reason = f"{reason}; {tools.no_call(self.api, choice)}"
+            return Outcome(broken=reason)
         if waiting:
             observed = tools.no_call(self.api, choice)
             return Outcome(missed=f"{Fact(_required(waiting), observed)}")
-        return Outcome(missed=exam.miss(turn, str(content), section.unsure))
+        return Outcome(missed=exam_judging.miss(turn, str(content), section.unsure))
 
-    def _as_said(self, message: Json) -> Json:
-        """A message of the assistant, as it is sent back. Reasoning goes with a call alone."""
+    def _choice(self, section: Section, question: Question, messages: list[Json]) -> Json:
+        """Return the first choice of the next answer, with the section's tools if it has any."""
+        functions = list(section.functions)
+        if not functions:
+            answer = self._chat(messages, section.effort, question)
+            return dict(answer["choices"][0])
+        limit = self.exam.answer_tokens
+        return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
+
+    def _sent_back(self, message: Json) -> Json:
+        """Return a message of the assistant as it is sent back, with reasoning beside a call."""
         reply: Json = {"role": "assistant", "content": message["content"]}
-        if calls := message.get("tool_calls"):
-            reply["tool_calls"] = [{k: c[k] for k in ("id", "type", "function")} for c in calls]
-            field = self.api.capabilities.file.reasoning_field
-            if field and message.get(field):
-                reply[field] = message[field]
+        calls = message.get("tool_calls")
+        if calls:
+            reply["tool_calls"] = [
+                {key: call[key] for key in ("id", "type", "function")} for call in calls
+            ]
+            reasoning_field = self.api.capabilities.file.reasoning_field
+            if reasoning_field and message.get(reasoning_field):
+                reply[reasoning_field] = message[reasoning_field]
         return reply
 
     def _chat(self, messages: list[Json], effort: str, question: Question | None = None) -> Json:
+        """Send a chat, in the form of the question if it has one."""
         options = {"max_tokens": self.exam.answer_tokens, "reasoning_effort": effort}
-        form = question.form if question is not None else None
-        if question is None or form is None:
+        if question is None or question.form is None:
             return self.api.chat(messages, **options)
+        return self.api.send_chat(messages, **options, **self._form_options(question))
+
+    def _form_options(self, question: Question) -> dict[str, Any]:
+        """Return the fields of a body that request the form of a question."""
+        form = question.form
+        assert form is not None
         if form.json_schema is not None:
             schema = {"name": question.id, "schema": form.json_schema}
-            form_options: Any = {"response_format": {"type": "json_schema", "json_schema": schema}}
-        elif form.regex is not None:
-            form_options = self.api.capabilities.structured("regex", form.regex)
-        else:
-            form_options = self.api.capabilities.structured("choice", list(form.choice or ()))
-        return self.api.send_chat(messages, **options, **form_options)
+            return {"response_format": {"type": "json_schema", "json_schema": schema}}
+        if form.regex is not None:
+            return dict(self.api.capabilities.structured("regex", form.regex))
+        return dict(self.api.capabilities.structured("choice", list(form.choice or ())))
 
-    def _without_known(self, content: str | None, form: Form | None) -> str | None:
-        """An answer in a form, without special tokens that this engine is known to leave in it."""
-        if form is None or not (leaks := harmony.leaked(content)):
+    def _without_known_leaks(self, content: str | None, form: Form | None) -> str | None:
+        """Remove special tokens that this engine is known to leave in an answer with a form."""
+        if content is None or form is None:
             return content
-        if not self.judge.known("choice-in-a-chat", "special_token", repr(content)):
+        leaks = harmony.leaked(content)
+        if not leaks or not self.judge.known("choice-in-a-chat", "special_token", repr(content)):
             return content
         for leak in leaks:
-            content = (content or "").replace(leak, "")
+            content = content.replace(leak, "")
         return content
 
 
+def _judge_needle(needle: Needle, answer: str) -> str | None:
+    """Return why an answer to the question about a needle is not right."""
+    turn = Turn(user=needle.question, right=needle.right)
+    return exam_judging.miss(turn, answer, None)
+
+
+def _with_log(call: Call, entries: Iterator[str], tokens: int) -> Call:
+    """Return a call whose result has so many tokens of entries behind it."""
+    lines = [call.result]
+    room = tokens
+    while room > 0:
+        lines.append(next(entries).rstrip("\n"))
+        room -= rendering.count(lines[-1])
+    return call.model_copy(update={"result": "\n".join(lines)})
+
+
 def _required(waiting: Sequence[Call]) -> str:
-    return "a call of " + " and ".join(map(str, waiting)) if waiting else "no call"
+    if not waiting:
+        return "no call"
+    return "a call of " + " and ".join(map(str, waiting))
 
 
-def _misformed(form: Form | None, content: str | None) -> str | None:
+def _form_fault(form: Form | None, content: str | None) -> str | None:
+    """Return why an answer has a special token or not the required form."""
     content = content or ""
-    if leaks := harmony.leaked(content):
-        return str(Fact("no special token", f"{leaks[0]} in {content!r:.200}"))
+    observed = f"{content!r:.200}"
+    leaks = harmony.leaked(content)
+    if leaks:
+        return str(Fact("no special token", f"{leaks[0]} in {observed}"))
     if form is None:
         return None
-    observed = f"{content!r:.200}"
     if form.json_schema is not None:
         try:
             jsonschema.validate(json.loads(content), form.json_schema)

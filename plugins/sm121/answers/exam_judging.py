@@ -1,0 +1,75 @@
+"""The judgement of an answer in an exam.
+
+An answer is broken if no capable model gives it (empty, cut off, `!!!!`), and a miss if it is whole
+and not right. A section allows some misses, because a pattern may lack a right phrase; a broken
+answer is never allowed.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sm121.answers import sanity
+from sm121.answers.exam import Call, Turn
+from sm121.answers.exam_text import agrees, parsed, plain
+from sm121.core.unmet import Fact
+
+
+def broken(content: str | None, finish_reason: str) -> str | None:
+    """Return why no capable model gives an answer.
+
+    Args:
+        content: The content of the final message; None if there is none.
+        finish_reason: The finish_reason of the answer.
+
+    Returns:
+        The reason; None if the answer is whole.
+    """
+    if finish_reason != "stop":
+        return str(Fact("finish_reason stop", f"{finish_reason} after {content!r:.200}"))
+    if content is None or not content.strip():
+        return str(Fact("a final message"))
+    signs = sanity.signs(content)
+    if signs:
+        return str(Fact("an answer", f"{'; '.join(signs)} in {content!r:.200}"))
+    return None
+
+
+def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None:
+    """Return why a whole answer is not right.
+
+    Args:
+        turn: The conditions of a right answer.
+        content: The answer.
+        unsure: The section's pattern of unsure answers; None if it has none.
+
+    Returns:
+        The reason; None if the answer is right.
+    """
+    text = plain(content)
+    observed = f"{content!r:.300}"
+    if turn.right and not turn.right.search(text):
+        return str(Fact(turn.right.pattern, observed))
+    forbidden = [turn.wrong]
+    if turn.is_judged:
+        forbidden.append(unsure)
+    for pattern in forbidden:
+        if pattern is not None and pattern.search(text):
+            return str(Fact(f"nothing of {pattern.pattern}", observed))
+    if turn.content is not None and not agrees(turn.content, parsed(content)):
+        return str(Fact(f"{turn.content}", observed))
+    return None
+
+
+def met(waiting: Sequence[Call], function: str, arguments: Any) -> Call | None:
+    """Return the expected call that a call matches.
+
+    Args:
+        waiting: The expected calls.
+        function: The name of the called function.
+        arguments: The arguments of the call, parsed.
+    """
+    for call in waiting:
+        if call.function == function and agrees(call.arguments, arguments):
+            return call
+    return None

@@ -1,0 +1,68 @@
+"""Comparison of an answer's text and JSON with the expected ones, without regard to form."""
+
+import json
+import math
+import re
+import unicodedata
+from typing import Any
+
+#: Hyphens, dashes and minus signs; the fraction slash; quotation marks.
+_SIGNS = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u2044\u2018\u2019\u201c\u201d", "------/''\"\""
+)
+_LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|operatorname|ce)\s*\{([^{}]*)\}")
+#: How deeply LaTeX's frames are nested at most.
+_LATEX_DEPTH = 3
+_LATEX_SPACES = re.compile(r"\\[()\[\],;:! ]")
+_SUBSCRIPT = re.compile(r"_\{?(\d+)\}?")
+_MARKUP = re.compile(r"[*`$]|(?<!\w)_|_(?!\w)")
+#: The separators of groups of digits.
+_GROUPS = re.compile(r"(?<=\d)[ ,'](?=\d{3}(?!\d))")
+_FENCE = re.compile(r"\A\s*```\w*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+#: The relative error of equal numbers.
+_PRECISION = 1e-6
+
+
+def plain(text: str) -> str:
+    """Return a text without its form.
+
+    Removed are markup, LaTeX's frames, thin spaces and groups of digits, raised and lowered digits,
+    upper case and line breaks.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
+    for _ in range(_LATEX_DEPTH):
+        text = _LATEX.sub(r"\1", text)
+    text = _SUBSCRIPT.sub(r"\1", _LATEX_SPACES.sub(" ", text))
+    text = " ".join(_MARKUP.sub("", text).split())
+    return _GROUPS.sub("", text).casefold()
+
+
+def parsed(text: str) -> Any:
+    """Return the JSON of an answer, also between fences; None if it is not JSON."""
+    fenced = _FENCE.match(text)
+    try:
+        return json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def agrees(expected: Any, seen: Any) -> bool:
+    """Return whether a JSON value is the expected one.
+
+    Args:
+        expected: The expected value, whose texts are patterns of whole texts (`plain`).
+        seen: The value.
+    """
+    if isinstance(expected, str):
+        return isinstance(seen, str) and bool(re.fullmatch(expected, plain(seen), re.IGNORECASE))
+    if isinstance(expected, bool) or isinstance(seen, bool):
+        return expected is seen
+    if isinstance(expected, int | float):
+        return isinstance(seen, int | float) and math.isclose(expected, seen, rel_tol=_PRECISION)
+    if isinstance(expected, dict):
+        if not isinstance(seen, dict) or expected.keys() != seen.keys():
+            return False
+        return all(agrees(value, seen[key]) for key, value in expected.items())
+    if not isinstance(seen, list) or len(expected) != len(seen):
+        return False
+    return all(map(agrees, expected, seen))
