@@ -310,8 +310,8 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     checks: dict[str, Callable[[Asker, OracleReference], Any]] = {
         "prompts": log_probabilities.prompts_agree,
         "roundings": log_probabilities.roundings_are_absent,
-        "generated": functools.partial(log_probabilities.generations_agree, asked=shuffled),
-        "past the context": functools.partial(log_probabilities.generations_agree, asked=long),
+        "generated": functools.partial(log_probabilities.generations_agree, chosen=shuffled),
+        "past the context": functools.partial(log_probabilities.generations_agree, chosen=long),
     }
     for mistake in SMALL_MISTAKES:
         checks[mistake] = functools.partial(log_probabilities.mistake_is_absent, mistake=mistake)

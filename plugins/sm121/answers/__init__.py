@@ -1,1 +1,1 @@
-"""What a server answers, and how answers are judged: against a golden file, and each other."""
+"""Judgement of a server's answers: against a golden file, and each other."""

@@ -190,7 +190,7 @@ class Continuations:
     def equal_token_by_token(self) -> None:
         """Compare answers of one request for each token, whose prompt is all tokens before it.
 
-        Such steps are never drafted. Their prompts are prefilled, or come from the prefix cache
+        These steps are never drafted. Their prompts are prefilled, or come from the prefix cache
         with the tokens that were generated before, as in the next turn of a chat. The kernels of a
         prefill round otherwise than those of a decode step, so twice the tolerance applies (a
         healthy H100: 0.032 of 0.02 nats).

@@ -46,23 +46,27 @@ def parsed(text: str) -> Any:
         return None
 
 
-def agrees(expected: Any, seen: Any) -> bool:
+def agrees(expected: Any, observed: Any) -> bool:
     """Return whether a JSON value is the expected one.
 
     Args:
         expected: The expected value, whose texts are patterns of whole texts (`plain`).
-        seen: The value.
+        observed: The value.
     """
     if isinstance(expected, str):
-        return isinstance(seen, str) and bool(re.fullmatch(expected, plain(seen), re.IGNORECASE))
-    if isinstance(expected, bool) or isinstance(seen, bool):
-        return expected is seen
+        return isinstance(observed, str) and bool(
+            re.fullmatch(expected, plain(observed), re.IGNORECASE)
+        )
+    if isinstance(expected, bool) or isinstance(observed, bool):
+        return expected is observed
     if isinstance(expected, int | float):
-        return isinstance(seen, int | float) and math.isclose(expected, seen, rel_tol=_PRECISION)
+        return isinstance(observed, int | float) and math.isclose(
+            expected, observed, rel_tol=_PRECISION
+        )
     if isinstance(expected, dict):
-        if not isinstance(seen, dict) or expected.keys() != seen.keys():
+        if not isinstance(observed, dict) or expected.keys() != observed.keys():
             return False
-        return all(agrees(value, seen[key]) for key, value in expected.items())
-    if not isinstance(seen, list) or len(expected) != len(seen):
+        return all(agrees(value, observed[key]) for key, value in expected.items())
+    if not isinstance(observed, list) or len(expected) != len(observed):
         return False
-    return all(map(agrees, expected, seen))
+    return all(map(agrees, expected, observed))

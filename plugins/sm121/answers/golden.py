@@ -51,10 +51,10 @@ class Identity(DataTable):
 
     served_name: str
     config_sha256: str | None = None
-    #: Of the names and headers of the weight files: distinguishes checkpoints, not their values.
+    #: Hash of the weight files' names and headers: distinguishes checkpoints, not their values.
     weights_sha256: str | None = None
     tokenizer_sha256: str | None = None
-    #: Of pieces of the weights' values (`sm121.core.digest.of_files`).
+    #: Digest of pieces of the weights' values (`sm121.core.digest.of_files`).
     weights_digest: str | None = None
 
 
@@ -94,7 +94,12 @@ def load(path: Path) -> GoldenFile:
 
 
 def save(golden: GoldenFile, path: Path) -> None:
-    """Write a golden file atomically."""
+    """Write a golden file atomically.
+
+    Args:
+        golden: The content.
+        path: The path.
+    """
     write_text(golden.model_dump_json(indent=1) + "\n", path)
 
 

@@ -31,7 +31,7 @@ class WorstToken(NamedTuple):
 class GoldenComparison:
     """The comparison of a run with a golden file."""
 
-    #: Of each prompt's answer with the golden one, by its name.
+    #: The agreement of each prompt's answer with the golden one, by the prompt's name.
     agreements: Mapping[str, TokenAgreement]
     #: Differences of the two runs' environments, one line each.
     differences: tuple[str, ...]
@@ -100,7 +100,7 @@ class GoldenComparison:
 
         Args:
             bound: The tolerance.
-            about: What the facts are about.
+            about: The subject of the facts.
 
         Raises:
             Unmet: The run differs.

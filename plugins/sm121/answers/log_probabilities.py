@@ -229,7 +229,7 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
 def generations_agree(
     asker: Asker,
     reference: OracleReference,
-    asked: Sequence[tuple[str, Sequence[int]]] | None = None,
+    chosen: Sequence[tuple[str, Sequence[int]]] | None = None,
 ) -> str:
     """Require the oracle's tokens and log-probabilities of generated tokens after each prompt.
 
@@ -239,7 +239,7 @@ def generations_agree(
     Args:
         asker: The client of the server.
         reference: The oracle and the tolerance.
-        asked: The names and ids of the prompts; None: all fixed prompts.
+        chosen: The names and ids of the prompts; None: all fixed prompts.
 
     Returns:
         The differences, in words.
@@ -249,13 +249,13 @@ def generations_agree(
         NotRun: The engine sends no log-probabilities, or chooses other tokens that are equally
             likely, so that less than half of the tokens could be compared.
     """
-    asked = oracle_texts.prompts() if asked is None else asked
-    answers = asker.ask_together([Request(tuple(ids), oracle_texts.GENERATED) for _, ids in asked])
+    chosen = oracle_texts.prompts() if chosen is None else chosen
+    answers = asker.ask_together([Request(tuple(ids), oracle_texts.GENERATED) for _, ids in chosen])
     judged = 0
     errors: list[float] = []
     effects: list[float] = []
     by_rounding = reference.file.rounded_places.get(reference.rounding or "", {})
-    for (name, ids), answer in zip(asked, answers, strict=True):
+    for (name, ids), answer in zip(chosen, answers, strict=True):
         right = reference.file.prompts[name]
         tokens = asker.ids(answer)
         positions = asker.positions(answer)
@@ -274,7 +274,7 @@ def generations_agree(
                 if token_id in values and token_id in rounded_values:
                     errors.append(abs(value - values[token_id]))
                     effects.append(abs(rounded_values[token_id] - values[token_id]))
-    requested = len(asked) * oracle_texts.GENERATED
+    requested = len(chosen) * oracle_texts.GENERATED
     if judged < requested / 2:
         raise NotRun(
             f"of {requested} generated tokens {judged} could be judged: then the server went "

@@ -95,7 +95,12 @@ def prompts_digest() -> str:
 
 
 def save(file: OracleFile, path: Path) -> None:
-    """Write a file atomically."""
+    """Write a file atomically.
+
+    Args:
+        file: The content.
+        path: The path.
+    """
     write_text(file.model_dump_json() + "\n", path)
 
 

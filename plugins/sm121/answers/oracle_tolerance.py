@@ -148,10 +148,10 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
 def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleReference:
     """Return the comparison of a server with an oracle that rounds as the server does.
 
-    The profile has the tolerance of float32. That of BF16 is computed: it is the difference of the
-    oracle from itself when its arithmetic is in BF16. If the server rounds activations to few bits,
-    float32 arithmetic sometimes decides to which value, so that difference is added to the
-    profile's tolerance.
+    The profile has the tolerance of float32. The tolerance of BF16 is computed: it is the
+    difference of the oracle from itself when its arithmetic is in BF16. If the server rounds
+    activations to few bits, float32 arithmetic sometimes decides to which value, so that difference
+    is added to the profile's tolerance.
 
     Args:
         file: The oracle's file.

@@ -1,7 +1,7 @@
 """The price of a server's rounding: how far its answers are from the checkpoint's own mathematics.
 
-That is the oracle without any rounding. The texts are fixed, so the values are compared with gates
-as they are. An interval describes how far they hold for other texts.
+The latter is the oracle without any rounding. The texts are fixed, so the values are compared with
+gates as they are. An interval describes how far they hold for other texts.
 """
 
 import math
@@ -189,8 +189,8 @@ def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
 def _divergence(place: ServedPlace) -> float:
     """Return KL(checkpoint || server) over the common tokens, and one class for all others.
 
-    That is at most the whole divergence. Infinite if a log-probability is no number, or if the
-    server's probabilities sum to more than 1: else a wrong sum would cost nothing.
+    The result is at most the whole divergence. It is infinite if a log-probability is no number, or
+    if the server's probabilities sum to more than 1: else a wrong sum would cost nothing.
     """
     reference, served = place
     expected = dict(zip(reference.ids, reference.values, strict=True))

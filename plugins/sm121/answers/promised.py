@@ -1,4 +1,4 @@
-"""What log-probabilities promise of samples, and how far the samples of a right server may be off.
+"""The samples that log-probabilities promise, and the tolerance of a right server's samples.
 
 The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). The distribution that
 the parameters of a request make of them is computed here, among the tokens that are listed at a

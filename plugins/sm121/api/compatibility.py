@@ -4,6 +4,7 @@ Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.
 As there, arguments that match the schema but are not the expected ones are only counted.
 """
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -113,7 +114,7 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
         write_text("".join(lines), folder / f"{score.task}{path.replace('/', '-')}.jsonl")
         _judge_attempts(score, about, attempts, remark)
 
-    pairs = [(score, path) for score in scores for path in (CHAT, RESPONSES)]
+    pairs = itertools.product(scores, (CHAT, RESPONSES))
     require_each(is_reached, *zip(*pairs, strict=True))
 
 
@@ -178,7 +179,7 @@ def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _A
     try:
         for number in range(_TURNS):
             turn = ask(api, score, attempt.messages, function, tool.output)
-            # Of Responses the first answer alone counts, as in the published test.
+            # As in the published test, only the first answer of Responses counts.
             if turn.has_reasoning and (number == 0 or path == CHAT):
                 attempt.is_valid = True
             attempt.messages += turn.items

@@ -287,7 +287,9 @@ def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
             finish_reason is not stop.
     """
     reasoning_field = api.capabilities.file.reasoning_field
-    repeated = [chat for chat in correctness.chats for _ in range(correctness.repeats)]
+    repeated: list[Chat] = []
+    for chat in correctness.chats:
+        repeated += [chat] * correctness.repeats
     limit = correctness.max_answer_tokens
     answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), repeated)
 

@@ -155,7 +155,9 @@ class Candidate:
         document = self._document()
         self.api.capabilities.require("tools", "context_length")
         section = self.exam.section("tools")
-        turns = [(question, turn) for question in section.questions for turn in question.turns]
+        turns = []
+        for question in section.questions:
+            turns += [(question, turn) for turn in question.turns]
         prompt = tokens + _BESIDE * len(turns)
         require_context(self.api.context_length(), prompt, self.exam.answer_tokens)
         of_each = tokens // sum(len(turn.calls) for _, turn in turns)

@@ -145,7 +145,9 @@ class Penalties:
         """
         tops = self.source.tops
         prompts = self.source.prompts
-        listed = Counter(token for top in tops.values() for token in top)
+        listed = Counter[str]()
+        for top in tops.values():
+            listed.update(top.keys())
         for token, _ in listed.most_common(FEW):
             texts = []
             for text, top in tops.items():

@@ -35,7 +35,7 @@ def compare_samples(
     """Compare samples of one token with their log-probabilities.
 
     Args:
-        about: What the facts are about.
+        about: The subject of the facts.
         samples: The samples.
         rule: Which tokens may be drawn.
         evidence: The value of the parameter and the text.

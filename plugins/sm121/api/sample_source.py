@@ -1,6 +1,7 @@
 """Requests for sampled completions, and what the samples of a check are taken with."""
 
 import functools
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -141,7 +142,8 @@ class SampleSource:
             if self._greedy_were_whole:
                 raise Unmet(fact)
             raise NotRun(fact)
-        bare = sum(not position.top for sample in samples for position in sample)
+        positions = itertools.chain.from_iterable(samples)
+        bare = sum(not position.top for position in positions)
         require(not bare, "alternatives listed with each token", f"{bare} tokens have none")
         return samples
 

@@ -147,7 +147,7 @@ class Sampler:
     def restricts(self, name: Name) -> None:
         """Require samples without `bad_words`, or of `allowed_token_ids` alone.
 
-        The likeliest word is banned. Of five allowed tokens each must be drawn as often as its
+        The likeliest word is banned. Each of five allowed tokens must be drawn as often as its
         probability promises.
 
         Args:

@@ -39,7 +39,9 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
         Unmet: A call is missing or wrong, or the content contains parts of it.
         NotRun: The server has no parser of tool calls.
     """
-    repeated = [case for case in correctness.tool_calls for _ in range(correctness.repeats)]
+    repeated: list[ToolCall] = []
+    for case in correctness.tool_calls:
+        repeated += [case] * correctness.repeats
     api.capabilities.require("tools")
     choices = together(lambda case: _ask(api, correctness, case.question), repeated)
 
@@ -194,7 +196,7 @@ def _conversation(case: ToolCall, calls: list[Json]) -> list[Json]:
 def spilled(message: Json) -> bool:
     """Return whether the content beside a call contains parts of it.
 
-    gpt-oss may announce a call in a preamble (harmony, "preambles"). Such text is no part of it.
+    gpt-oss may announce a call in a preamble (harmony, "preambles"), which is no part of the call.
 
     Args:
         message: A message of the assistant.

@@ -241,10 +241,10 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
     """
     config = weights.config
     layer = weights.layers[n]
-    way = weights.rounding
-    near = rounding.activations(way)
-    to_cache = rounding.cached(way)
-    inputs = rounding.inputs(way, "qkv")(x)
+    served = weights.rounding
+    near = rounding.activations(served)
+    to_cache = rounding.cached(served)
+    inputs = rounding.inputs(served, "qkv")(x)
 
     def project(linear: Linear) -> Tensor:
         return near(_linear(inputs, *linear)).view(len(x), -1, config.head_dim)
@@ -261,7 +261,7 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
         k = torch.cat((past[0], k))
         v = torch.cat((past[1], v))
     attended = _attend_in_chunks(layer, config, config.sliding_layers[n], q, k, v)
-    mixed = rounding.inputs(way, "o")(near(attended.flatten(1)))
+    mixed = rounding.inputs(served, "o")(near(attended.flatten(1)))
     return near(_linear(mixed, *layer.o)), (k, v)
 
 

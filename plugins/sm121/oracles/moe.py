@@ -24,15 +24,15 @@ Packed = tuple[Tensor, Tensor]
 class Roundings:
     """The roundings in the definition of a path, of float64 [n, ...] in the same shape."""
 
-    #: Of the activations, before the first product.
+    #: The activations, before the first product.
     x: rounding.Function = rounding.same
-    #: Of the first product's sums, before their bias.
+    #: The first product's sums, before their bias.
     sums: rounding.Function = rounding.same
-    #: Of both parts of SwiGLU, with their bias.
+    #: Both parts of SwiGLU, with their bias.
     gates: rounding.Function = rounding.same
-    #: Of the hidden activations, before the second product.
+    #: The hidden activations, before the second product.
     hidden: rounding.Function = rounding.same
-    #: Of the shares, and of an expert's output: its product, that with its bias, and that times its
+    #: The shares, and an expert's output: its product, that with its bias, and that times its
     #: share.
     outputs: rounding.Function = rounding.same
 
@@ -119,13 +119,24 @@ def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
 
 
 def of_gate(gate: Tensor, *, alpha: float, limit: float) -> Tensor:
-    """Return SwiGLU's factor of the gate, as in `swiglu`."""
+    """Return SwiGLU's factor of the gate.
+
+    Args:
+        gate: As in `swiglu`.
+        alpha: As in `swiglu`.
+        limit: As in `swiglu`.
+    """
     gate = gate.clamp(max=limit)
     return gate * torch.sigmoid(alpha * gate)
 
 
 def of_up(up: Tensor, *, limit: float) -> Tensor:
-    """Return SwiGLU's other factor, as in `swiglu`."""
+    """Return SwiGLU's other factor.
+
+    Args:
+        up: As in `swiglu`.
+        limit: As in `swiglu`.
+    """
     return up.clamp(-limit, limit) + 1.0
 
 

@@ -51,6 +51,11 @@ def encode_elements(values: Floats) -> Bytes:
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
-    """Return the E8M0 byte for each block's largest magnitude, as `mxfp4.choose_scale`."""
+    """Return the E8M0 byte for each block's largest magnitude, as `mxfp4.choose_scale`.
+
+    Args:
+        amax: The largest magnitudes, any shape.
+        rule: The choice of the scale.
+    """
     same_rule = mxfp4.ScaleRule(rule.value)
     return mxfp4.choose_scale(amax, same_rule, _ELEMENT_EMAX, ceil=_ELEMENT_MANTISSA)

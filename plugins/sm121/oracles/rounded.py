@@ -11,31 +11,31 @@ from sm121.oracles.gpt_oss import Latest, Layer, Linear, Rows, Weights
 from sm121.oracles.rounding import Function
 
 
-def rounded(weights: Weights, way: Rounding) -> Weights:
+def rounded(weights: Weights, served: Rounding) -> Weights:
     """Return the model as a server with a rounding holds it.
 
     Args:
-        weights: The model with the formats of the checkpoint, or already with those of `way`.
-        way: The rounding.
+        weights: The model with the formats of the checkpoint, or already with those of `served`.
+        served: The rounding.
 
     Raises:
         ValueError: The weights have other formats.
     """
     present = _weight_formats(weights.rounding)
-    if present == _weight_formats(way):
-        return dataclasses.replace(weights, rounding=way)
+    if present == _weight_formats(served):
+        return dataclasses.replace(weights, rounding=served)
     if any(present):
-        raise ValueError(f"weights in {weights.rounding.name} cannot become {way.name}")
+        raise ValueError(f"weights in {weights.rounding.name} cannot become {served.name}")
     return dataclasses.replace(
         weights,
-        layers=Latest(len(weights.layers), lambda n: _rounded_layer(weights.layers[n], way)),
-        head=_RoundedRows(weights.head, rounding.weight(way, "lm_head"), weights.dtype),
-        rounding=way,
+        layers=Latest(len(weights.layers), lambda n: _rounded_layer(weights.layers[n], served)),
+        head=_RoundedRows(weights.head, rounding.weight(served, "lm_head"), weights.dtype),
+        rounding=served,
     )
 
 
-def _weight_formats(way: Rounding) -> tuple[str | None, ...]:
-    return way.qkv, way.o, way.lm_head
+def _weight_formats(served: Rounding) -> tuple[str | None, ...]:
+    return served.qkv, served.o, served.lm_head
 
 
 class _RoundedRows:
@@ -50,9 +50,9 @@ class _RoundedRows:
         return self._near(self._rows[rows].to(self._dtype))
 
 
-def _rounded_layer(layer: Layer, way: Rounding) -> Layer:
-    round_qkv = rounding.weight(way, "qkv")
-    round_o = rounding.weight(way, "o")
+def _rounded_layer(layer: Layer, served: Rounding) -> Layer:
+    round_qkv = rounding.weight(served, "qkv")
+    round_o = rounding.weight(served, "o")
     return dataclasses.replace(
         layer,
         q=_rounded_linear(layer.q, round_qkv),

@@ -6,7 +6,7 @@ kinds:
 - Formats: the server stores or feeds fewer bits than the checkpoint has. They change the model. A
   name such as ``qkv=mxfp4-ceil,kv=fp8`` lists them (`Rounding.parse`).
 - The dtype of the arithmetic: a matrix multiplication accumulates in float32, and its inputs and
-  outputs are rounded. That is noise; its effect on an honest server is the tolerance.
+  outputs are rounded. This is noise; its effect on an honest server is the tolerance.
 
 The values of MXFP4 weights are exact in BF16, so an engine with BF16 weights and one that keeps
 them packed (W4A16, such as Marlin) round alike.
@@ -44,7 +44,7 @@ def to_bf16(x: Tensor) -> Tensor:
 def to_float32(x: Tensor) -> Tensor:
     """Return values of 20 significant bits, in the dtype of x.
 
-    That is the precision of a long sum in float32, or less. It decides which E4M3 value is the
+    This is the precision of a long sum in float32, or less. It decides which E4M3 value is the
     nearest no less often than float32 does.
     """
     bits = x.to(torch.float32).view(torch.int32)
@@ -167,26 +167,36 @@ EXPERTS: Mapping[str, Function] = {
 _ARITHMETIC: Mapping[str, Function] = {"exact": same, "float32": to_float32, "bf16": to_bf16}
 
 
-def activations(way: Rounding) -> Function:
+def activations(served: Rounding) -> Function:
     """Return the rounding of each operation's result."""
-    return _ARITHMETIC[way.dtype]
+    return _ARITHMETIC[served.dtype]
 
 
-def expert_inputs(way: Rounding) -> Function:
+def expert_inputs(served: Rounding) -> Function:
     """Return the rounding of the inputs of experts' matrices."""
-    return EXPERTS.get(way.experts or "", same)
+    return EXPERTS.get(served.experts or "", same)
 
 
-def cached(way: Rounding) -> Function:
+def cached(served: Rounding) -> Function:
     """Return the rounding of rotated keys and of values."""
-    return CACHES.get(way.kv or "", same)
+    return CACHES.get(served.kv or "", same)
 
 
-def weight(way: Rounding, layer: str) -> Function:
-    """Return the rounding of the weight of a layer: ``qkv``, ``o`` or ``lm_head``."""
-    return WEIGHTS.get(getattr(way, layer) or "", same)
+def weight(served: Rounding, layer: str) -> Function:
+    """Return the rounding of a layer's weight.
+
+    Args:
+        served: The rounding of the server.
+        layer: ``qkv``, ``o`` or ``lm_head``.
+    """
+    return WEIGHTS.get(getattr(served, layer) or "", same)
 
 
-def inputs(way: Rounding, layer: str) -> Function:
-    """Return the rounding of the inputs of a layer: ``qkv``, ``o`` or ``lm_head``."""
-    return INPUTS.get(getattr(way, layer) or "", same)
+def inputs(served: Rounding, layer: str) -> Function:
+    """Return the rounding of a layer's inputs.
+
+    Args:
+        served: The rounding of the server.
+        layer: ``qkv``, ``o`` or ``lm_head``.
+    """
+    return INPUTS.get(getattr(served, layer) or "", same)

@@ -150,13 +150,13 @@ def _models(intact: Weights, texts: Sequence[Text]) -> list[Weights]:
     heads: dict[str | None, gpt_oss.Rows] = {}
     models = []
     for text in texts:
-        way = text.rounding
-        formats = (way.qkv, way.o, way.lm_head)
+        served = text.rounding
+        formats = (served.qkv, served.o, served.lm_head)
         if formats not in by_formats:
-            weights = rounded(intact, way)
-            head = heads.setdefault(way.lm_head, weights.head)
+            weights = rounded(intact, served)
+            head = heads.setdefault(served.lm_head, weights.head)
             by_formats[formats] = dataclasses.replace(weights, head=head)
-        model = rounded(by_formats[formats], way)
+        model = rounded(by_formats[formats], served)
         if text.change is not None:
             model = text.change(model)
         models.append(model)
