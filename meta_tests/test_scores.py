@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -144,3 +146,24 @@ def test_a_missing_tensor_is_named(canary_mxfp4, tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"has no tensor model\.layers\.1\.mlp\.router\.bias"):
         scores.score(tmp_path, TEXTS[:1])
+
+
+_DIGEST = """
+import sys
+from pathlib import Path
+import torch
+from sm121.answers.oracle_texts import SMALL_MISTAKES
+from sm121.oracles import scores
+texts = [scores.Text((1, 2), change=mistake.change) for mistake in SMALL_MISTAKES.values()]
+for text in texts:
+    print(scores._digest(Path(sys.argv[1]), [text], torch.float64, "cpu"))
+"""
+
+
+def test_a_stopped_computation_is_known_again_in_another_process(tmp_path):
+    """Before, the address of a mistake's function was in the digest: nothing was ever resumed."""
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    command = [sys.executable, "-c", _DIGEST, str(tmp_path)]
+    first, second = (subprocess.run(command, capture_output=True, check=True) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert len(set(first.stdout.split())) == 3, "one for each mistake"

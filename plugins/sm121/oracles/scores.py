@@ -6,6 +6,7 @@ state [H] and, for texts that are continued, the keys and values of each token.
 """
 
 import dataclasses
+import functools
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -283,6 +284,20 @@ class _Part:
         )
 
 
+def _describe(change: "Change | None") -> str:
+    """Return a text that identifies a change, in each process the same.
+
+    The name of a lambda or of a local function does not identify it: its address does, in one
+    process.
+    """
+    if isinstance(change, functools.partial):
+        return f"{_describe(change.func)} {change.args} {sorted(change.keywords.items())}"
+    name = getattr(change, "__qualname__", "<unnamed>")
+    if change is None or "<" in name:
+        return str(change)
+    return f"{change.__module__}.{name}"
+
+
 def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device: str) -> str:
     """Return a digest of all that decides the scores."""
     weights = []
@@ -292,7 +307,7 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
     config = (checkpoint / "config.json").read_text("utf-8")
     described = []
     for text in texts:
-        change = str(text.change)
+        change = _describe(text.change)
         described.append(
             (text.ids, change, text.rounding.name, text.whole, text.more, text.follows)
         )
