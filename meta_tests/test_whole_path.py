@@ -164,7 +164,8 @@ def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
     other = "[selector.py:112] Using HND KV"
     line = (
         "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
-        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.{}, arch=sm121"
+        "decode=torch.bfloat16, decode_backend=flashinfer-native, kv_cache_dtype=torch.{}, "
+        "arch=sm121"
     )
     prefix = "(EngineCore_DP0 pid=55630) INFO 02-09 07:27:31 "
 
