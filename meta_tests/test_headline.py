@@ -2,22 +2,17 @@
 
 import json
 import re
-import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import report_runs
 import terminal_samples
 
-from sm121.core import redaction
 from sm121.core.verdict import Verdict
-from sm121.plugin import reporting
 from sm121.report import headline, junit, metric_verdicts, page, stored, summary
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
-from sm121.run import details
 from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import (
     AgainstReport,
@@ -411,18 +406,18 @@ def test_a_tile_is_not_green_where_the_headline_is_red(tmp_path):
 
 
 def report_of(run: VerdictFile, folder: Path, **fields) -> StoredReport:
-    failed = [FailureDetail(id=test.id, reproduce=AGAIN, logs=["server.log"]) for test in run.tests]
+    failed = [FailureDetail(id=test.id, logs=["server.log"]) for test in run.tests]
     stored = Details(command="python -m pytest --against trusted", failures=failed)
     return StoredReport(run, folder, details=stored, **fields)
 
 
 def test_there_is_one_action(tmp_path):
     gate = run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)})
-    assert headline.action(report_of(gate, tmp_path)) == headline.Action("run again", AGAIN)
-    # A comparison measures nothing itself.
-    change = run_of(ended("test_no_metric_is_worse", level="regression"), changes=[slower()])
-    action = headline.action(report_of(change, tmp_path))
-    assert action == headline.Action("run again", "python -m pytest --against trusted")
+    report = report_of(gate, tmp_path)
+    whole = headline.Action("run again", "python -m pytest --against trusted")
+    assert headline.action(report) == whole, "of a run that has not ended"
+    report.details.again = AGAIN
+    assert headline.action(report) == headline.Action("run again", AGAIN)
     assert headline.action(report_of(passed(*ALL), tmp_path)) is None
 
 
@@ -523,46 +518,3 @@ def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     published = (terminal_samples.FOLDER / f"{name}.txt").read_text("utf-8")
     assert terminal_samples.rows(published) <= terminal_samples.LINES
     assert sentence in published, "python meta_tests/terminal_samples.py writes it anew"
-
-
-def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
-    """Values with = and behind a space, and spaces; what selects others is left out."""
-    log, test = tmp_path / "a log", "meta_tests/scenarios/verdicts.py::test_fail"
-    log.write_text("it says nothing\n")
-    options = (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"])
-    _, run = run_pytest(
-        *("--arch=cpu", *fault_server().options, "-k", "fail or pass", "-q", "--engine=openai"),
-        *(word for option in options for word in option),
-        *("--tb=short", test),
-    )
-    (failure,) = details.read(run.report).failures
-    words = shlex.split(failure.reproduce or "")
-    assert words[:4] == ["python", "-m", "pytest", test]
-    for option in options:
-        at = words.index(option[0], 3)
-        assert words[at : at + len(option)] == option, words
-    assert "-k" not in words and "-q" not in words
-
-
-def started(folder: Path, *arguments: str):
-    """As much of pytest's configuration as a command is made of."""
-    return SimpleNamespace(
-        invocation_params=SimpleNamespace(args=arguments, dir=folder),
-        option=SimpleNamespace(file_or_dir=["tests"]),
-        inipath=None,
-    )
-
-
-@pytest.mark.parametrize("b", ["-nkvo", "-n 128", "-q", "--dist layer"])
-def test_run_again_has_the_arguments_of_an_engine(b, tmp_path):
-    """They may look like options of pytest that are left out."""
-    run = started(tmp_path, "--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests")
-    assert reporting._repeated(run) == ["--ab", "", b]
-
-
-def test_no_quote_hides_a_secret_in_a_command(tmp_path):
-    key = "it's-a-Secret-7"
-    session = SimpleNamespace(redact=lambda text: redaction.redact(text, {key}))
-    line = reporting._line(session, started(tmp_path), ["--api-key", key, f"--engine-env=A={key}"])
-    assert "Secret-7" not in line
-    assert shlex.split(line)[3:] == ["--api-key", "[redacted]", "--engine-env=A=[redacted]"]

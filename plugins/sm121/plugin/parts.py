@@ -112,7 +112,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
         interrupted=interrupted,
     )
     config.stash[SESSION] = session
-    config.stash[REPORT] = reporting.write(session, known)
+    config.stash[REPORT] = reporting.write(config, session, known)
     return session
 
 

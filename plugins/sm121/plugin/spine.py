@@ -362,7 +362,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     _step(f"closed {run.file.verdict.value}")
     report_details = config.stash.get(stash.DETAILS, details.Details())
     report_details.samples = benchmarks.samples(run)
-    config.stash[stash.REPORT] = reporting.write(run, report_details)
+    config.stash[stash.REPORT] = reporting.write(config, run, report_details)
     _step("report written")
     opening.release_machine(config)
     _end_with(session, run, exitstatus)
@@ -417,6 +417,7 @@ def pytest_terminal_summary(
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
         terminal.leave_out_tracebacks(terminalreporter)
+        terminal.say_each_reason_once(terminalreporter)
     result = yield
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
         return result  # a refused request is one line, which pytest writes

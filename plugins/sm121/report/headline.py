@@ -93,24 +93,16 @@ def action(report: StoredReport) -> Action | None:
     run = report.run
     if run.verdict is Verdict.PASS or (run.verdict is Verdict.NOT_RUN and run.finished):
         return None  # the same command would run as little once more: the sentence has the reason
-    first = next((test for test in findings.failures(run) if test.verdict is run.verdict), None)
-    details = {detail.id: detail for detail in report.details.failures}
-    detail = details.get(first.id) if first is not None else None
     if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
         crash = report.crashes[decisive]
         if crash.remedy:
             return Action("remedy", crash.remedy)
+        details = {detail.id: detail for detail in report.details.failures}
         affected = details.get(crash.test or "")
         logs = affected.logs if affected is not None else []
         if (file := logs[-1] if logs else crash.bundle) is not None:
             return Action("read", str(report.directory / file))
-    whole = first is None or (
-        # It measures nothing itself, and so it cannot be run alone.
-        first.level == "regression"
-        and all(change.beside != metric_verdicts.OF_AB for change in run.changes)
-    )
-    alone = detail.reproduce if detail is not None and not whole else None
-    command = alone or report.details.command
+    command = report.details.again or report.details.command
     return Action("run again", command) if command else None
 
 

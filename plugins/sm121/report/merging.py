@@ -107,10 +107,11 @@ def join(
 
 def _details(output: Path, folders: Iterable[str]) -> Details:
     whole = Details()
-    commands = []
+    commands, again = [], []
     for folder in folders:
         part = details.read(output / folder)
         commands += [part.command] if part.command else []
+        again += [part.again] if part.again else []
         whole.requirements |= part.requirements
         for failure in part.failures:
             if failure.logs is not None:
@@ -120,6 +121,7 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
         whole.history |= part.history
         whole.findings += [line for line in part.findings if line not in whole.findings]
     whole.command = "; ".join(dict.fromkeys(commands)) or None
+    whole.again = "; ".join(dict.fromkeys(again)) or None
     return whole
 
 

@@ -69,6 +69,8 @@ class Details(BaseModel):
     """The whole of details.json; one of another version is read for what it has."""
 
     command: str | None = None
+    again: str | None = None
+    """A command that runs the failed tests again; null before the run has ended."""
     requirements: dict[str, str] = Field(default_factory=dict)
     """What each test requires, by its id: its own docstring."""
     failures: list[FailureDetail] = Field(default_factory=list)

@@ -1,0 +1,168 @@
+"""Commands that run tests again, in the same way as the run that failed."""
+
+import itertools
+import os
+import shlex
+from collections.abc import Sequence
+
+import pytest
+
+from sm121.core import own_options, own_tests
+from sm121.core.printable import printable
+from sm121.core.profile import FULL
+from sm121.core.verdict import Verdict
+from sm121.plugin.options import is_own_run
+from sm121.report import findings, metric_verdicts
+from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session.session import Session
+
+#: Options that do not matter when tests are run again, with the number of their values: where
+#: output goes, and what selects other tests. ``-m`` may name the architecture, and is kept.
+_NOT_REPEATED = {
+    **dict.fromkeys(("--report-dir", "--junitxml", "--junit-xml", "--benchmark-save"), 1),
+    **dict.fromkeys(("--dist", "--numprocesses", "-n"), 1),
+    **dict.fromkeys(("--benchmark-autosave", "--certify", "--last-failed", "--lf"), 0),
+    **dict.fromkeys(("--stepwise", "--sw", "-q", "-v"), 0),
+    "--shard": 1,  # another test is in the part
+}
+#: The expression that selects tests by name: a command that names the tests needs none.
+_BY_NAME = "-k"
+#: The expression that selects tests by marker. pytest takes the last one.
+_BY_MARKER = "-m"
+_PLAN = "--plan"
+#: A command names at most so many tests; instead of more it names their files.
+_MOST_TESTS = 5
+
+
+def whole(config: pytest.Config, session: Session, *more: str) -> str:
+    """Return the command that runs everything again.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        more: Options behind the others.
+    """
+    return line(session, config, [*_arguments(config), *more])
+
+
+def of_test(config: pytest.Config, session: Session, test: str, *more: str) -> str:
+    """Return the command that runs one test again.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        test: The id of the test.
+        more: Options behind the others.
+    """
+    return _of_paths(config, session, [_from_here(config, test)], *more)
+
+
+def of_failed(config: pytest.Config, session: Session) -> str | None:
+    """Return the command that runs the failed tests of a closed run again; None if none failed.
+
+    It names at most five tests. Instead of more it names their files, where the plan, ``-m`` and
+    ``-k`` select what they selected before. It is the command of the whole run if a failed check
+    is no test, or compares what others measured.
+
+    Args:
+        config: pytest's.
+        session: The run.
+    """
+    failed = [
+        test
+        for test in findings.failures(session.file)
+        if test.verdict in (session.file.verdict, Verdict.FAIL, Verdict.INVALID)
+    ]
+    if not failed:
+        return None
+    are_tests = all(_runs_alone(session.file, test) for test in failed)
+    are_many = len(failed) > _MOST_TESTS
+    named_tests = any("::" in path for path in config.option.file_or_dir or ())
+    if not are_tests or (are_many and named_tests):
+        return whole(config, session)
+    paths = [_from_here(config, test.id) for test in failed]
+    if are_many:
+        paths = [path.partition("::")[0] for path in paths]
+    return _of_paths(config, session, list(dict.fromkeys(paths)))
+
+
+def line(session: Session, config: pytest.Config, arguments: Sequence[str]) -> str:
+    """Return a command line without secrets that a shell takes.
+
+    Args:
+        session: The run, which knows the secrets.
+        config: pytest's.
+        arguments: The words behind the program.
+    """
+    command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
+    # Before they are quoted: a secret with a quote in it is another text then.
+    words = map(session.redact, arguments)
+    return printable(session.redact(shlex.join([*command, *words])))
+
+
+def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
+    if test.is_beside or test.is_of_option:
+        return False
+    measures_itself = any(change.beside == metric_verdicts.OF_AB for change in run.changes)
+    return test.level != "regression" or measures_itself
+
+
+def _of_paths(config: pytest.Config, session: Session, paths: Sequence[str], *more: str) -> str:
+    """Named tests have plan full by default, so that a smaller plan is named, too."""
+    names_tests = any("::" in path for path in paths)
+    words = repeated(config, by_name=not names_tests)
+    plan = session.settings.plan
+    is_named = any(word.partition("=")[0] == _PLAN for word in words)
+    if plan != FULL and not is_named:
+        words += [_PLAN, plan]
+    return line(session, config, [*paths, *words, *more])
+
+
+def _from_here(config: pytest.Config, test: str) -> str:
+    """The test's name in the folder where pytest was started; its id is relative to the root."""
+    if is_own_run(config):
+        return test
+    file, separator, name = test.partition("::")
+    here = os.path.relpath(config.rootpath / file, config.invocation_params.dir)
+    return f"{here}{separator}{name}"
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    arguments = [str(argument) for argument in config.invocation_params.args]
+    return own_tests.given(arguments) if is_own_run(config) else arguments
+
+
+def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
+    """Return the words of the command line that matter when its tests are named.
+
+    Args:
+        config: pytest's.
+        by_name: Keep ``-k``, too.
+    """
+    positional = set(config.option.file_or_dir or ())
+    left_out = _NOT_REPEATED if by_name else {**_NOT_REPEATED, _BY_NAME: 1}
+    words: list[str] = []
+    skip = values = 0
+    for argument in _arguments(config):
+        name, separator, _ = argument.partition("=")
+        if values:  # of --ab, which may begin with a hyphen
+            values -= 1
+            words.append(argument)
+        elif skip:
+            skip -= 1
+        elif name in left_out:
+            skip = 0 if separator else left_out[name]
+        elif argument[:2] in left_out:
+            continue  # -n2, -vv
+        elif own_tests.located(argument) not in positional:
+            words.append(argument)
+            takes = own_options.every()[argument].nargs if argument in own_options.every() else None
+            values = takes if isinstance(takes, int) else 0
+    return _with_one_marker(words)
+
+
+def _with_one_marker(words: list[str]) -> list[str]:
+    """Leave out each ``-m`` but the last, which is the one in force."""
+    places = [at for at, word in enumerate(words) if word == _BY_MARKER]
+    overruled = set(itertools.chain.from_iterable((at, at + 1) for at in places[:-1]))
+    return [word for at, word in enumerate(words) if at not in overruled]
