@@ -531,9 +531,6 @@ def level(run_pytest, fault_server, tmp_path):
 def test_the_level_on_a_stored_history(level, tmp_path):
     status, tests, run = level(GOOD, "--benchmark-autosave")
     assert status == 0, run.output
-    messages = [test["message"] for name, test in tests.items() if name.startswith("test_no_")]
-    for part in ("no stored run of this machine", "--benchmark-autosave"):
-        assert all(part in message for message in messages), tests
 
     status, tests, run = level({name: [v * 0.99 for v in GOOD[name]] for name in GOOD})
     assert status == 0 and tests["test_no_metric_is_worse"]["verdict"] == "PASS", run.output

@@ -19,6 +19,7 @@ from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.performance.starts import EarlierStarts
+from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL
 from sm121.regression import measured, trend
 from sm121.run import details
@@ -168,6 +169,7 @@ def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHist
         config.getoption("benchmark_storage"),
         config.invocation_params.dir,
         compared if isinstance(compared, str) and compared else None,
+        is_stored=any(config.getoption(name, None) for name in selection.STORING),
     )
 
 

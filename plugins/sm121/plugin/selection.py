@@ -50,7 +50,7 @@ _SERVERS = frozenset({"server", "servers"})
 #: Options of pytest-benchmark that this level judges, by the names under which pytest keeps them.
 _COMPARING = ("benchmark_compare", "benchmark_compare_fail")
 #: Those that store a run: the level says how it compares with what is stored already.
-_STORING = ("benchmark_autosave", "benchmark_save")
+STORING = ("benchmark_autosave", "benchmark_save")
 
 
 def names_tests(config: pytest.Config) -> bool:
@@ -185,7 +185,7 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
     strength = item.config.getoption("--matrix") if level == "matrix" else None
     if strength is not None or markers & {"asked_for", "ab_run"}:
         return True
-    stores = any(item.config.getoption(name, None) for name in _STORING)
+    stores = any(item.config.getoption(name, None) for name in STORING)
     if level == _REGRESSION and (stores or _compares(item.config)):
         return True
     if not chosen.plan(name).asks(level, getattr(item, "originalname", item.name), markers):

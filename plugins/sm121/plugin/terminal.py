@@ -112,6 +112,16 @@ def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
             )
 
 
+def say_each_reason_once(terminal: "pytest.TerminalReporter") -> None:
+    """Let pytest's summary show a reason once for the skipped tests of a file, with their number.
+    It folds reports of one line."""
+    for report in terminal.getreports("skipped"):
+        is_of_level = "verdict" in dict(report.user_properties)
+        if is_of_level and isinstance(report.longrepr, tuple):
+            file, _, reason = report.longrepr
+            report.longrepr = (file, None, reason)
+
+
 def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """``--collect-only``: show what would run, and why the rest would not."""
     items = config.stash.get(COLLECTED, [])

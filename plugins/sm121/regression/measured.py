@@ -21,6 +21,9 @@ _WAY_OUT = (
     "store a run of a build that you trust on this machine as it is now, "
     "`pytest -m performance --benchmark-autosave`, or compare both builds with --ab"
 )
+#: What to do after a first run.
+_STORED = "This run is stored: if it passes, the next run is compared with it"
+_NOT_STORED = "Run a build that you trust with --benchmark-autosave"
 
 
 @dataclass
@@ -33,6 +36,8 @@ class MeasuredHistory:
     storage: str
     root: Path
     baseline: str | None = None
+    #: This run is stored when it has ended.
+    is_stored: bool = False
     findings: list[str] = field(default_factory=list)
 
     @property
@@ -67,7 +72,13 @@ class MeasuredHistory:
             return matches
         if self.named is not None:
             return [self.named]
-        raise none_matches(stored, self._context, self._folder)
+        raise none_matches(
+            stored,
+            self._context,
+            self._folder,
+            measured=len(self.current),
+            is_stored=self.is_stored,
+        )
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
@@ -174,11 +185,25 @@ def of_this_run(recorder: Recorder) -> StoredRun | None:
 
 
 def none_matches(
-    stored: Sequence[StoredRun], context: Mapping[str, Any], folder: Path
+    stored: Sequence[StoredRun],
+    context: Mapping[str, Any],
+    folder: Path,
+    *,
+    measured: int,
+    is_stored: bool,
 ) -> NotRun | Inconclusive:
-    """Why a run of that context is compared with none of these, oldest first, of that folder. A
-    driver or a kernel path that changed must not make a slower build green. What the user chose, as
-    another plan, and another machine have a history of their own."""
+    """Return why a run is compared with none of the stored runs.
+
+    A driver or a kernel path that changed must not make a slower build green. What the user chose,
+    as another plan, and another machine have a history of their own.
+
+    Args:
+        stored: The stored runs, oldest first.
+        context: What the run has in common with those that it can be compared with.
+        folder: The folder of the stored runs.
+        measured: The number of metrics of the run.
+        is_stored: Whether the run is stored when it has ended.
+    """
     for run in reversed(stored):
         if changed := run.changed(context):
             facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]
@@ -189,7 +214,8 @@ def none_matches(
         nearest = min(reversed(unlike), key=lambda name: len(unlike[name]))
         why = "; ".join(unlike[nearest])
         others = f" (the nearest of {len(stored)} other runs, {nearest}: {why})"
+    then = _STORED if is_stored else _NOT_STORED
     return NotRun(
         f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
-        f"{others}; run a build that you trust with --benchmark-autosave"
+        f"{others}; metrics not compared: {measured}. {then}"
     )
