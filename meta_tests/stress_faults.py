@@ -24,6 +24,7 @@ import psutil
 import sample_bundle
 
 from sm121.engines.process_tree import marked
+from sm121.measure import machine_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent
@@ -51,8 +52,9 @@ class Case:
     says: str = ""
 
 
-#: In the temporary directory: a bundle that could not lie in the report, and compiled kernels.
-KEPT = ("sm121-crash-", "torchinductor_")
+#: In the temporary directory: a bundle that could not lie in the report, compiled kernels, and the
+#: lock of the machine.
+KEPT = ("sm121-crash-", "torchinductor_", machine_lock.name())
 CASES = {
     name: Case(name, **row)
     for name, row in tomllib.loads(

@@ -36,7 +36,7 @@ def test_a_dead_run_holds_nothing(tmp_path):
 
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("precious")
-    (tmp_path / f"sm121-{os.getuid()}-measures.lock").symlink_to(tmp_path / "precious")
+    (tmp_path / machine_lock.name()).symlink_to(tmp_path / "precious")
     with pytest.raises(UsageError, match=r"measures\.lock: expected a file of this user"):
         machine_lock.take(tmp_path)
     assert (tmp_path / "precious").read_text() == "precious"

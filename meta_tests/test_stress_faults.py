@@ -2,6 +2,9 @@
 
 import pytest
 import stress_faults
+from stress_faults import segments
+
+from sm121.measure import machine_lock
 
 SAMPLE = ("pytest-killed",)  # test_stress_together.py shows wrong answers in less time
 
@@ -11,6 +14,14 @@ SAMPLE = ("pytest-killed",)  # test_stress_together.py shows wrong answers in le
 def test_the_fault_is_noticed_classified_and_cleaned_up(name):
     outcome = stress_faults.run(stress_faults.CASES[name])
     assert not outcome.wrong, outcome
+
+
+def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
+    """Outside of pytest the catalogue called the file left, which stays for the next run."""
+    machine_lock.take(tmp_path).close()
+    assert stress_faults._remains(segments(), tmp_path, "") == []
+    (tmp_path / "tmpabc").touch()
+    assert stress_faults._remains(segments(), tmp_path, "") == ["temporary files left: ['tmpabc']"]
 
 
 def test_the_documentation_shows_every_fault_and_every_sample():

@@ -29,6 +29,12 @@ def measures(level: str, fixtures: Collection[str]) -> bool:
     return level in _TIMED_LEVELS or is_benchmark
 
 
+def name() -> str:
+    """The name of the lock file. The file stays when its run has ended: only its lock ends."""
+    # By number: in a container a user may have no name, and `sudo -E` keeps the other's.
+    return f"sm121-{os.getuid()}-measures.lock"
+
+
 def take(folder: Path | None = None) -> IO[str]:
     """Take the machine for measuring, until the returned file is closed.
 
@@ -42,8 +48,7 @@ def take(folder: Path | None = None) -> IO[str]:
         UsageError: Another run measures here, or the lock file cannot be opened: it may be a link.
     """
     folder = folder or Path(os.environ.get(FOLDER) or tempfile.gettempdir())
-    # By number: in a container a user may have no name, and `sudo -E` keeps the other's.
-    path = folder / f"sm121-{os.getuid()}-measures.lock"
+    path = folder / name()
     try:
         lock = open_lock(path)
     except OSError as error:
