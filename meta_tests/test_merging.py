@@ -9,6 +9,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
 from sm121.engines.pool import StartReport
+from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Reading
 from sm121.report import merging
@@ -27,6 +28,7 @@ from sm121.run.verdict_file import (
     TestReport,
     VerdictFile,
 )
+from sm121.session import fingerprinting
 
 PLANNED = ("one", "two")
 BOXES = {
@@ -244,6 +246,42 @@ def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp
     assert difference.name == named
     with pytest.raises(UsageError, match=f"another {named} "):
         merging.read([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        pytest.param({"sha": "abc"}, {"sha": "def"}, "vllm", id="another-commit"),
+        pytest.param({"sha": "abc"}, {"sha": "abc", "changes": "12"}, "vllm", id="not-committed"),
+        pytest.param({"torch": "2.13.0"}, {"torch": "2.11.0"}, "torch", id="another-torch"),
+        pytest.param({"triton": "3.7.0"}, {"triton": "3.6.0"}, "triton", id="another-triton"),
+        pytest.param({"cuda": "13.0"}, {"cuda": "13.1"}, "cuda", id="another-cuda"),
+        pytest.param({}, {"cuda": "13.1"}, "cuda", id="cuda-of-one-alone"),
+    ],
+)
+def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
+    before, now, named, tmp_path
+):
+    """A run that was gone on with was compared by these too."""
+    folders = []
+    for index, found in enumerate((before, now), 1):
+        asked = ASKED.model_copy(update={"sources": computing(**found)})
+        folders.append(wrote(tmp_path, f"shard-{index}", part(index, fingerprint=asked)))
+    with pytest.raises(UsageError, match=f"another version of {named} "):
+        merging.read(folders)
+
+
+def computing(
+    sha: str = "abc", changes: str | None = None, cuda: str | None = None, **packages: str
+) -> dict[str, str]:
+    """What the fingerprint has of an environment's sources and packages."""
+    vllm = environment.SourceRecord(version="0.33.0", sha=sha, changes=changes)
+    record = environment.EnvironmentRecord.model_construct(
+        git_shas={"vllm": vllm},
+        cuda_version=cuda,
+        engine_packages=environment.PackagesRecord(packages={"black": "26.1", **packages}),
+    )
+    return fingerprinting.sources(record)
 
 
 def test_a_run_without_a_fingerprint_is_told_apart_by_what_it_has():
