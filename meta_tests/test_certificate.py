@@ -3,130 +3,28 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 from urllib.parse import quote
 
-import certificate_tricks
 import certificates
 import pytest
-from certificate_tricks import HONEST, LATER, TRICKS, WITHOUT_EFFECT, tried
 from false_greens import engine
 from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
-from sm121.core import own_tests, profile, profile_fields, waivers
+from sm121.core import profile, profile_fields, waivers
 from sm121.core.verdict import Verdict
-from sm121.plugin import certificate, options, selection
+from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import CrashReport, EngineReport, MetricReport, VerdictFile
-from sm121.session import certification, certified_run, fingerprinting, opening
+from sm121.session import certification, fingerprinting, opening
 from sm121.session.settings import Settings
 
-
-def refused(tricks: list[certificate_tricks.Trick]) -> None:
-    for trick, outcome in zip(tricks, tried(tricks), strict=True):
-        assert outcome.status == 4 and trick.expected in outcome.output, f"{trick.name}: {outcome}"
-        assert "--certify" in outcome.output, f"{trick.name}: {outcome}"
-
-
-def test_tricks_are_refused_before_anything_is_collected():
-    assert len(TRICKS) > 40
-    refused(TRICKS[::8])
-
-
-@pytest.mark.parametrize(
-    "honest", [HONEST[::3], pytest.param(HONEST, marks=pytest.mark.slow("six runs"))], ids=len
-)
-def test_what_changes_nothing_is_accepted(honest):
-    outcomes = zip(honest, tried(honest), strict=True)
-    assert not [f"{trick.name}: {outcome}" for trick, outcome in outcomes if outcome.status != 0]
-
-
-@pytest.mark.slow(why="each collects all")
-def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch, tmp_path):
-    monkeypatch.setenv("SM121_META_COLLECT", "1")
-    name = "tests/test_smoke.py::test_health"
-    file = waiver_file(tmp_path, name, f"{name}[other]")
-    refusal = f"--waivers names {name}: no certificate waives a gate or a blocker"
-    refused([*LATER, certificate_tricks.Trick("a waiver", (f"--waivers={file}",), refusal)])
-
-
-@pytest.mark.parametrize("trick", WITHOUT_EFFECT, ids=lambda trick: trick.name)
-def test_what_is_in_the_callers_surroundings_has_no_effect(trick):
-    """A certified run is built: of the caller's variables it has those of the allow list."""
-    allowed = {"PATH": os.environ["PATH"], "HF_HOME": "/models", "SM121_API_KEY": "k"}
-    variables = certified_run.environment({**allowed, **trick.environment})
-    assert variables == {**allowed, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    assert certified_run.environment(variables) == variables
-
-
-def test_the_run_is_built(tmp_path):
-    """Whoever asks pytest for a certificate gets this command line, and its own end."""
-    plugin = tmp_path / "foreign_plugin.py"
-    plugin.write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p sm121.plugin --depths 0\n")
-    (tmp_path / "conftest.py").write_text(f"open({str(tmp_path / 'conftest')!r}, 'a').write('x')\n")
-    typed = ["--certify", "--arch", "cpu", "-k", "health"]
-    variables = {"PYTEST_ADDOPTS": "--rounds 1", "VLLM_X": "1", "PYTEST_PLUGINS": "foreign_plugin"}
-    done = ended(tmp_path, "-O", "-m", "pytest", *typed, **variables)
-    assert "ERROR: --certify with -k health: expected a run as the profile says" in done
-    (line,) = [row for row in done.splitlines() if "runs without these variables" in row]
-    assert {*variables} <= {*re.findall(r"\w+", line)}
-    words = certified_run.command(typed)
-    assert words[1:4] == ["-P", "-m", "pytest"] and words[-5:] == typed
-    assert certified_run.command(own_tests.given(words)) == words
-    assert {"-c", str(own_tests.settings()), "--noconftest"} <= {*words}
-    assert not certified_run.is_this_process()
-    assert "--certify with -k health" in ended(tmp_path, "-m", "sm121", "certify", *typed[1:])
-    assert (tmp_path / "conftest").read_text() == "x", "the caller's conftest is not in the run"
-
-
-def ended(folder: Path, *words: str, **variables: str) -> str:
-    """What Python says to these words, which are refused."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, capture_output=True, text=True,
-        env={**os.environ, **variables},
-    )  # fmt: skip
-    assert done.returncode == 4, done.stdout + done.stderr
-    return done.stderr
-
-
-@pytest.mark.parametrize("words", [("sm121", "certify"), ("pytest", "--certify")], ids=" ".join)
-def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
-    """A container has its checkouts of vLLM on PYTHONPATH: without it another vLLM would run."""
-    checkouts = "/workspace/flashinfer:/workspace/vllm"
-    stderr = ended(Path(), "-m", *words, "--arch", "cpu", PYTHONPATH=checkouts)
-    assert "--certify with the variable PYTHONPATH: expected none" in stderr
-    assert "runs without these variables" not in stderr
-
-
-def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
-    """The lists of harmless options have no name that is none."""
-    assert {option.effect for option in options.own().values()} >= {"harmless", "measures"}
-    assert not certificate._data().harmless & {*options.own()}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "effect"),
-    [
-        # of --collect-only and -qq
-        ("collectonly", True, "harmless"),
-        ("verbose", -2, "harmless"),
-        ("tbstyle", "short", "harmless"),
-        ("keyword", "smoke", "selects"),
-        ("override_ini", "timeout=1", "measures"),
-        ("setuponly", True, "measures"),
-    ],
-)
-def test_what_only_collects_or_prints_is_no_other_certificate(name, value, effect):
-    """`sm121 plan --certify` was refused for the --co that it gives pytest itself."""
-    assert certificate._effect(name, value, {}) == effect
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow(why="a whole run of vLLM each; `python meta_tests/certificates.py` does fifty")
@@ -458,7 +356,7 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
     """Without ``--certify`` it is not: a script may want something else of a server."""
     for certify in (True, False):
         chosen = Settings(
-            profile=asking("smoke", "stress"), certify=certify, root=certificate_tricks.ROOT,
+            profile=asking("smoke", "stress"), certify=certify, root=ROOT,
             engine_python=str(engine.HERE / "fake_python.py"), report_dir=tmp_path / f"{certify}",
         )  # fmt: skip
         variables = {**engine.VARIABLES, "SM121_META_ARGUMENTS": ""}
@@ -517,7 +415,7 @@ def test_a_checkpoint_is_known_wherever_it_lies(tmp_path):
     assert identity("owner/name", cache) == identity(one)
 
 
-SHAPE = (certificate_tricks.ROOT / "fixtures/models/gpt-oss-120b.json").read_text("utf-8")
+SHAPE = (ROOT / "fixtures/models/gpt-oss-120b.json").read_text("utf-8")
 
 
 def test_the_shape_of_another_model_is_told(tmp_path):
@@ -547,9 +445,3 @@ def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     weights.write_bytes(b"GGUF")
     assert contradiction("canary:gguf", identity(str(weights)), str(weights)) is None
     assert "model's digest" in contradiction("canary:gguf", digest, str(weights))
-
-
-@pytest.mark.parametrize("option", ["benchmark_compare", "benchmark_compare_fail"])
-def test_a_comparison_changes_nothing_that_is_asked(option):
-    """Neither a certificate nor `sm121 compare` refuses a run for it."""
-    assert certificate._effect(option, "0001", options.own()) == "harmless"

@@ -1,6 +1,5 @@
 """A certificate and a merged run that say more than was judged."""
 
-import functools
 import itertools
 import json
 import os
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
 from servers import git
 from two_steps import in_two_steps
 from whole_run import gated, judge, waive, waiver_file, whole
@@ -32,6 +30,7 @@ from sm121.session import certification, fingerprinting
 
 from . import Case, Kit, Outcome
 
+ROOT = Path(__file__).resolve().parents[2]
 _CPU = "cpu-tiny-gpt-oss"
 _NUMBERS = itertools.count()
 #: What a field says that was taken out.
@@ -111,24 +110,6 @@ def _weights(kit: Kit, changed: bool) -> Outcome:
 
 
 # 13: options, tests, gates, waivers.
-
-_QUICK = ("--depths 0", "-o python_functions=test_health")
-
-
-@functools.cache
-def _all(kind: str) -> dict[str, Tried]:
-    """What came of the quick ones and an honest one, or of all; tried once."""
-    every = TRICKS if kind == "all" else []
-    chosen = every or [*(trick for trick in TRICKS if trick.name in _QUICK), HONEST[0]]
-    return dict(zip((trick.name for trick in chosen), tried(chosen), strict=True))
-
-
-@in_two_steps
-def _tricked(_kit: Kit, name: str, kind: str = "quick") -> Outcome:
-    outcome = _all(kind)[name]
-    lines = [x for x in outcome.output.splitlines() if x.startswith("ERROR: ") or ": error: " in x]
-    line = " ".join(lines) or outcome.output[-300:]
-    return Outcome(f"exit status {outcome.status}", line, outcome.status)
 
 
 @in_two_steps
@@ -291,7 +272,6 @@ def _undecided() -> VerdictFile:
     return file
 
 
-_ITEM = "13 A certificate by a choice of options"
 CASES = [
     Case(
         item="12 What was certified is not written down",
@@ -603,10 +583,5 @@ CASES = [
         fault=_merged(_shard(2), edit={"fingerprint": TAKEN_OUT}),
         clean=_merged(_shard(2)),
         expected="another fingerprint",
-    ),
-    *(
-        Case(_ITEM, name, _tricked(name, kind), _tricked(HONEST[0].name), expected, kind == "all")
-        for name, expected in ((trick.name, trick.expected) for trick in TRICKS)
-        for kind in ("quick" if name in _QUICK else "all",)
     ),
 ]

@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
@@ -15,9 +15,6 @@ from sm121.core.errors import UsageError
 #: What argparse calls wrong, and what it would take instead.
 _WRONG = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)")
 _CHOICES = re.compile(r" \(choose from (.*)\)")
-
-#: What an option does to what a run measures; fixtures/options.toml says what each one means.
-Effect = Literal["harmless", "adds", "named", "told", "selects", "measures"]
 
 
 class WrongArgumentsError(UsageError):
@@ -81,12 +78,10 @@ class Argument(DataTable):
     path: bool = False
     #: Its values are whole numbers.
     integer: bool = False
-    #: What is not said is in doubt.
-    effect: Effect = "measures"
 
     def given(self, **values: str) -> dict[str, Any]:
         """The keyword arguments of ``add_argument``. `values`: for ``{name}`` in help, default."""
-        excluded = {"name", "path", "integer", "effect"}
+        excluded = {"name", "path", "integer"}
         keywords = self.model_dump(exclude=excluded, exclude_none=True)
         for key in ("help", "default"):
             if isinstance(text := keywords.get(key), str):

@@ -1,22 +1,20 @@
-"""What may be given to a run, as far as its certificate and its fingerprint go.
-``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
-``fixtures/certificate.toml`` which of pytest's change nothing. ``--certify`` refuses the rest.
-Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
+"""``pytest --certify``: which words a certified run takes, and what no certificate allows.
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+A certified run takes the words of ``fixtures/certificate.toml``. It refuses all others. Settings,
+plugins and variables of the caller do not reach it: see `sm121.session.certified_run`.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import pytest
-from _pytest.config import builtin_plugins
 
 from sm121.checkpoint.identity import is_of_shape
-from sm121.core import architecture, arguments, data_file, errors, own_tests
-from sm121.core.profile import FULL
+from sm121.core import architecture, data_file, errors, own_tests
 from sm121.core.verdict import Severity
 from sm121.evidence import environment
-from sm121.matrix import covering
-from sm121.plugin import outcomes, workers
+from sm121.plugin import outcomes
+from sm121.plugin.given import Given
 from sm121.plugin.stash import ID
 from sm121.run.record import Target
 from sm121.session import certification, certified_run
@@ -25,24 +23,10 @@ from sm121.stress import soak
 
 
 class _CertificateFile(data_file.DataTable):
-    harmless: frozenset[str]
-    selects: frozenset[str]
-    may_be_left_out: frozenset[str]
-    required: tuple[str, ...]
+    server: frozenset[str]
+    certificate: frozenset[str]
+    results: frozenset[str]
     judges: tuple[str, ...]
-
-
-#: What pytest makes of --strict-markers and --strict-config.
-_STRICT = ("strict_markers=true", "strict_config=true")
-
-
-@dataclass(frozen=True)
-class Given:
-    """An option that was given: on the command line, in a variable or in pytest.ini."""
-
-    name: str
-    value: str
-    effect: arguments.Effect
 
 
 def _data() -> _CertificateFile:
@@ -63,64 +47,29 @@ def start(config: pytest.Config) -> NoReturn:
         raise pytest.UsageError(str(error)) from error
 
 
-def given(config: pytest.Config, own: Mapping[str, arguments.Argument]) -> list[Given]:
-    """The options whose value is none of their defaults. `own`: the suite's, by pytest's names."""
-    actions: dict[str, list[object]] = {}
-    names: dict[str, str] = {}
-    for action in config._parser.optparser._actions:
-        actions.setdefault(action.dest, []).append(action.default)
-        names.setdefault(action.dest, (action.option_strings or ["paths or node ids"])[-1])
-    options = []
-    suite_words = [
-        [str(own_tests.folder() / "tests")],
-        *own_tests.words(config.invocation_params.dir),
-        *own_tests.certified_words(),
-    ]
-    for dest, value in sorted(vars(config.option).items()):
-        defaults = actions.get(dest, [None])
-        if dest == "benchmark_disable" and workers.is_parallel(config):
-            continue  # the suite's own doing
-        # argparse may have converted the text of a default.
-        if value in ([], None, "") or str(value) in map(str, defaults):
-            continue
-        lists = isinstance(value, list) and dest in ("plugins", "override_ini")
-        for part in value if lists else [value]:
-            if part in suite_words:
-                continue  # as `sm121 run` says it
-            options.append(Given(names.get(dest, dest), str(part), _effect(dest, part, own)))
-    return options
-
-
-def _effect(dest: str, value: object, own: Mapping[str, arguments.Argument]) -> arguments.Effect:
-    data = _data()
-    if dest == "plan" and value == FULL:
-        return "harmless"  # as a certificate has it
-    if dest in own:
-        return own[dest].effect
-    if dest in data.selects:
-        return "named" if dest == "markexpr" else "selects"
-    if dest == "plugins":  # -p no:NAME leaves out a plugin that no test needs
-        name = str(value).removeprefix("no:")
-        needed = name in builtin_plugins or name.startswith(data.required)
-        may_be = str(value).startswith("no:") and (name in data.may_be_left_out or not needed)
-        return "harmless" if may_be else "measures"
-    return "harmless" if dest in data.harmless or value in _STRICT else "measures"
-
-
 def refuse_options(options: Sequence[Given]) -> None:
-    """Refuse the options with which a certificate would be of something else. Raises UsageError:
-    one was given that is not known to be harmless."""
+    """Refuse the options with which a certificate would be of something else.
+
+    Args:
+        options: The options that were given.
+
+    Raises:
+        UsageError: One of them is not in ``fixtures/certificate.toml``, or ``-m`` names something
+            else than an architecture.
+    """
+    data = _data()
+    allowed = data.server | data.certificate | data.results
     wrong = [
-        each
-        for each in options
-        if each.effect in ("told", "selects", "measures")
-        or (each.name == "-m" and each.value.strip() not in architecture.NAMES)
+        option
+        for option in options
+        if option.dest not in allowed
+        or (option.dest == "markexpr" and option.value.strip() not in architecture.NAMES)
     ]
     if wrong:
-        names = dict.fromkeys(f"{each.name} {each.value}"[:80] for each in wrong)
+        names = ", ".join(f"{option.name} {option.value}"[:80] for option in wrong)
         raise errors.UsageError(
-            f"--certify with {', '.join(names)}: expected a run as the profile "
-            "says; leave these out, or put what they say into a profile of your own (--profile)"
+            f"--certify with {names}: expected a run as the profile says, got another one. "
+            "Leave these out, or put what they say into a profile of your own (--profile)."
         )
 
 
@@ -154,12 +103,6 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         yield f"-m {expression!r}: expected none, or the target, {target.arch}"
     if (profile := target.profile) is None:
         return
-    text = config.getoption("--matrix")
-    if text is not None and profile.matrix is not None:
-        strength = covering.parse_strength(text)
-        least = profile.matrix.strength
-        if strength != "full" and not (isinstance(strength, int) and strength >= least):
-            yield f"--matrix {text}: expected at least the profile's, {least}"
     # Another model than the profile's by name and shape; the fingerprint has its digest.
     served, model = settings.served_name, profile.model
     if settings.base_url is not None and served not in (None, model.served_name):
@@ -171,13 +114,6 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         yield (
             f"--model {settings.model}: expected the profile's, {model.id}, or a folder whose "
             "config.json shows its shape; else say it in a profile of your own (--profile)"
-        )
-    name = settings.configuration
-    # It has another question than the profile's, or is there to compare with.
-    if name is not None and (name not in profile.fastest or profile.question is not None):
-        yield (
-            f"--configuration {name}: expected none, so that the profile's own question is asked, "
-            f"or a profile of your own with `under_test = {name!r}` (--profile)"
         )
     duration, least_s = config.getoption("--soak"), profile.certify.soak_s
     if (soak.parse_duration(duration) if duration else 0.0) < least_s:

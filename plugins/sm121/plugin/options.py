@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from sm121.core import architecture, errors, own_options, own_tests, profile_fields
-from sm121.core.arguments import Argument, did_you_mean
+from sm121.core.arguments import did_you_mean
 from sm121.engines import followed_log
 from sm121.matrix import covering
 from sm121.plugin import certificate, selection, shards, workers
+from sm121.plugin.given import fingerprinted, given
 from sm121.session import settings, shipped
 from sm121.session.plan_choice import PlanChoice, Reason
 
@@ -117,7 +118,7 @@ def read(config: pytest.Config) -> settings.Settings:
         covering.parse_strength(strength)
     shards.parse(config.getoption("--shard"))
     refuse_numbers(config)
-    options = certificate.given(config, own())
+    options = given(config)
     if config.getoption("--certify"):
         certificate.refuse_options(options)
     if "-" in config.getoption("--server-log"):
@@ -141,11 +142,5 @@ def read(config: pytest.Config) -> settings.Settings:
         read,
         root=config.invocation_params.dir if is_own_run(config) else config.rootpath,
         worker=worker,
-        options={each.name: each.value for each in options if each.effect in ("adds", "measures")},
+        options=fingerprinted(options),
     )
-
-
-def own() -> dict[str, Argument]:
-    """The suite's own options, by the name under which pytest keeps each."""
-    options = own_options.every()
-    return {name.lstrip("-").replace("-", "_"): options[name] for name in options}
