@@ -1,4 +1,5 @@
-"""README, docs and CI examples quote the durations of ``fixtures/durations.toml``."""
+"""README, docs and CI examples quote the durations of ``fixtures/durations.toml``, and the checks of
+a plan as `sm121 plan` shows them."""
 
 import re
 from pathlib import Path
@@ -102,6 +103,66 @@ def test_a_wrong_quote_is_found(tmp_path, text, number):
     file = tmp_path / "page.md"
     file.write_text(text, "utf-8")
     assert len(wrong_quotes(file)) == number
+
+
+#: The profile that the documents are about, and the one without a GPU.
+_PROFILES = ("sm121-gpt-oss-120b", "cpu-tiny-gpt-oss")
+_COUNTED = re.compile(
+    r"(?P<checks>\d+) checks of plan (?P<plan>\w+)|"
+    r"--plan (?P<named>\w+)`? \((?P<of_named>\d+) checks"
+)
+
+
+#: Plan quick has this level by an option alone.
+_BY_OPTION = ("quick", "regression")
+
+
+def checks_of_plans() -> dict[str, int]:
+    """The checks of each plan in the end of docs/plans.md, which test_docs.py holds to what
+    `sm121 plan` shows of the collected tests."""
+    made = (ROOT / "docs" / "plans.md").read_text("utf-8").partition("<!-- Made by")[2]
+    return {plan: int(checks) for plan, checks in re.findall(r"^\| (\w+) \| (\d+) \|", made, re.M)}
+
+
+def checks_that_ship(profile: str, plan: str) -> int:
+    levels = SHIPPED.profiles[profile].plans[plan].levels
+    return sum(bounds.checks for level, bounds in levels.items() if (plan, level) != _BY_OPTION)
+
+
+def wrong_counts(file: Path) -> list[str]:
+    """Each number of checks of a plan that is not what the plan has."""
+    wrong = []
+    for match in _COUNTED.finditer(file.read_text("utf-8")):
+        plan, checks = match["plan"] or match["named"], match["checks"] or match["of_named"]
+        expected = {checks_that_ship(profile, plan) for profile in _PROFILES}
+        if int(checks) not in expected:
+            wrong.append(f"{match[0]}: expected one of {sorted(expected)}")
+    return wrong
+
+
+def test_the_checks_that_ship_are_those_of_the_plans():
+    counts = checks_of_plans()
+    assert [*counts] == ["quick", "merge", "full"]
+    assert {plan: checks_that_ship(_PROFILES[0], plan) for plan in counts} == counts
+
+
+@pytest.mark.parametrize("file", quoting_files(), ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_quoted_number_of_checks_is_that_of_the_plan(file):
+    assert wrong_counts(file) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        pytest.param("`PASS: 35 checks of plan quick passed`", 0, id="right"),
+        pytest.param("`PASS: 29 checks of plan quick passed`", 1, id="of-an-earlier-day"),
+        pytest.param("`--plan merge` (474 checks, about 30 min)", 1, id="a-named-plan"),
+    ],
+)
+def test_a_wrong_number_of_checks_is_found(tmp_path, text, number):
+    file = tmp_path / "page.md"
+    file.write_text(text, "utf-8")
+    assert len(wrong_counts(file)) == number
 
 
 def timeouts(file: Path) -> dict[str, int]:
