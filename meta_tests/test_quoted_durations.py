@@ -1,5 +1,5 @@
-"""README, docs and CI examples quote the durations of ``fixtures/durations.toml``, and the checks of
-a plan as `sm121 plan` shows them."""
+"""README, docs and CI examples quote the durations of ``fixtures/durations.toml``, and the checks
+of a plan as `sm121 plan` shows them."""
 
 import re
 from pathlib import Path
