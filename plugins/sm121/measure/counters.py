@@ -1,4 +1,4 @@
-"""The server's own counters: what it says that it did while something was measured."""
+"""The counters of a server: what it counted while something was measured."""
 
 import math
 import time
@@ -12,54 +12,74 @@ from sm121.evidence import metrics
 _FILE = files("sm121.fixtures") / "counters.toml"
 _NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
 _OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
-#: One sample a position of the draft, by its label.
+#: A metric with one sample for each position of the draft, by its label.
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
-#: The counters are written by the engine's loop, shortly after the answer's last byte.
+#: Timeout in seconds. The engine's loop writes the counters shortly after the answer's last byte.
 _SETTLE_WITHIN_S = 2.0
+#: Values that are not counted up.
+_GAUGES = ("running", "waiting", "cache_usage")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Values at one moment, by our names; what the server does not have is absent."""
+    """Values at one moment, by the suite's names. Counters that the server lacks are absent."""
 
     values: dict[str, float] = field(default_factory=dict)
-    #: What the server has, but says no number of (NaN, or infinite); absent in ``values``.
+    #: Counters that are NaN or infinite; absent in ``values``.
     no_number: frozenset[str] = frozenset()
 
     def since(self, earlier: "Counters") -> dict[str, float]:
-        """How far each counter went on; gauges as they are; absent without a number."""
-        gauges = ("running", "waiting", "cache_usage")
-        return {
-            name: value if name in gauges else value - earlier.values.get(name, 0.0)
-            for name, value in self.values.items()
-            if name in gauges or name not in earlier.no_number
-        }
+        """Return how far each counter moved. Gauges have their value.
+
+        Args:
+            earlier: The counters at the start. Those that were no number are left out.
+        """
+        changes = {}
+        for name, value in self.values.items():
+            if name in _GAUGES:
+                changes[name] = value
+            elif name not in earlier.no_number:
+                changes[name] = value - earlier.values.get(name, 0.0)
+        return changes
 
 
 def names(engine: str) -> set[str]:
-    """Our names of what an engine tells."""
+    """Return the suite's names of the counters that an engine has.
+
+    Args:
+        engine: The prefix of its metrics, as ``vllm``.
+    """
     prefix = f"{engine}:"
-    return {name for name, all_ in _NAMES.items() if any(n.startswith(prefix) for n in all_)}
+    found = set()
+    for name, metric_names in _NAMES.items():
+        if any(metric.startswith(prefix) for metric in metric_names):
+            found.add(name)
+    return found
 
 
 def read(text: str) -> Counters:
-    """The counters in a Prometheus exposition, summed over engines and models."""
+    """Return the counters in a Prometheus exposition, summed over engines and models.
+
+    Args:
+        text: The text of /metrics.
+    """
     values: dict[str, float] = {}
     for name, _, value, _ in metrics.samples_of(text, _OUR_NAMES.__contains__):
-        values[_OUR_NAMES[name]] = values.get(_OUR_NAMES[name], 0.0) + value
+        counter = _OUR_NAMES[name]
+        values[counter] = values.get(counter, 0.0) + value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 
 
 def fetch(endpoint: Endpoint) -> Counters | None:
-    """What /metrics says now; None where there is no such thing, or it cannot be read."""
+    """Return the counters in /metrics now; None without a readable /metrics."""
     text = endpoint.page("/metrics")
     now = read(text) if text is not None else Counters()
     return now if now.values or now.no_number else None
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
-    """The counters once they stand still: what was done before is in them."""
+    """Return the counters once they stand still, so that earlier work is in them."""
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     before = fetch(endpoint)
     while before is not None:
@@ -72,7 +92,13 @@ def fetch_quiet(endpoint: Endpoint) -> Counters | None:
 
 
 def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
-    """The counters once they contain what was generated, or when that took too long."""
+    """Return the counters once they contain the generated tokens, or after a timeout.
+
+    Args:
+        endpoint: Where the server listens.
+        before: The counters before the requests; None if there were none.
+        generated: Tokens that were generated since.
+    """
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     while True:
         now = fetch(endpoint)
@@ -88,28 +114,32 @@ def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -
 
 @dataclass(frozen=True)
 class Drafted:
-    """What an engine drafted since its start, or between two moments."""
+    """Drafts of an engine since its start, or between two moments."""
 
     drafts: float
     tokens: float
     accepted: float
-    #: Accepted tokens by their place in the draft, from the first; empty where that is not told.
+    #: Accepted tokens by their position in the draft; empty if the server does not count them.
     by_position: tuple[float, ...] = ()
 
     def since(self, earlier: "Drafted") -> "Drafted":
-        """What came since an earlier moment."""
-        before = (*earlier.by_position, *(0.0,) * len(self.by_position))
+        """Return the drafts since an earlier moment."""
+        by_position = list(self.by_position)
+        for position, accepted in enumerate(earlier.by_position[: len(by_position)]):
+            by_position[position] -= accepted
         return Drafted(
-            self.drafts - earlier.drafts,
-            self.tokens - earlier.tokens,
-            self.accepted - earlier.accepted,
-            tuple(now - then for now, then in zip(self.by_position, before, strict=False)),
+            drafts=self.drafts - earlier.drafts,
+            tokens=self.tokens - earlier.tokens,
+            accepted=self.accepted - earlier.accepted,
+            by_position=tuple(by_position),
         )
 
     @property
     def accepted_length(self) -> float | None:
-        """Tokens of a step, the one that is always right included; None without a draft."""
-        return 1.0 + self.accepted / self.drafts if self.drafts else None
+        """Tokens a step, with the one that the model gives; None without a draft."""
+        if not self.drafts:
+            return None
+        return 1.0 + self.accepted / self.drafts
 
     def __str__(self) -> str:
         by = ", ".join(f"{count:.0f}" for count in self.by_position) or "not told"
@@ -120,7 +150,7 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """What was drafted so far, once the counters stand still; None where there are none."""
+    """Return the drafts so far, once the counters stand still; None without counters."""
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""
@@ -133,8 +163,8 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
             position = int(labels["position"])
             accepted[position] = accepted.get(position, 0.0) + value
     return Drafted(
-        values["drafts"],
-        values.get("draft_tokens", 0.0),
-        values.get("accepted_tokens", 0.0),
-        tuple(accepted[position] for position in sorted(accepted)),
+        drafts=values["drafts"],
+        tokens=values.get("draft_tokens", 0.0),
+        accepted=values.get("accepted_tokens", 0.0),
+        by_position=tuple(accepted[position] for position in sorted(accepted)),
     )

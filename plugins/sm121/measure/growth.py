@@ -1,6 +1,7 @@
-"""Does something grow with the requests? A robust slope with its interval, against a limit."""
+"""Growth of a quantity with the number of requests: a robust slope, against a limit."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,22 +9,22 @@ from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
 from sm121.measure.statistics import CONFIDENCE, Floats
 
-#: Fewer samples than this decide nothing.
+#: Least samples for a decision.
 LEAST_SAMPLES = 10
-#: The first part of a load fills caches and pools: it is no steady state.
+#: Share of a load at its start that fills caches and pools, and is not counted.
 _WARM_UP = 0.25
-#: A cache that is full stays as it is for so long at the end.
+#: Share of the samples at the end that shows whether growth goes on.
 _LAST = 0.2
-#: Each pair of points has a slope: of the samples of a day there would be billions.
+#: Most points of a slope. Each pair of points has one: a day of samples would have billions.
 _MOST_POINTS = 1500
-#: A source that has a value at fewer of the samples than this has fallen silent.
+#: Least share of samples with a value. Below it, the source fell silent.
 _LEAST_KNOWN = 0.5
-#: A leak is seen in each third.
+#: Least samples for growth in each third of a load.
 LEAST_EVEN_SAMPLES = 3 * LEAST_SAMPLES
 
 
 class Growth(Record):
-    """The growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
+    """Growth of one quantity over the steady part of a load (Theil-Sen's slope)."""
 
     quantity: str
     samples: int
@@ -45,7 +46,7 @@ class Growth(Record):
 
 
 def is_silent(values: Sequence[float | None]) -> bool:
-    """Whether most of the samples have no value."""
+    """Return whether most of the samples have no value."""
     return sum(value is not None for value in values) < _LEAST_KNOWN * len(values)
 
 
@@ -59,18 +60,27 @@ def judge(
     limit_even: float = float("inf"),
     least_total: float = 0.0,
 ) -> Growth:
-    """FAIL when the whole interval lies beyond a limit and the growth goes on, PASS when it lies
-    within both. What has grown and then stays is INCONCLUSIVE: a cache that fills, or a leak that
-    has paused; more load decides.
-    `limit_even`: for each request, of a leak's growth: each third of the steady part grows beyond
-    it, and half as fast as the whole (caches fill in steps). `least_total`: growth that is none,
-    over however few requests (pools of threads and connections fill). `requests`: ended at each
-    sample; `values`: at each, None where it could not be had. Of mostly None nothing is decided."""
+    """Judge whether a quantity grows with the requests.
+
+    FAIL if the whole interval lies beyond a limit and the growth goes on. PASS if it lies within
+    both limits. INCONCLUSIVE if the quantity grew and then stayed, as a full cache or a paused leak
+    does: more load decides.
+
+    Args:
+        quantity: The name of the quantity. Names with ``bytes`` are shown in MiB.
+        requests: Requests that had ended at each sample.
+        values: The value at each sample; None where it could not be read. If most are None, the
+            verdict is INCONCLUSIVE.
+        limit_total: Growth that is allowed over the steady part.
+        limit_per_request: Growth that is allowed for each request.
+        limit_even: Growth for each request that is a leak if each third of the steady part grows
+            beyond it, and half as fast as the whole. Caches fill in steps.
+        least_total: Growth that is allowed over any number of requests: pools of threads and
+            connections fill.
+    """
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
-    points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
-    x = np.asarray([point[0] for point in points], dtype=float)
-    y = np.asarray([point[1] for point in points], dtype=float)
+    x, y = _points(requests[first:], steady)
     growth = Growth(
         quantity=quantity,
         samples=len(y),
@@ -81,28 +91,57 @@ def judge(
     growth.reason = _undecided(growth, steady)
     if growth.reason:
         return growth
-    limit_per_request = max(limit_per_request, least_total / growth.requests)
-    growth.limit_per_request = limit_per_request
+    growth.limit_per_request = max(limit_per_request, least_total / growth.requests)
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
-        x, y = x[chosen], y[chosen]
-    slope, low, high = _slope(x, y)
+        x = x[chosen]
+        y = y[chosen]
+    slope = _slope(x, y)
     growth.level = float(np.median(y))
-    growth.per_request, growth.per_request_low, growth.per_request_high = slope, low, high
-    total, total_low, total_high = (each * growth.requests for each in (slope, low, high))
-    growth.total, growth.total_low, growth.total_high = total, total_low, total_high
-    leaks = _leaks(x, y, max(limit_even, slope / 2)) if low > limit_even else False
+    growth.per_request = slope.value
+    growth.per_request_low = slope.low
+    growth.per_request_high = slope.high
+    growth.total = slope.value * growth.requests
+    growth.total_low = slope.low * growth.requests
+    growth.total_high = slope.high * growth.requests
     growth.reason = _reason(growth)
+    _decide(growth, x, y, slope, limit_even)
+    return growth
+
+
+def _points(requests: Sequence[float], values: Sequence[float | None]) -> tuple[Floats, Floats]:
+    """Return the requests and values of the samples that have a value."""
+    x = []
+    y = []
+    for count, value in zip(requests, values, strict=True):
+        if value is not None:
+            x.append(count)
+            y.append(value)
+    return np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+
+
+def _decide(growth: Growth, x: Floats, y: Floats, slope: "_Slope", limit_even: float) -> None:
+    """Set the verdict by the slope of the steady part and of its thirds."""
+    assert growth.limit_total is not None
+    assert growth.limit_per_request is not None
+    leaks: bool | None = False
+    if slope.low > limit_even:
+        leaks = _leaks(x, y, max(limit_even, slope.value / 2))
     if leaks:
         growth.verdict = Verdict.FAIL
-    elif total_low > limit_total or low > limit_per_request:
-        if _stays(x, y, min(limit_per_request, limit_total / growth.requests)):
+        return
+    total_low = slope.low * growth.requests
+    total_high = slope.high * growth.requests
+    if total_low > growth.limit_total or slope.low > growth.limit_per_request:
+        most = min(growth.limit_per_request, growth.limit_total / growth.requests)
+        if _stays(x, y, most):
             growth.reason += "; it grew, and then stayed: more load decides"
         else:
             growth.verdict = Verdict.FAIL
-    elif leaks is not None and total_high <= limit_total and high <= limit_per_request:
+        return
+    is_within = total_high <= growth.limit_total and slope.high <= growth.limit_per_request
+    if is_within and leaks is not None:
         growth.verdict = Verdict.PASS
-    return growth
 
 
 def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
@@ -120,34 +159,51 @@ def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
     return ""
 
 
-def _slope(x: Floats, y: Floats) -> tuple[float, float, float]:
-    from scipy import stats  # a second, which those who only read reports need not spend
+@dataclass(frozen=True)
+class _Slope:
+    """Theil-Sen's slope and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _slope(x: Floats, y: Floats) -> _Slope:
+    from scipy import stats  # takes a second, which readers of reports need not spend
 
     if np.ptp(y) == 0 or np.ptp(x) == 0:
-        return 0.0, 0.0, 0.0  # of what never changes some releases of scipy make NaN
+        return _Slope(0.0, 0.0, 0.0)  # some releases of scipy return NaN for constants
     slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=CONFIDENCE))
-    return slope, low, high
+    return _Slope(slope, low, high)
 
 
 def _stays(x: Floats, y: Floats, most: float) -> bool:
-    """Whether the last points show that it no longer grows by `most` for each request. Points that
-    are too few, or too noisy, show nothing."""
+    """Return whether the last points show growth of at most ``most`` for each request.
+
+    Too few or too noisy points do not show it.
+    """
     last = max(LEAST_SAMPLES, int(len(y) * _LAST))
-    return bool(np.ptp(x[-last:]) > 0) and _slope(x[-last:], y[-last:])[2] <= most
+    if np.ptp(x[-last:]) <= 0:
+        return False
+    return _slope(x[-last:], y[-last:]).high <= most
 
 
 def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
-    """Whether each third grows by more than that for each request; None: of too few samples."""
+    """Return whether each third grows by more than ``least`` a request; None if too short."""
     if len(y) < LEAST_EVEN_SAMPLES:
         return None
     thirds = zip(np.array_split(x, 3), np.array_split(y, 3), strict=True)
-    return all(_slope(*third)[1] > least for third in thirds)
+    return all(_slope(part_x, part_y).low > least for part_x, part_y in thirds)
 
 
 def _reason(growth: Growth) -> str:
+    """Return the growth and its limits, for people."""
+
     def amount(value: float | None) -> str:
         assert value is not None
-        return f"{value / 2**20:+.3g} MiB" if "bytes" in growth.quantity else f"{value:+.3g}"
+        if "bytes" in growth.quantity:
+            return f"{value / 2**20:+.3g} MiB"
+        return f"{value:+.3g}"
 
     return (
         f"{growth.quantity}: {amount(growth.total)} "

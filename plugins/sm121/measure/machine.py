@@ -1,4 +1,4 @@
-"""Which machine this is: what two stored results must have in common to be compared."""
+"""The identity of a machine: what two stored results must have in common to be compared."""
 
 import functools
 import platform
@@ -8,13 +8,14 @@ from typing import Any
 from sm121.core import data_file
 from sm121.evidence import environment
 
-#: What an update or a setting changes of the same machine.
+#: Fields that an update or a setting changes on the same machine.
 STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
 
 
 @functools.cache
 def _identity() -> tuple[tuple[str, Any], ...]:
-    host, (gpus, driver) = environment.host(), environment.gpus({})
+    host = environment.host()
+    gpus, driver = environment.gpus({})
     first = gpus[0] if gpus else None
     return (
         ("cpu_model", host.cpu_model),
@@ -30,8 +31,12 @@ def _identity() -> tuple[tuple[str, Any], ...]:
 
 
 def identity(attached_to: str | None = None) -> dict[str, Any]:
-    """What identifies the machine whose numbers these are. `attached_to`: where an attached server
-    listens. Of a remote machine nothing else is known."""
+    """Return what identifies the machine of a result.
+
+    Args:
+        attached_to: The address of an attached server. Nothing else is known about a remote
+            machine.
+    """
     return {**dict(_identity()), "attached_to": attached_to}
 
 
@@ -45,19 +50,32 @@ class _Fault(data_file.DataTable):
 
 
 def faults(arch: str, system: str | None = None) -> list[str]:
-    """What is known against Linux and the driver of this machine, or of another ("Linux RELEASE,
-    driver VERSION"), for a GPU of that architecture: a line each, of fixtures/machines.toml."""
-    system = system or f"Linux {platform.release()}, driver {identity()['driver']}"
-    rows = data_file.load_key("machines.toml", "fault", tuple[_Fault, ...])
-    return [
-        f"{match[0]}: {row.message}; {row.remedy} ({row.source})"
-        for row in rows
-        if arch in row.arch and (match := row.regex.search(system))
-    ]
+    """Return the known faults of a machine's Linux and driver (``fixtures/machines.toml``).
+
+    Args:
+        arch: The architecture of its GPU.
+        system: ``Linux RELEASE, driver VERSION``; None for this machine.
+
+    Returns:
+        A line of each fault.
+    """
+    if system is None:
+        system = f"Linux {platform.release()}, driver {identity()['driver']}"
+    lines = []
+    for row in data_file.load_key("machines.toml", "fault", tuple[_Fault, ...]):
+        match = row.regex.search(system)
+        if arch in row.arch and match:
+            lines.append(f"{match[0]}: {row.message}; {row.remedy} ({row.source})")
+    return lines
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """What tells two machines apart, a phrase each."""
+    """Return the differences of two machines, one phrase each.
+
+    Args:
+        one: The identity of the first machine.
+        other: The identity of the second one.
+    """
     return [
         f"{name} {one.get(name)!r} and {other.get(name)!r}"
         for name in dict.fromkeys([*one, *other])
@@ -66,6 +84,9 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def own_memory_gib() -> float:
-    """Of this process, without the pages of files, which others may have back."""
+    """Return the anonymous memory of this process in GiB.
+
+    Pages of files are not counted, since other processes may have them back.
+    """
     status = Path("/proc/self/status").read_text("utf-8")
     return int(status.partition("RssAnon:")[2].split()[0]) / 2**20

@@ -1,4 +1,4 @@
-"""One measured quantity: raw samples, their clock, and what speaks against them."""
+"""One measured quantity: raw samples, their clock, and the reasons against them."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -9,17 +9,17 @@ from sm121.client.timed_answer import Clock
 from sm121.core.data_file import DataTable, Record
 
 Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
-#: Units of what is counted: how fit the machine is changes nothing of it.
+#: Units of counts. They do not depend on the state of the machine.
 COUNTED = ("%", "tokens", "nats")
-#: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
-#: have one sample.
+#: Units of values that exist once in a run (a start, a peak, an acceptance rate) and have one
+#: sample.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
-#: Reasons that other work on the machine alone can give.
+#: Reasons that other work on the machine can cause.
 _OF_THE_MACHINE = frozenset({"drift", "client_lag"})
 
 
 class Invalidity(DataTable):
-    """A named reason why a number counts neither way, with the evidence for it."""
+    """A named reason why a number does not count, with its evidence."""
 
     reason: str
     evidence: str
@@ -33,47 +33,47 @@ class Measurement(Record):
 
     name: str
     unit: Unit
-    #: One per round; of a tail, one per request, a failed request being infinite.
+    #: One per round. A tail has one per request, and a failed request is infinite.
     samples: list[float]
     higher_is_better: bool
     clock: Clock | None = None
-    #: Of a kernel's time: what was timed, with its sizes. None of what a server was measured for.
+    #: The timed kernel case with its sizes; None for a measurement of a server.
     case: str | None = None
-    #: The quantile that is asked of the samples; None: the samples' median is the value.
+    #: The quantile of the samples that is the value; None for the median.
     quantile: float | None = None
-    #: Its value is the mean of the samples, one of each fixed text, and decides as it is.
+    #: Whether the value is the mean of the samples (one of each fixed text), without an interval.
     is_mean: bool = False
     invalid: list[Invalidity] = Field(default_factory=list)
-    #: What there was no means to check. It makes nothing INVALID.
+    #: Checks that could not be made. They make nothing INVALID.
     unproven: list[str] = Field(default_factory=list)
-    #: What a reader of the run should know beside the number; it speaks for and against nothing.
+    #: Notes for the reader. They change no verdict.
     remarks: list[str] = Field(default_factory=list)
-    #: Other definitions of the same quantity and what belongs beside it, by name.
+    #: Other definitions of the same quantity and related numbers, by name.
     extra: dict[str, Any] = Field(default_factory=dict)
-    #: The samples with the cell's other answers between them, in the order of their sending: these
-    #: are by the median of their own kind. They say how the level moved, and not what it is.
+    #: The samples and the cell's other answers, in the order of sending. The other answers are
+    #: scaled by the median of their own kind: they show changes of the level, and not the level.
     track: list[float] = Field(default_factory=list)
-    #: Of each round that the client was late for, between what its value was.
+    #: The bounds of each round that a delay of the client disturbed.
     left_out: list[tuple[float, float]] = Field(default_factory=list)
-    #: Raw records of the requests that it was computed from.
+    #: The file of the raw answers.
     records: Path | None = None
 
     @property
     def rounds(self) -> int:
-        """How many answers say how the quantity moved."""
+        """The number of answers that show changes of the level."""
         return max(len(self.samples), len(self.track))
 
     @property
     def is_tail(self) -> bool:
-        """Whether its value is a quantile beyond the median."""
+        """Whether the value is a quantile beyond the median."""
         return self.quantile is not None and self.quantile > 0.5
 
     @property
     def valid(self) -> bool:
-        """Whether nothing speaks against the samples."""
+        """Whether there is no reason against the samples."""
         return not self.invalid
 
     @property
     def unsteady(self) -> bool:
-        """Whether nothing but an unsteady machine speaks against the samples."""
+        """Whether an unsteady machine is the only reason against the samples."""
         return bool(self.invalid) and {item.reason for item in self.invalid} <= _OF_THE_MACHINE

@@ -1,4 +1,4 @@
-"""What is measured, and how far measurements of one thing may disagree."""
+"""The measuring plan: lengths, depths, streams and bounds."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,15 @@ from sm121.core.profile import FULL, Profile
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asks for: `only_depths` and rounds in place of the profile's, the others beside
-    them, so that each gate keeps its number. None: as in the profile."""
+    """The sizes that a user requests.
+
+    Attributes:
+        generated_tokens: Answer lengths beside the profile's.
+        only_depths: Depths in place of the profile's; None: the profile's.
+        depths: Depths beside them.
+        concurrency: Numbers of streams beside the profile's.
+        rounds: Rounds in place of the profile's; None: the profile's.
+    """
 
     generated_tokens: tuple[int, ...] = ()
     only_depths: tuple[int, ...] | None = None
@@ -20,7 +27,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan in force: the profile's, with what the user asked for on top."""
+    """The plan in force: the profile's plan with the user's sizes.
+
+    Attributes:
+        prompt_tokens: Length of the prompt after the depth.
+        generated_tokens: Answer lengths, in ascending order.
+        depths: Tokens in front of the prompt. Loads use the first one.
+        measuring: Rounds and bounds.
+    """
 
     prompt_tokens: int
     generated_tokens: tuple[int, ...]
@@ -29,10 +43,21 @@ class Plan:
 
     @classmethod
     def of(cls, profile: Profile, *, plan: str = FULL, sizes: "Sizes | None" = None) -> "Plan":
-        """What a plan of the profile measures, with the user's sizes on top; their rounds also
-        raise the bound. Raises UsageError: the profile has no such plan."""
-        performance, row, sizes = profile.performance, profile.plan(plan), sizes or Sizes()
-        measuring, streams = performance.measuring, row.concurrency
+        """Return a plan of the profile with the user's sizes.
+
+        Args:
+            profile: The profile.
+            plan: The name of the plan: quick, merge or full.
+            sizes: The user's sizes. Their rounds also raise the bound of rounds.
+
+        Raises:
+            UsageError: The profile has no such plan.
+        """
+        performance = profile.performance
+        measuring = performance.measuring
+        row = profile.plan(plan)
+        sizes = sizes or Sizes()
+        streams = row.concurrency
         if sizes.concurrency:
             streams = tuple(sorted({*(streams or measuring.concurrency), *sizes.concurrency}))
         tokens = row.generated_tokens or performance.generated_tokens
@@ -44,18 +69,18 @@ class Plan:
         }
         changes = {name: value for name, value in changes.items() if value is not None}
         return cls(
-            performance.prompt_tokens,
-            tuple(sorted({*tokens, *sizes.generated_tokens})),
-            tuple(dict.fromkeys((*depths, *sizes.depths))),  # the first one is what loads use
-            measuring.model_copy(update=changes),
+            prompt_tokens=performance.prompt_tokens,
+            generated_tokens=tuple(sorted({*tokens, *sizes.generated_tokens})),
+            depths=tuple(dict.fromkeys((*depths, *sizes.depths))),
+            measuring=measuring.model_copy(update=changes),
         )
 
     @property
     def longest(self) -> int:
-        """Tokens of the long requests: the rates of fewer tokens are read from their beginning."""
+        """Tokens of the long requests. Their beginning gives the rates of fewer tokens."""
         return max(self.generated_tokens)
 
     @property
     def shortest(self) -> int:
-        """Tokens of the short requests of the second clock, which warm up too."""
+        """Tokens of the short requests, for the second clock and the warm-up."""
         return max(2, min(self.generated_tokens) // 4)

@@ -1,6 +1,8 @@
-"""Point estimates and their intervals, from raw samples. The estimate of a metric is its median.
-The interval is a pair of order statistics: its coverage is exact whatever the distribution,
-infinite samples (requests that failed) included."""
+"""Point estimates and their intervals, from raw samples.
+
+The estimate of a metric is its median. The interval is a pair of order statistics: its coverage is
+exact for every distribution, infinite samples (failed requests) included.
+"""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -12,15 +14,24 @@ from numpy.typing import NDArray
 from scipy import special
 
 Floats = NDArray[np.float64]
-#: Of every interval, where the samples allow it.
+#: Confidence of every interval that has enough samples.
 CONFIDENCE = 0.95
+#: Resamples of a bootstrap.
 _RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its interval. ``confidence`` is what the samples allow: with fewer than six, the
-    range of the samples covers the median less often than 95 times in 100."""
+    """A value and its interval.
+
+    Attributes:
+        value: The point estimate.
+        ci_low: The lower bound; None without one.
+        ci_high: The upper bound; None without one.
+        confidence: The coverage that the samples allow. With fewer than six samples their range
+            covers the median less often than 95 times in 100.
+        rounds: The number of samples.
+    """
 
     value: float
     ci_low: float | None
@@ -30,8 +41,14 @@ class Estimate:
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """The median and its interval. One sample has no interval: bounds and confidence are None.
-    Raises ValueError: no samples, or a sample that is no number."""
+    """Return the median and its interval.
+
+    Args:
+        samples: The samples. One sample has no interval.
+
+    Raises:
+        ValueError: There is no sample, or one is not a number.
+    """
     values = _sorted(samples)
     count = len(values)
     middle = median(values.tolist())
@@ -48,11 +65,17 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 
 def estimate_mean(samples: Sequence[float]) -> Estimate:
-    """The mean and its interval, by the percentile bootstrap over the samples; with an infinite
-    sample, or one alone, there is no interval. Raises ValueError: no samples, or one is no
-    number."""
+    """Return the mean and its interval by the percentile bootstrap.
+
+    Args:
+        samples: The samples. One sample, or an infinite one, has no interval.
+
+    Raises:
+        ValueError: There is no sample, or one is not a number.
+    """
     values = _sorted(samples)
-    count, mean = len(values), float(values.mean())
+    count = len(values)
+    mean = float(values.mean())
     if count == 1 or not np.isfinite(mean):
         return Estimate(mean, None, None, None, count)
     means = np.random.default_rng(0).choice(values, (_RESAMPLES, count)).mean(axis=1)
@@ -62,9 +85,15 @@ def estimate_mean(samples: Sequence[float]) -> Estimate:
 
 @functools.cache
 def median_ranks(count: int) -> tuple[int, float]:
-    """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
-    with at least `CONFIDENCE` (counted from 0), and its coverage. When even the whole range does
-    not, rank 0 with what it covers."""
+    """Return the order statistics that cover a median.
+
+    Args:
+        count: The number of samples.
+
+    Returns:
+        The rank r (from 0) for which [r-th smallest, r-th largest] covers the median with at least
+        `CONFIDENCE`, and the coverage; rank 0 with its coverage if even the whole range does not.
+    """
     ranks = np.arange((count + 1) // 2)
     coverage = 1.0 - 2.0 * special.bdtr(ranks, count, 0.5)
     enough = np.flatnonzero(coverage >= CONFIDENCE)
@@ -73,16 +102,37 @@ def median_ranks(count: int) -> tuple[int, float]:
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
-    """The smallest sample that at least ``fraction`` of the samples do not exceed. No
-    interpolation, so that a percentile is something that happened; infinity counts as largest."""
+    """Return the smallest sample that at least a share of the samples do not exceed.
+
+    There is no interpolation, so that a percentile is a measured value. Infinity is the largest
+    value.
+
+    Args:
+        samples: The samples.
+        fraction: The share, 0 to 1.
+
+    Raises:
+        ValueError: There is no sample, or one is not a number.
+    """
     values = _sorted(samples)
     index = int(np.ceil(fraction * len(values) - 1e-9)) - 1
     return float(values[max(index, 0)])
 
 
 def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
-    """A quantile and its interval of order statistics; a bound that the samples do not reach is
-    None. ``confidence`` is that of the interval, None unless both its ends are there."""
+    """Return a quantile and its interval of order statistics.
+
+    Args:
+        samples: The samples.
+        fraction: The quantile, 0 to 1.
+
+    Returns:
+        The estimate. A bound that the samples do not reach is None; then ``confidence`` is None
+        too.
+
+    Raises:
+        ValueError: There is no sample, or one is not a number.
+    """
     values = _sorted(samples)
     count = len(values)
     tail = (1.0 - CONFIDENCE) / 2.0
@@ -101,21 +151,34 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
 def ratio_interval(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Ratio of two medians and its 95 % interval, by the percentile bootstrap (BCa is degenerate
-    for medians: their jackknife takes two values). Raises ValueError: one sample on a side."""
-    above, below = _sorted(numerator), _sorted(denominator)
+    """Return the ratio of two medians and its 95 % interval by the percentile bootstrap.
+
+    BCa is degenerate for medians, since their jackknife takes two values.
+
+    Args:
+        numerator: Samples above the line.
+        denominator: Samples below it.
+
+    Returns:
+        The ratio, its lower bound and its upper bound.
+
+    Raises:
+        ValueError: A side has fewer than two samples.
+    """
+    above = _sorted(numerator)
+    below = _sorted(denominator)
     if min(len(above), len(below)) < 2:
         raise ValueError("an interval of a ratio needs two samples on each side")
     generator = np.random.default_rng(0)
-    ratios = np.median(generator.choice(above, (_RESAMPLES, len(above))), axis=1) / np.median(
-        generator.choice(below, (_RESAMPLES, len(below))), axis=1
-    )
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return median(above.tolist()) / median(below.tolist()), float(low), float(high)
+    medians_above = np.median(generator.choice(above, (_RESAMPLES, len(above))), axis=1)
+    medians_below = np.median(generator.choice(below, (_RESAMPLES, len(below))), axis=1)
+    low, high = np.quantile(medians_above / medians_below, [0.025, 0.975])
+    ratio = median(above.tolist()) / median(below.tolist())
+    return ratio, float(low), float(high)
 
 
 def finite(value: float | None) -> float | None:
-    """The value, None where it is infinite or no number: JSON has neither."""
+    """Return a value, or None if it is infinite or NaN: JSON has neither."""
     return value if value is not None and np.isfinite(value) else None
 
 
@@ -129,11 +192,11 @@ def _sorted(samples: Sequence[float]) -> Floats:
 
 
 def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
-    """The smallest number of successes that at most so many are with that probability."""
+    """Return the smallest number of successes that is exceeded less often than that."""
     return int(np.searchsorted(special.bdtr(np.arange(count + 1), count, fraction), probability))
 
 
 def median_or_none(values: Iterable[float]) -> float | None:
-    """The median; None without values."""
+    """Return the median of values; None without values."""
     numbers = list(values)
     return float(np.median(numbers)) if numbers else None

@@ -1,4 +1,4 @@
-"""What a timed answer says: by which clock its tokens are counted, when they came, how fast."""
+"""Times and rates of one timed answer, by the clock that counts its tokens."""
 
 import itertools
 import math
@@ -8,71 +8,137 @@ from statistics import median
 from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
 from sm121.measure import decoding
 
-#: A failed request took for ever, and a failed stream had no rate.
+#: The time of a failed request. Its rate is 0.
 NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """The clock that all answers allow; the worst of theirs. Where a final usage is as many tokens
-    as there were chunks, each chunk was one token, and it is the usage that says so."""
+    """Return the clock that all answers allow: the worst of theirs.
+
+    If the final usage equals the number of chunks, each chunk was one token, and the clock of the
+    answer is usage.
+
+    Args:
+        answers: The answers. Failed ones do not count.
+
+    Returns:
+        The clock; None if no answer has a token.
+    """
     clocks = set()
-    for answer in (answer for answer in answers if answer.ok):
-        by_chunks = answer.clock() == "chunks"
-        confirmed = by_chunks and answer.completion_tokens == answer.tokens("chunks")
-        clocks.add("usage" if confirmed else answer.clock())
+    for answer in answers:
+        if not answer.ok:
+            continue
+        clock = answer.clock()
+        if clock == "chunks" and answer.completion_tokens == answer.tokens("chunks"):
+            clock = "usage"
+        clocks.add(clock)
     order: tuple[Clock, ...] = ("chunks", "usage", "token_ids")
     return next((clock for clock in order if clock in clocks), None)
 
 
 def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
-    """The chunks with a token, by the clock or what it stands for."""
-    by_chunks = clock == "usage" and answer.clock() == "chunks"
-    return answer.arrivals("chunks" if by_chunks else clock)
+    """Return the chunks that have a token.
+
+    Args:
+        answer: The answer.
+        clock: The clock. If it is usage and the answer has usage at its end only, chunks count.
+    """
+    if clock == "usage" and answer.clock() == "chunks":
+        return answer.arrivals("chunks")
+    return answer.arrivals(clock)
 
 
 def ttft_ms(answer: TimedAnswer, clock: Clock) -> float:
-    """Time to the first chunk that carries a generated token."""
+    """Return the time to the first chunk with a generated token.
+
+    Args:
+        answer: The answer.
+        clock: The clock that counts its tokens.
+
+    Returns:
+        Milliseconds since the request was sent; infinite for a failed request.
+    """
     chunks = arrivals(answer, clock) if answer.ok else []
-    return (chunks[0].at_ns - answer.sent_ns) / 1e6 if chunks else NEVER
+    if not chunks:
+        return NEVER
+    return (chunks[0].at_ns - answer.sent_ns) / 1e6
 
 
 def visible_ms(answer: TimedAnswer) -> float | None:
-    """Time to the first text that a user sees; None when there was none."""
-    at_ns = next((chunk.at_ns for chunk in answer.chunks if chunk.visible), None)
-    return None if at_ns is None else (at_ns - answer.sent_ns) / 1e6
+    """Return the time to the first visible text in milliseconds; None if there was none."""
+    for chunk in answer.chunks:
+        if chunk.visible:
+            return (chunk.at_ns - answer.sent_ns) / 1e6
+    return None
 
 
 def e2e_ms(answer: TimedAnswer) -> float:
-    """From the request to the end of its answer."""
-    return (answer.ended_ns - answer.sent_ns) / 1e6 if answer.ok else NEVER
+    """Return the time from the request to the end of its answer in ms; infinite if it failed."""
+    if not answer.ok:
+        return NEVER
+    return (answer.ended_ns - answer.sent_ns) / 1e6
 
 
 def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
-    """Times between chunks that carry tokens; those that came together are one. A failed request
-    had one that did not end."""
+    """Return the times between chunks that carry tokens.
+
+    Args:
+        answer: The answer.
+        clock: The clock that counts its tokens.
+
+    Returns:
+        Milliseconds. Chunks that came together are one. A failed request has one infinite gap.
+    """
     if not answer.ok:
         return [NEVER]
     stamps = [moment.at_ns for moment in decoding.moments(arrivals(answer, clock))]
-    return [(b - a) / 1e6 for a, b in itertools.pairwise(stamps)]
+    return [(after - before) / 1e6 for before, after in itertools.pairwise(stamps)]
 
 
 def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> decoding.Window | None:
-    """The part of an answer that its decode rate is taken from; None for one without a token, or
-    one that failed. `tokens`: look at the answer only up to the chunk with its so many-th token."""
+    """Return the part of an answer that its decode rate is taken from.
+
+    Args:
+        answer: The answer.
+        clock: The clock that counts its tokens.
+        tokens: Use the answer up to the chunk with this token; None for the whole answer.
+
+    Returns:
+        The part; None for an answer without a token, or a failed one.
+    """
     chunks = arrivals(answer, clock) if answer.ok else []
     return decoding.window(chunks, tokens, drafts=bool(answer.text))
 
 
 def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:
-    """Tokens a second after what came with the first chunk, from there to the last one. `tokens`:
-    look at the answer only up to the chunk with its so many-th token."""
+    """Return the tokens a second after those that came with the first chunk.
+
+    Args:
+        answer: The answer; a failed one has the rate 0.
+        clock: The clock that counts its tokens.
+        tokens: Use the answer up to the chunk with this token; None for the whole answer.
+    """
     part = window(answer, clock, tokens)
     return part.rate if part is not None else 0.0
 
 
 def bunched(answers: Sequence[TimedAnswer], clock: Clock) -> int:
-    """Tokens of the chunks that came together, or too soon, at the start of answers, the median of
-    them: an answer that is no longer is as late as its first chunk."""
-    windows = [window(answer, clock) for answer in answers]
-    starts = [w.start.tokens if w is not None and w.start.chunks > 1 else 0 for w in windows]
+    """Return how many tokens came together, or too soon, at the start of answers.
+
+    An answer that is not longer is as late as its first chunk.
+
+    Args:
+        answers: The answers.
+        clock: The clock that counts their tokens.
+
+    Returns:
+        The median over the answers, rounded down.
+    """
+    starts = []
+    for answer in answers:
+        part = window(answer, clock)
+        if part is not None and part.start.chunks > 1:
+            starts.append(part.start.tokens)
+        else:
+            starts.append(0)
     return math.floor(median(starts)) if starts else 0
