@@ -33,7 +33,8 @@ from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, timing, validity
-from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.cells import MeasuredCell
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.metrics import pp, tg
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts

@@ -12,7 +12,7 @@ from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure.cells import MeasuredServer
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 

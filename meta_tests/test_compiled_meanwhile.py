@@ -7,7 +7,8 @@ import pytest
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
 from sm121.evidence.compile_watch import CompileWatch
-from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.cells import MeasuredCell
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 

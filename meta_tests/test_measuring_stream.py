@@ -15,7 +15,7 @@ from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
 from sm121.core.level_settings import Measuring
 from sm121.core.server import NO_KEY, Endpoint
-from sm121.measure import cells, counters, decoding, timing, validity
+from sm121.measure import cells, counters, decoding, rate_checks, timing, validity
 from sm121.measure.metrics import pp, tg
 from sm121.measure.prompts import Prompts
 from sm121.measure.validity import Findings
@@ -288,7 +288,7 @@ def test_no_two_timed_prompts_begin_alike():
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
     """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
     arguments = ({"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02)
-    assert reasons(validity.check_server_clock, *arguments) == [reason] * bool(reason)
+    assert reasons(rate_checks.check_server_clock, *arguments) == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize("first_ms", [10.0, 9.9, 9.5, 12.0])
@@ -307,7 +307,7 @@ def test_the_first_tokens_may_not_be_faster_than_those_after_them(first_ms):
 
     contradicts = ["rates_contradict"] * (first_ms == 9.5)
     arguments = ([made(1.5)] * 5, "token_ids", 32, 0.02)
-    assert reasons(validity.check_beginning, *arguments) == contradicts
+    assert reasons(rate_checks.check_beginning, *arguments) == contradicts
     if contradicts:
         rate = timing.decode_rate(made(0.0), "token_ids", 32)
         assert rate == pytest.approx(100, rel=0.001)
@@ -361,7 +361,7 @@ def test_a_delay_of_our_own_is_seen_where_it_matters():
 
 
 def second_clock_reasons(pairs, **more) -> list[str]:
-    return reasons(validity.check_second_clock, pairs, 0.02, **more)
+    return reasons(rate_checks.check_second_clock, pairs, 0.02, **more)
 
 
 def test_second_clock_finds_a_stream_that_is_not_the_generation():
@@ -405,10 +405,10 @@ def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
 def test_drift_is_found_and_not_imagined(noise):
     generator = np.random.default_rng(5)
     steady = [52 * (1 + noise * generator.standard_normal(12)) for _ in range(1000)]
-    assert sum(validity.drift(list(rates)) is not None for rates in steady) <= 1
+    assert sum(rate_checks.drift(list(rates)) is not None for rates in steady) <= 1
     slower = 52 * (1 + 0.001 * generator.standard_normal(12))
     slower[5:] *= 0.9
-    validity.check_drift(list(slower), 0.05, findings := Findings())
+    rate_checks.check_drift(list(slower), 0.05, findings := Findings())
     assert findings.invalid and "5 rounds" in findings.invalid[0].evidence
 
 
@@ -442,7 +442,7 @@ def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
     short = answered(*(16 * gap + n * 300_000 for n in range(1, 9)))
     seconds = (127 * 5 + 7 * 4) * gap / 1e9
     arguments = ({"decode_seconds": seconds}, [long] * 5 + [short] * 4, "usage", 0.02)
-    assert reasons(validity.check_server_clock, *arguments) == []
+    assert reasons(rate_checks.check_server_clock, *arguments) == []
 
 
 @pytest.mark.slow("a whole run; the streams themselves are judged above")

@@ -15,7 +15,8 @@ from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.measure import metrics
-from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.cells import MeasuredCell
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.metrics.pp import PrefillRate
 from sm121.measure.metrics.streams import StreamsRate, dips
 from sm121.measure.metrics.tg import DecodeRate

@@ -8,6 +8,7 @@ from two_steps import in_two_steps
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
 from sm121.measure import cells, metrics, plan
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.measurement import Measurement
 from sm121.measure.metrics.tg import DecodeRate
 
@@ -26,7 +27,7 @@ def measured(kit: Kit, options: tuple[str, ...], read: Read, **texts: bool) -> M
     server = kit.timed_server(*options)
     records = kit.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
-    with cells.MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
+    with MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
         return read(cells.MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
 
 

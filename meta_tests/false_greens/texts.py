@@ -5,7 +5,8 @@ from two_steps import in_two_steps
 from sm121.client.completions import Asker
 from sm121.core.level_settings import AgreementBound, Measuring
 from sm121.core.server import Endpoint, Server
-from sm121.measure import cells, metrics
+from sm121.measure import metrics
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench
 from sm121.performance.timed_texts import TimedTexts
@@ -23,7 +24,7 @@ def measured(kit: Kit, lie: str, *options: str) -> Outcome:
     url = kit.timed_server(*served).base_url
     endpoint = Endpoint(url, "none", "gpt-oss-120b")
     server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
-    with cells.MeasuredServer.open(endpoint, PLAN, kit.tmp_path / url[-5:]) as opened:
+    with MeasuredServer.open(endpoint, PLAN, kit.tmp_path / url[-5:]) as opened:
         texts = TimedTexts(Asker(server), BOUND, PLAN.measuring.vocabulary)
         bench, rate = Bench(opened, PLAN, texts=texts), metrics.find("tg", tokens=32)
         shallow, deep = (bench.read(rate, bench.cell(depth)) for depth in PLAN.depths)

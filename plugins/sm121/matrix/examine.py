@@ -39,7 +39,8 @@ from sm121.matrix.outcome import (
     worst,
 )
 from sm121.measure import counters, measurement, statistics
-from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure.cells import MeasuredCell
+from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 from sm121.run.harness import Harness

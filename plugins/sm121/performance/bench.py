@@ -19,7 +19,8 @@ from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity, Und
 from sm121.engines import requested
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.measure import counters, gate, metrics, timing, validity
-from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
+from sm121.measure.cells import Cells, MeasuredCell
+from sm121.measure.measured_server import MeasuredServer, Show
 from sm121.measure.measurement import Invalidity, Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
@@ -50,6 +51,9 @@ class Bench:
     forgotten: Callable[[], dict[str, str]] = dict
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._cells = Cells(self.server)
 
     @classmethod
     @contextmanager
@@ -91,7 +95,7 @@ class Bench:
         rounds = measuring.rounds if concurrency == 1 else measuring.concurrency_rounds
         if first_visit:
             rounds = min(rounds, _FIRST_VISIT)
-        self._latest = self.server.cell(depth, concurrency)
+        self._latest = self._cells.cell(depth, concurrency)
         return self._latest.gather(rounds)
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
@@ -115,7 +119,7 @@ class Bench:
         self._is_closed = True
         if not self.recorded:
             raise NotRun("no rate was measured that a last look could be compared with")
-        profile, first = recorder.harness.profile, self.server.cell(self.plan.depths[0])
+        profile, first = recorder.harness.profile, self._cells.cell(self.plan.depths[0])
         passed = {r.measurement.name for r in recorder.recorded if r.verdict is Verdict.PASS}
         gated = {name for name in self.recorded if profile.gate(name) is not None}
         by_cell: dict[int, list[str]] = {}

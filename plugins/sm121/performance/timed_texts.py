@@ -44,14 +44,15 @@ class TimedTexts:
         """Ask a cell's new timed requests again: a long one drawn at random, at the first reading a
         short one too. What is wrong with their answers speaks against each number of the cell."""
         key = cell.depth, cell.concurrency
-        pairs = [pair for pair in cell.unread if pair[1].ok]
+        pairs = [pair for pair in cell.unread if pair.answer.ok]
         cell.unread.clear()
         random.shuffle(pairs)
-        pairs.sort(key=lambda pair: -pair[1].asked_tokens)
-        for request, answer in pairs[:1] + ([] if self._looks[key] else pairs[1:][-1:]):
-            cell.server.show(f"{cell.title}: what a timed request said, asked again")
+        pairs.sort(key=lambda pair: -pair.answer.asked_tokens)
+        for pair in pairs[:1] + ([] if self._looks[key] else pairs[1:][-1:]):
+            cell.server.show(f"{cell.shape.title}: what a timed request said, asked again")
             try:
-                self.judge(json.loads(request.body)["prompt"], answer, self._looks[key])
+                prompt = json.loads(pair.request.body)["prompt"]
+                self.judge(prompt, pair.answer, self._looks[key])
             except Unmet as failure:
                 cell.doubts.against("timed_answer", str(facts_of(failure)[0]))
             except (Refused, httpx.HTTPError) as error:

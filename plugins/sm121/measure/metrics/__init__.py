@@ -1,5 +1,7 @@
-"""The metrics of the performance level: one subclass of `Metric` each, in a file of its own here,
-found by its key (`find`). A test asks for it: ``performance.measure("tpot", quantile=0.99)``."""
+"""The metrics of the performance level, each a subclass of `Metric` in a module of this package.
+
+A test finds a metric by its key (`find`): ``performance.measure("tpot", quantile=0.99)``.
+"""
 
 import functools
 import importlib
@@ -11,31 +13,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sm121.measure import validity
+from sm121.measure import rate_checks
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.validity import Findings
 
-#: Of the metrics here. Where one changes, numbers of before and after are not compared.
+#: Version of the metrics here. Numbers of different versions are not compared.
 DEFINITION = 2
 
-#: Reasons that compare answers of different times, or parts of a few.
+#: Reasons of checks that compare answers of different times, or parts of a few answers.
 _CLOCKS = frozenset({"second_clock", "rates_contradict"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(ABC):
-    """What is computed from the answers of a cell. The docstring of a metric has its definition and
-    where it is from. `quantile`: of its samples, that is asked for; None for the median."""
+    """A quantity that is computed from the answers of a cell.
+
+    The docstring of a metric has its definition and its source.
+    """
 
     key: ClassVar[str]
     unit: ClassVar[Unit]
     higher_is_better: ClassVar[bool]
-    #: Whether the first token is enough, so that short answers have it as well.
+    #: Whether the first token is enough, so that short answers give samples too.
     of_first_token: ClassVar[bool] = False
-    #: Whether a few rounds do at first, since others ask for more of the same cell later.
+    #: Whether a few rounds are enough at first, since other metrics need more of the cell later.
     first_visit: ClassVar[bool] = False
 
+    #: The quantile of the samples that is the value; None for the median.
     quantile: float | None = None
 
     @property
@@ -44,28 +49,48 @@ class Metric(ABC):
         return self.quantile is not None and self.quantile > 0.5
 
     def parts(self, _cell: MeasuredCell) -> Sequence["Metric"]:
-        """Metrics of its parts, which are recorded beside it."""
+        """Return metrics of parts of this one, which are recorded beside it."""
         return ()
 
     @abstractmethod
     def name(self, cell: MeasuredCell) -> str:
-        """Its name in verdict.json."""
+        """Return the name in verdict.json."""
 
     @abstractmethod
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Its values, in `unit`: one a round, or a request. Raises NotRun, Inapplicable: none."""
+        """Return the values in `unit`, one a round or a request.
+
+        Raises:
+            NotRun: The cell gives no values.
+            Inapplicable: The metric does not exist for the cell.
+        """
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Note what speaks against its samples, and what belongs beside its value."""
-        if self.of_first_token and cell.concurrency == 1:  # others wait for others' prompts
+        """Check the samples, and add what belongs beside the value.
+
+        Args:
+            cell: The cell.
+            measurement: Its measurement, which gets `extra`.
+            findings: Gets the reasons against its samples.
+        """
+        # Several streams wait for the prompts of the other streams.
+        if self.of_first_token and cell.concurrency == 1:
             good = [answer for answer in cell.all_answers if answer.ok]
-            validity.check_first_chunk(good, cell.counted_by, findings)
+            rate_checks.check_first_chunk(good, cell.counted_by, findings)
         if self.higher_is_better:
             bound = cell.server.plan.measuring.drift_bound
-            validity.check_drift(measurement.samples, bound, findings)
+            rate_checks.check_drift(measurement.samples, bound, findings)
 
     def of(self, cell: MeasuredCell) -> Measurement:
-        """The metric of all that the cell has measured. Raises NotRun, Inapplicable: none."""
+        """Compute the metric of all answers of a cell.
+
+        Args:
+            cell: The cell.
+
+        Raises:
+            NotRun: The cell gives no values.
+            Inapplicable: The metric does not exist for the cell.
+        """
         measurement = Measurement(
             name=self.name(cell),
             unit=self.unit,
@@ -81,37 +106,60 @@ class Metric(ABC):
         self.examine(cell, measurement, findings)
         extra = measurement.extra | cell.client_account()
         measurement.extra = {key: value for key, value in extra.items() if value is not None}
-        measurement.invalid, measurement.unproven = findings.invalid, findings.unproven
+        measurement.invalid = findings.invalid
+        measurement.unproven = findings.unproven
         return measurement
 
     def settle(self, cell: MeasuredCell) -> Measurement:
-        """As `of`; where nothing but clocks that disagree speaks against it, the cell is measured
-        once more: other work may be over by then. Raises NotRun, Inapplicable: none."""
+        """Compute the metric, after extra rounds if only disagreeing clocks make it invalid.
+
+        Other work on the machine may be over by then.
+
+        Args:
+            cell: The cell.
+
+        Raises:
+            NotRun: The cell gives no values.
+            Inapplicable: The metric does not exist for the cell.
+        """
         measurement = self.of(cell)
         reasons = {item.reason for item in measurement.invalid}
-        again = reasons and reasons <= _CLOCKS and cell.gather_again(str(measurement.invalid[0]))
-        return self.of(cell) if again else measurement
+        if reasons and reasons <= _CLOCKS and cell.gather_again(str(measurement.invalid[0])):
+            return self.of(cell)
+        return measurement
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
-        """Measure until there are so many samples in all, one round more at least."""
+        """Measure at least one more round, until there are enough samples.
+
+        Args:
+            cell: The cell.
+            samples: Samples in all.
+        """
+        rounds = len(cell.long)
         if self.of_first_token and cell.concurrency == 1:
             # For percentiles of what happens before the first token the new requests are short.
-            cell.short_rounds = max(samples - len(cell.long), len(cell.short))
-            cell.gather(len(cell.long))
+            cell.short_rounds = max(samples - rounds, len(cell.short))
+            cell.gather(rounds)
             return
-        measurement, rounds = self.of(cell), len(cell.long)
+        measurement = self.of(cell)
         # A round of several streams has several samples.
-        each = max(1, len(measurement.samples) // max(1, rounds))
-        cell.gather(rounds + max(1, math.ceil((samples - measurement.rounds) / each)))
+        per_round = max(1, len(measurement.samples) // max(1, rounds))
+        missing = samples - measurement.rounds
+        cell.gather(rounds + max(1, math.ceil(missing / per_round)))
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Measure what the last look of its gate needs: so many rounds in all."""
+        """Measure what the last look of the metric's gate needs.
+
+        Args:
+            cell: The cell.
+            rounds: Rounds in all.
+        """
         cell.gather(rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeMetric(Metric):
-    """A time in milliseconds, of which a quantile counts. A failed request is an infinite one."""
+    """A quantile of a time in milliseconds. The time of a failed request is infinite."""
 
     unit: ClassVar[Unit] = "ms"
     higher_is_better: ClassVar[bool] = False
@@ -119,32 +167,38 @@ class TimeMetric(Metric):
     quantile: float | None = 0.5
 
     def name(self, cell: MeasuredCell) -> str:
-        """``ttft_p50``; of several streams ``ttft_c4_p50``."""
-        return f"{self.key}{cell.suffix}_p{round((self.quantile or 0.5) * 100)}"
+        """Return ``ttft_p50``, or ``ttft_c4_p50`` for four streams."""
+        percentile = round((self.quantile or 0.5) * 100)
+        return f"{self.key}{cell.shape.suffix}_p{percentile}"
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Add the length of the prompt."""
+        """Check the samples, and add the length of the prompt."""
         super().examine(cell, measurement, findings)
-        measurement.extra["prompt_tokens"] = cell.prompt_tokens
+        measurement.extra["prompt_tokens"] = cell.shape.prompt_tokens
 
 
 @functools.cache
 def by_key() -> Mapping[str, type[Metric]]:
-    """The metrics of this package."""
-    modules = [
-        importlib.import_module(f"{__name__}.{module.name}")
-        for module in pkgutil.iter_modules(__path__)
-    ]
-    return {
-        metric.key: metric
-        for module in modules
-        for _, metric in inspect.getmembers(module, inspect.isclass)
-        if issubclass(metric, Metric) and metric.__module__ == module.__name__
-    }
+    """Return the metrics of this package by their keys."""
+    metrics = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for _, member in inspect.getmembers(module, inspect.isclass):
+            if issubclass(member, Metric) and member.__module__ == module.__name__:
+                metrics[member.key] = member
+    return metrics
 
 
 def find(key: str, **parameters: Any) -> Metric:
-    """The metric of a key: ``find("tg", tokens=32)``. Raises ValueError: there is none."""
+    """Return the metric of a key: ``find("tg", tokens=32)``.
+
+    Args:
+        key: The key of the metric.
+        **parameters: Its fields.
+
+    Raises:
+        ValueError: No metric has this key.
+    """
     if key not in by_key():
         raise ValueError(f"no metric is named {key}: there are {', '.join(sorted(by_key()))}")
     return by_key()[key](**parameters)

@@ -17,9 +17,12 @@ from sm121.measure.validity import Findings
 
 @dataclass(frozen=True)
 class PrefillRate(Metric):
-    """``ppN@dD``: prompt tokens, depth included and all of them cold, over the time to the first
-    token, with nothing subtracted. ``ppN_cC@dD``: the prompts of C requests at once, over the time
-    until each has its first token. Source: llama-bench's pp, as a client sees it."""
+    """``ppN@dD``, ``ppN_cC@dD``: prefill rate of one prompt or of C prompts, in tokens a second.
+
+    The rate of one prompt is its length, depth included and not cached, over the time to the first
+    token, with nothing subtracted. The rate of several is the length of all prompts over the time
+    until each request has its first token. Source: llama-bench's pp, seen from a client.
+    """
 
     key: ClassVar[str] = "pp"
     unit: ClassVar[Unit] = "tok/s"
@@ -28,13 +31,16 @@ class PrefillRate(Metric):
     first_visit: ClassVar[bool] = True
 
     def name(self, cell: MeasuredCell) -> str:
-        """``pp2048@d0``."""
-        return f"pp{cell.server.plan.prompt_tokens}{cell.suffix}@d{cell.depth}"
+        """Return ``pp2048@d0``."""
+        return f"pp{cell.server.plan.prompt_tokens}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each request; of several streams, one a round. Raises Inapplicable: some wait
-        until others have decoded."""
-        if cell.queued:
+        """Return one rate of each request; for several streams, one of each round.
+
+        Raises:
+            Inapplicable: Some prompts wait until other streams have decoded.
+        """
+        if cell.shape.queued:
             raise Inapplicable(
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "
                 f"asked to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
@@ -46,45 +52,73 @@ class PrefillRate(Metric):
         return [prefill_rate(answer, clock) for answer in answers]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Add TTFT, and the slope over the prompts of one stream that were measured so far."""
+        """Add TTFT, and for one stream the slope over the lengths of the measured prompts."""
         super().examine(cell, measurement, findings)
         clock = cell.counted_by
         measurement.extra = {
-            "prompt_tokens": cell.prompt_tokens,
-            "ttft_ms": median_or_none(timing.ttft_ms(a, clock) for a in cell.all_answers),
+            "prompt_tokens": cell.shape.prompt_tokens,
+            "ttft_ms": median_or_none(timing.ttft_ms(answer, clock) for answer in cell.all_answers),
         }
         if cell.concurrency == 1:
-            alone = [one for one in cell.server.cells.values() if one.concurrency == 1]
+            cells = cell.siblings.values()
+            alone = [sibling for sibling in cells if sibling.concurrency == 1]
             measurement.extra["slope_tok_s"] = prefill_slope(alone)
 
 
 def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Prompt tokens a second over TTFT, with nothing subtracted."""
+    """Return the prompt tokens a second over TTFT, with nothing subtracted.
+
+    Args:
+        answer: The answer; a failed one has the rate 0.
+        clock: The clock that counts its tokens.
+    """
     first_ms = timing.ttft_ms(answer, clock)
+    if first_ms >= timing.NEVER:
+        return 0.0
     tokens = answer.prompt_tokens or answer.asked_prompt
-    return tokens / first_ms * 1e3 if first_ms < timing.NEVER else 0.0
+    return tokens / first_ms * 1e3
 
 
 def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Prompt tokens of streams side by side over the time until all of them have a first token. A
-    failed one makes it nothing."""
+    """Return the prefill rate of streams side by side.
+
+    Args:
+        answers: The answers of one round.
+        clock: The clock that counts their tokens.
+
+    Returns:
+        Prompt tokens a second, until all streams have a first token; 0 if a request failed.
+    """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
         return 0.0
     began_ns = min(answer.sent_ns for answer in answers)
+    ended_ns = max(chunks[0].at_ns for chunks in streams)
     tokens = sum(answer.prompt_tokens or answer.asked_prompt for answer in answers)
-    return tokens / (max(chunks[0].at_ns for chunks in streams) - began_ns) * 1e9
+    return tokens / (ended_ns - began_ns) * 1e9
 
 
 def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
-    """Prompt tokens a second by the slope of TTFT over the length of the prompt, which what every
-    request costs has no part in. None with fewer than two lengths."""
+    """Return the prefill rate by the slope of TTFT over the prompt's length.
+
+    The constant cost of a request is not part of it.
+
+    Args:
+        cells: Cells of one stream.
+
+    Returns:
+        Prompt tokens a second; None with fewer than two lengths.
+    """
     points = []
     for cell in cells:
         clock = cell.counted_by
-        if times := [timing.ttft_ms(answer, clock) for answer in cell.all_answers]:
-            points.append((cell.prompt_tokens, median(times)))
+        times = [timing.ttft_ms(answer, clock) for answer in cell.all_answers]
+        if times:
+            points.append((cell.shape.prompt_tokens, median(times)))
     if len(points) < 2:
         return None
-    (fewest, early), (most, late) = min(points), max(points)
-    return (most - fewest) / (late - early) * 1e3 if early < late < timing.NEVER else None
+    fewest, early_ms = min(points)
+    most, late_ms = max(points)
+    if not early_ms < late_ms < timing.NEVER:
+        return None
+    return (most - fewest) / (late_ms - early_ms) * 1e3

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core import unmet, verdict
@@ -12,17 +12,20 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
 
-#: A rate of several streams below this share of what its neighbours make expect is a dip; between
-#: captured sizes 17 to 25 % were lost (dendro-logic).
+#: A rate of several streams below this share of the rate expected from its neighbours is a dip.
+#: Between captured graph sizes 17 to 25 % were lost (dendro-logic).
 _DIP = 0.9
 
 
 @dataclass(frozen=True)
 class StreamsRate(Metric):
-    """``tgN_cC@dD``: tokens a second of C streams while all of them decode: from the last stream's
-    first token to the first stream's last. ``tgN_qC@dD``: of C streams that are served in turns,
-    all tokens after the first one, over the time to the last one. Source: the throughput of the
-    effort's own reports, without the prompts."""
+    """``tgN_cC@dD``, ``tgN_qC@dD``: decode rate of several streams together, in tokens a second.
+
+    ``tgN_cC@dD`` is the rate of C streams while all of them decode: from the last stream's first
+    token to the first stream's last. ``tgN_qC@dD`` is the rate of C streams that are served in
+    turns: all tokens after the first one, over the time to the last one. Source: the throughput in
+    the project's own reports, without the prompts.
+    """
 
     key: ClassVar[str] = "streams"
     unit: ClassVar[Unit] = "tok/s"
@@ -30,62 +33,91 @@ class StreamsRate(Metric):
 
     def name(self, cell: cells.MeasuredCell) -> str:
         """``tg32_c4@d0``."""
-        return f"tg{cell.tokens_together}{cell.suffix}@d{cell.depth}"
+        return f"tg{cell.shape.tokens_together}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: cells.MeasuredCell) -> list[float]:
-        """One of each round whose streams decoded at the same time."""
+        """Return one rate of each round whose streams decoded at the same time."""
         clock = cell.counted_by
-        if cell.queued:
+        if cell.shape.queued:
             return [rate_in_turns(answers, clock) for answers in cell.long]
-        windows = [common_windows(answers, clock) or [] for answers in self._together(cell)]
-        return [sum(window.rate for window in each) for each in windows]
+        rates = []
+        for answers in self._together(cell):
+            windows = common_windows(answers, clock) or []
+            rates.append(sum(window.rate for window in windows))
+        return rates
 
     def examine(
         self, cell: cells.MeasuredCell, measurement: Measurement, findings: validity.Findings
     ) -> None:
-        """Add the rate of each stream, and tell a dip between the numbers of streams measured so
-        far. Raises NotRun: the streams decoded together in fewer than half of the rounds; Unmet:
-        the server was asked to run them together, and never ran more than half of them."""
-        apart = 0 if cell.queued else len(cell.long) - len(self._together(cell))
+        """Add the rate of each stream, and note a dip between the measured numbers of streams.
+
+        Args:
+            cell: The cell.
+            measurement: Its measurement, which gets `extra` and `remarks`.
+            findings: Gets the reasons against its samples.
+
+        Raises:
+            NotRun: The streams decoded together in half of the rounds or fewer.
+            Unmet: The server was started to run them together, and ran at most half of them.
+        """
+        apart = 0
+        if not cell.shape.queued:
+            apart = len(cell.long) - len(self._together(cell))
         if apart and not findings.invalid and 2 * apart >= len(cell.long):
-            why = (
-                f"{measurement.name}: in {apart} of {len(cell.long)} rounds the "
-                f"{cell.concurrency} streams did not decode {cell.tokens_together // 2} tokens at "
-                "the same time: the server runs fewer at once, or one after another. Let it run as "
-                "many (--max-num-seqs, --parallel), or take them off [performance.measuring] "
-                "concurrency"
-            )
-            most = max(_most_at_once(answers, cell.counted_by) for answers in cell.long)
-            if cell.server.slots_sure and 2 * most <= cell.concurrency:
-                side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
-                raise unmet.Unmet(unmet.Fact(side_by_side, f"{most} at most", evidence=why))
-            raise verdict.NotRun(why)
+            self._raise_apart(cell, measurement.name, apart)
         super().examine(cell, measurement, findings)
         clock = cell.counted_by
+        rates = [timing.decode_rate(answer, clock) for answer in cell.answers]
         measurement.extra = {
-            "per_stream_tok_s": median_or_none(timing.decode_rate(a, clock) for a in cell.answers),
+            "per_stream_tok_s": median_or_none(rates),
             "rounds_apart": apart,
-            **cell.speculation(),
+            **cell.drafts.speculation(),
         }
-        if measurement.samples and not findings.invalid and not cell.queued:
-            rates = cell.server.rates_together
-            rates[cell.concurrency] = median(measurement.samples)
-            measurement.remarks += dips(rates)
+        if measurement.samples and not findings.invalid and not cell.shape.queued:
+            rates_together = cell.server.rates_together
+            rates_together[cell.concurrency] = median(measurement.samples)
+            measurement.remarks += dips(rates_together)
+
+    @staticmethod
+    def _raise_apart(cell: cells.MeasuredCell, name: str, apart: int) -> NoReturn:
+        """Raise NotRun or Unmet for streams that did not decode together in ``apart`` rounds."""
+        tokens = cell.shape.tokens_together // 2
+        why = (
+            f"{name}: in {apart} of {len(cell.long)} rounds the {cell.concurrency} streams did not "
+            f"decode {tokens} tokens at the same time: the server runs fewer at once, or one after "
+            "another. Let it run as many (--max-num-seqs, --parallel), or take them off "
+            "[performance.measuring] concurrency"
+        )
+        most = max(_most_at_once(answers, cell.counted_by) for answers in cell.long)
+        if cell.server.slots_sure and 2 * most <= cell.concurrency:
+            side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
+            raise unmet.Unmet(unmet.Fact(side_by_side, f"{most} at most", evidence=why))
+        raise verdict.NotRun(why)
 
     @staticmethod
     def _together(cell: cells.MeasuredCell) -> list[list[TimedAnswer]]:
-        """The rounds in which all streams decode half of their tokens together, or one failed."""
-        clock, together = cell.counted_by, []
+        """Return the rounds whose streams decode half of their tokens together, or failed."""
+        clock = cell.counted_by
+        together = []
         for answers in cell.long:
-            tokens = [window.tokens for window in common_windows(answers, clock) or ()]
+            windows = common_windows(answers, clock) or []
+            fewest = min((window.tokens for window in windows), default=0)
             complete = all(answer.ok for answer in answers)
-            if not complete or 2 * min(tokens, default=0) >= cell.tokens_together:
+            if not complete or 2 * fewest >= cell.shape.tokens_together:
                 together.append(answers)
         return together
 
 
 def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decoding.Window] | None:
-    """Of streams side by side, the part in which all of them decode; None where there is none."""
+    """Return the part of each stream in which all of them decode.
+
+    Args:
+        answers: The answers of one round.
+        clock: The clock that counts their tokens.
+
+    Returns:
+        One window of each stream; None if they never decode together or a request failed.
+    """
     if not answers or not all(answer.ok for answer in answers):
         return None
     streams = [timing.arrivals(answer, clock) for answer in answers]
@@ -93,38 +125,57 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decodin
 
 
 def _most_at_once(answers: Sequence[TimedAnswer], clock: Clock) -> int:
+    """Return how many streams of a round decoded at the same time, at most."""
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     spans = [(chunks[0].at_ns, chunks[-1].at_ns) for chunks in streams if chunks]
-    return max((sum(a <= start < b for a, b in spans) for start, _ in spans), default=0)
+    most = 0
+    for moment, _ in spans:
+        decoding_then = sum(start <= moment < end for start, end in spans)
+        most = max(most, decoding_then)
+    return most
 
 
 def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Tokens a second of requests of which some wait until others have ended: all tokens after the
-    first chunk, over the time from it to the last one. A failed one makes it nothing."""
+    """Return the rate of streams of which some wait until others have ended.
+
+    Args:
+        answers: The answers of one round.
+        clock: The clock that counts their tokens.
+
+    Returns:
+        All tokens after the first chunk over the time from it to the last one, in tokens a second;
+        0 if a request failed.
+    """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
         return 0.0
     first = min(chunks[0] for chunks in streams)
     ended_ns = max(chunks[-1].at_ns for chunks in streams)
+    if ended_ns <= first.at_ns:
+        return 0.0
     tokens = sum(chunks[-1].tokens for chunks in streams) - first.tokens
-    return tokens / (ended_ns - first.at_ns) * 1e9 if ended_ns > first.at_ns else 0.0
+    return tokens / (ended_ns - first.at_ns) * 1e9
 
 
 def dips(rates: Mapping[int, float]) -> list[str]:
-    """Where the last but one number of streams is slower than its neighbours make expect: a batch
-    between two captured graph sizes is padded to the larger one. `rates`: tokens a second of all
-    streams together, by their number."""
+    """Return a line if the middle one of the last three numbers of streams is slow.
+
+    A batch between two captured graph sizes is padded to the larger one.
+
+    Args:
+        rates: Tokens a second of all streams together, by the number of streams.
+    """
     if len(rates) < 3:
         return []
     below, middle, above = sorted(rates)[-3:]
-    each = {streams: rates[streams] / streams for streams in (below, middle, above)}
+    per_stream = {streams: rates[streams] / streams for streams in (below, middle, above)}
     share = (middle - below) / (above - below)
-    expected = 1 / ((1 - share) / each[below] + share / each[above])
-    if each[middle] >= _DIP * expected:
+    expected = 1 / ((1 - share) / per_stream[below] + share / per_stream[above])
+    if per_stream[middle] >= _DIP * expected:
         return []
     return [
-        f"{middle} streams decode {each[middle]:.1f} tok/s each, {expected:.1f} by their "
-        f"neighbours ({each[below]:.1f} at {below}, {each[above]:.1f} at {above}): "
-        f"{100 * (1 - each[middle] / expected):.0f} % less, as where no graph of that size is "
-        "captured"
+        f"{middle} streams decode {per_stream[middle]:.1f} tok/s each, {expected:.1f} by their "
+        f"neighbours ({per_stream[below]:.1f} at {below}, {per_stream[above]:.1f} at {above}): "
+        f"{100 * (1 - per_stream[middle] / expected):.0f} % less, as where no graph of that size "
+        "is captured"
     ]

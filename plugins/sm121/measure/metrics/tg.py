@@ -4,158 +4,231 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.measure import gate, timing, validity
+from sm121.measure import gate, rate_checks, timing
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
+from sm121.measure.rate_checks import RatePair
 from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
-#: A short answer with fewer gaps than these says nothing of the rate.
+#: Least gaps of a short answer that shows a rate.
 _GAPS = 3
 
 
 @dataclass(frozen=True)
 class DecodeRate(Metric):
-    """``tgN@dD``: tokens after the first chunk, over the time from it to the one with the Nth
-    token. What came together with the first chunk counts as part of it (`decoding`). Of a server
-    that drafts, the slowest of the fixed texts in each round; ``tgN_TEXT@dD`` is one of them.
-    Source: llama-bench's tg, and the effort's own gate, 52 tok/s of tg32."""
+    """``tgN@dD``, ``tgN_TEXT@dD``: decode rate of one stream, in tokens a second.
+
+    The rate is the number of tokens after the first chunk, over the time from it to the chunk with
+    the Nth token. Tokens that came together with the first chunk count as part of it (`decoding`).
+    For a server that drafts, each round counts its slowest text; with TEXT, it is the rate of that
+    text. Source: llama-bench's tg, and the project's own gate, 52 tok/s of tg32.
+    """
 
     key: ClassVar[str] = "tg"
     unit: ClassVar[Unit] = "tok/s"
     higher_is_better: ClassVar[bool] = True
 
+    #: Tokens of the answer.
     tokens: int
-    #: Of this fixed text alone.
+    #: The fixed text whose answers count; empty for all texts.
     text: str = ""
 
     def name(self, cell: MeasuredCell) -> str:
-        """``tg32@d0``; of one text ``tg32_code@d0``."""
-        return f"tg{self.tokens}{'_' * bool(self.text)}{self.text}@d{cell.depth}"
+        """Return ``tg32@d0``; for one text ``tg32_code@d0``."""
+        suffix = f"_{self.text}" if self.text else ""
+        return f"tg{self.tokens}{suffix}@d{cell.depth}"
 
     def parts(self, cell: MeasuredCell) -> list[Metric]:
-        """That of each fixed text."""
-        texts = [] if self.text else [text for text in cell.server.prompts.texts if text]
-        return [DecodeRate(self.tokens, text) for text in texts]
+        """Return the rate of each fixed text."""
+        if self.text:
+            return []
+        return [DecodeRate(self.tokens, text) for text in cell.server.prompts.texts if text]
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each round: of its only answer with so many tokens, or of its slowest text."""
-        clock, rounds = cell.counted_by, cell.rounds_of(self.tokens)
-        return [
-            min(timing.decode_rate(answer, clock, self.tokens) for answer in self._of(answers))
-            for answers in rounds
-        ]
+        """Return the rate of each round: of its only answer, or of its slowest text."""
+        clock = cell.counted_by
+        samples = []
+        for answers in cell.rounds_of(self.tokens):
+            rates = [timing.decode_rate(answer, clock, self.tokens) for answer in self._of(answers)]
+            samples.append(min(rates))
+        return samples
 
     def _of(self, answers: Sequence[TimedAnswer]) -> list[TimedAnswer]:
+        """Return the answers of this metric's text."""
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Hold the rates against each other, the wall times, and the rest of the same answers."""
+        """Compare the rates with each other, the wall times, and the rest of the same answers.
+
+        Args:
+            cell: The cell.
+            measurement: Its measurement, which gets `extra`, `track` and `left_out`.
+            findings: Gets the reasons against its samples.
+        """
         super().examine(cell, measurement, findings)
-        tokens, clock = self.tokens, cell.counted_by
-        answers = self._of(cell.answers_of(tokens))
+        clock = cell.counted_by
+        answers = self._of(cell.answers_of(self.tokens))
         good = [answer for answer in answers if answer.ok]
-        pairs = second_clock(self._of(cell.answers), cell.short, clock, tokens)
+        pairs = second_clock(self._of(cell.answers), cell.short, clock, self.tokens)
+        self._check_clocks(cell, good, pairs, findings)
+        measurement.extra = self._extra(cell, answers, pairs)
+        measurement.track = self._track(cell, measurement.samples)
+        measurement.left_out = self._bounds_left_out(cell)
+
+    def _check_clocks(
+        self,
+        cell: MeasuredCell,
+        good: Sequence[TimedAnswer],
+        pairs: Sequence[RatePair],
+        findings: Findings,
+    ) -> None:
+        """Check the rates against the second clock and against the parts of each answer."""
+        tokens = self.tokens
+        clock = cell.counted_by
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
+        # If the rate drifts, requests of different times differ. If an answer is too short, its
+        # wall time is too.
         if not reasons & {"drift", "short_answer"}:
-            # Of a rate that moves, requests of different times say different things, and so do
-            # wall times of answers that are not as long as they should be.
-            validity.check_second_clock(pairs, bound, findings)
-            if len(neighbours := self._neighbours(cell)) > 3:
-                validity.check_second_clock(neighbours, bound, findings, neighbours=True)
-        validity.check_start(good, clock, tokens, findings)
-        if cell.server.prompts.natural:  # no part of the second clock's window
-            validity.check_first_chunk(good, clock, findings)
+            rate_checks.check_second_clock(pairs, bound, findings)
+            neighbours = self._neighbours(cell)
+            if len(neighbours) > 3:
+                rate_checks.check_second_clock(neighbours, bound, findings, neighbours=True)
+        rate_checks.check_start(good, clock, tokens, findings)
+        if cell.server.prompts.natural:  # not part of the second clock's window
+            rate_checks.check_first_chunk(good, clock, findings)
+        # If the stream is not the generation, its parts show nothing more.
         if all(item.reason != "second_clock" for item in findings.invalid):
-            # The parts of a stream that is not the generation say nothing more.
-            validity.check_beginning(good, clock, min(tokens, cell.tokens // 2), bound, findings)
-        windows = [timing.window(answer, clock, tokens) for answer in good]
-        late_ns = [window.late_ns for window in windows if window is not None]
-        measurement.extra = {
-            "first_chunk_tokens": max(
-                (first_chunk_tokens(a, clock) for a in answers), default=None
-            ),
-            "late_start_ms": round(median(late_ns) / 1e6, 3) if any(late_ns) else None,
-            "textbook_tok_s": median_or_none(textbook_rate(a, clock) for a in answers),
-            "second_clock_tok_s": median_or_none(rate for _, rate in pairs),
-            "per_stream_tok_s": median_or_none(timing.decode_rate(a, clock) for a in answers),
-            "texts": sorted({answer.text for answer in answers} - {""}) or None,
-            **cell.speculation(self.text),
-        }
-        measurement.track = self._track(cell, measurement.samples)
-        late = [answer for answer in cell.left_out if answer.asked_tokens >= tokens]
-        bounds = [
-            [
-                rate_bounds(timing.decode_rate(answer, clock, tokens), tokens, answer.lag_ns)
-                for answer in self._of(each)
-            ]
-            for each in cell.rounds_of(tokens, late)
-        ]
-        measurement.left_out = [
-            (min(b[0] for b in each), min(b[1] for b in each)) for each in bounds
-        ]
+            beginning = min(tokens, cell.shape.tokens // 2)
+            rate_checks.check_beginning(good, clock, beginning, bound, findings)
 
-    def _neighbours(self, cell: MeasuredCell) -> list[tuple[float, float]]:
-        """As `second_clock`, of a long answer and the short one beside it, since they disagreed."""
-        long, short = (
-            [a for a in self._of(answers) if 0 < cell.again[1] < a.sent_ns and a.ok]
-            for answers in (cell.answers, cell.short)
-        )
-        pairs = (
-            second_clock([a], [b], cell.counted_by, self.tokens)
-            for a, b in zip(long, short, strict=False)
-        )
-        return [pair for each in pairs for pair in each]
+    def _extra(
+        self, cell: MeasuredCell, answers: Sequence[TimedAnswer], pairs: Sequence[RatePair]
+    ) -> dict[str, Any]:
+        """Return other definitions of the rate, and what belongs beside it."""
+        clock = cell.counted_by
+        late_ns = []
+        for answer in answers:
+            window = timing.window(answer, clock, self.tokens)
+            if answer.ok and window is not None:
+                late_ns.append(window.late_ns)
+        first_chunks = [first_chunk_tokens(answer, clock) for answer in answers]
+        return {
+            "first_chunk_tokens": max(first_chunks, default=None),
+            "late_start_ms": round(median(late_ns) / 1e6, 3) if any(late_ns) else None,
+            "textbook_tok_s": median_or_none(textbook_rate(answer, clock) for answer in answers),
+            "second_clock_tok_s": median_or_none(pair.by_wall_time for pair in pairs),
+            "per_stream_tok_s": median_or_none(
+                timing.decode_rate(answer, clock) for answer in answers
+            ),
+            "texts": sorted({answer.text for answer in answers} - {""}) or None,
+            **cell.drafts.speculation(self.text),
+        }
+
+    def _bounds_left_out(self, cell: MeasuredCell) -> list[tuple[float, float]]:
+        """Return the lowest and highest possible rate of each round that was left out."""
+        clock = cell.counted_by
+        left_out = [answer for answer in cell.left_out if answer.asked_tokens >= self.tokens]
+        bounds = []
+        for answers in cell.rounds_of(self.tokens, left_out):
+            lowest = []
+            highest = []
+            for answer in self._of(answers):
+                rate = timing.decode_rate(answer, clock, self.tokens)
+                low, high = rate_bounds(rate, self.tokens, answer.lag_ns)
+                lowest.append(low)
+                highest.append(high)
+            bounds.append((min(lowest), min(highest)))
+        return bounds
+
+    def _neighbours(self, cell: MeasuredCell) -> list[RatePair]:
+        """Return `second_clock` of each extra long answer and the short one beside it."""
+        if cell.repetition is None:
+            return []
+        after_ns = cell.repetition.after_ns
+        long = [each for each in self._of(cell.answers) if each.sent_ns > after_ns and each.ok]
+        short = [each for each in self._of(cell.short) if each.sent_ns > after_ns and each.ok]
+        pairs = []
+        for long_answer, short_answer in zip(long, short, strict=False):
+            pairs += second_clock([long_answer], [short_answer], cell.counted_by, self.tokens)
+        return pairs
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
-        """No answers longer than what is asked: they tell as much in less time."""
+        """Measure rounds of exactly this length: longer answers show the same in more time."""
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Where a gate looked at as many answers of all lengths, those of this length may be the
-        slow ones."""
-        readings = gate.STEADY_LOOK if self.of(cell).rounds >= gate.STEADY_LOOK else 0
+        """Measure what the last look of the gate needs.
+
+        If the gate looked at as many answers of all lengths, those of this length may be the slow
+        ones.
+        """
+        readings = 0
+        if self.of(cell).rounds >= gate.STEADY_LOOK:
+            readings = gate.STEADY_LOOK
         cell.gather(rounds, readings=readings, tokens=self.tokens)
 
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
-        """The rates, with those of the shorter answers between them in the order of sending. A
-        short answer's is by its mean gap, as a share of that of all short ones; where one gap is
-        most of the answer, by its median gap. Nothing of several texts, which are not alike."""
+        """Return the rates and those of the shorter answers, in the order of sending.
+
+        A short answer's rate is its share of the median gap of all short answers. Its gap is the
+        smaller one of mean and median, since one gap may be most of a short answer. Empty for fixed
+        texts, which are not alike.
+        """
         if cell.server.prompts.natural:
             return []
         clock = cell.counted_by
-        gaps = {
-            answer.sent_ns: min(fmean(each), median(each))
-            for answer in cell.short
-            if answer.asked_tokens < self.tokens
-            and answer.ok
-            and len(each := timing.gaps_ms(answer, clock)) >= _GAPS
-        }
-        usual, level = median(gaps.values() or (0.0,)), median(rates or (0.0,))
-        stamps = (answer.sent_ns for answer in cell.answers_of(self.tokens))
+        typical_gaps = {}
+        for answer in cell.short:
+            if answer.asked_tokens >= self.tokens or not answer.ok:
+                continue
+            gaps = timing.gaps_ms(answer, clock)
+            if len(gaps) >= _GAPS:
+                typical_gaps[answer.sent_ns] = min(fmean(gaps), median(gaps))
+        usual = median(typical_gaps.values() or (0.0,))
+        level = median(rates or (0.0,))
+        stamps = [answer.sent_ns for answer in cell.answers_of(self.tokens)]
         series = dict(zip(stamps, rates, strict=True))
-        series |= {sent_ns: level * usual / gap for sent_ns, gap in gaps.items() if gap > 0.0}
+        for sent_ns, gap in typical_gaps.items():
+            if gap > 0.0:
+                series[sent_ns] = level * usual / gap
         return [series[sent_ns] for sent_ns in sorted(series)]
 
 
 def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float, float]:
-    """Between what a decode rate was whose first and last stamp may be late by ``lag_ns[1]`` and
-    ``lag_ns[2]``: the longer the client was late, the less it says."""
+    """Return the bounds of a decode rate whose first and last timestamps may be late.
+
+    Args:
+        rate: The rate by the timestamps, in tokens a second.
+        tokens: Tokens of the answer.
+        lag_ns: How late the client may have been when it sent, at the first and at the last chunk.
+
+    Returns:
+        The lowest and the highest possible rate. Long delays give wide bounds.
+    """
     if rate <= 0.0:
         return rate, rate
     window_ns = tokens / rate * 1e9
+    lowest = rate * window_ns / (window_ns + lag_ns[1])
     shortest_ns = window_ns - lag_ns[2]
     highest = rate * window_ns / shortest_ns if shortest_ns > 0 else math.inf
-    return rate * window_ns / (window_ns + lag_ns[1]), highest
+    return lowest, highest
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """(n - 1) / (last - first): the same where the first chunk has one token, else too much."""
+    """Return (n - 1) / (last - first), in tokens a second.
+
+    It is the decode rate if the first chunk has one token, and too high otherwise.
+
+    Args:
+        answer: The answer; a failed one has the rate 0.
+        clock: The clock that counts its tokens.
+    """
     chunks = timing.arrivals(answer, clock) if answer.ok else []
     if len(chunks) < 2 or chunks[-1].at_ns <= chunks[0].at_ns:
         return 0.0
@@ -163,51 +236,71 @@ def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
-    """k1: tokens in the first chunk that has any."""
+    """Return k1: the tokens in the first chunk that has any."""
     chunks = timing.arrivals(answer, clock)
     return chunks[0].tokens if chunks else 0
 
 
 def second_clock(
     long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
-) -> list[tuple[float, float]]:
-    """For every pair of answers of different length, the decode rate of the long one and the one
-    that no first chunk has a part in: from the times since their sending. Where drafts are
-    accepted, both are of the same tokens of the same text. `tokens`: up to this token of the long
-    ones; where that is their last, the wall time of the whole request counts."""
+) -> list[RatePair]:
+    """Return the rates of every pair of answers of different length, by two clocks.
+
+    If drafts are accepted, both rates are of the same tokens of the same text.
+
+    Args:
+        long: The long answers.
+        short: The short answers.
+        clock: The clock that counts their tokens.
+        tokens: The token of the long answers up to which they count. If it is their last, the wall
+            times of whole requests count.
+    """
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
-    ends = [(answer, *_reached(answer, clock, tokens, whole)) for answer in long if answer.ok]
     begins = [
         (answer.text, *_reached(answer, clock, answer.asked_tokens, whole))
         for answer in short
         if answer.ok and answer.asked_tokens > bunched
     ]
     pairs = []
-    for answer, many, late in ends:
+    for answer in long:
+        if not answer.ok:
+            continue
+        many, late_ms = _reached(answer, clock, tokens, whole)
         rate = timing.decode_rate(answer, clock, tokens)
-        for text, few, early in begins:
-            if many > few and late > early and text == answer.text:
-                second = (many - few) / (late - early) * 1e3
-                between = _rates_between(answer, clock, few, many) if text else [rate]
-                pairs.append((min(between, key=lambda each: abs(each - second)), second))
+        for text, few, early_ms in begins:
+            if many <= few or late_ms <= early_ms or text != answer.text:
+                continue
+            by_wall_time = (many - few) / (late_ms - early_ms) * 1e3
+            rates = _rates_between(answer, clock, few, many) if text else [rate]
+            pairs.append(RatePair(_nearest(rates, by_wall_time), by_wall_time))
     return pairs
 
 
+def _nearest(rates: Sequence[float], target: float) -> float:
+    return min(rates, key=lambda rate: abs(rate - target))
+
+
 def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> list[float]:
-    """Tokens a second of a stream from the chunk with one token to that with another: from the
-    token, as a request of ``few`` tokens ends with the step that has its last; and from the end of
-    the chunk, which may be no step."""
+    """Return the rates of a stream from the chunk with one token to the chunk with another.
+
+    The first rate counts from the token itself, since a request of ``few`` tokens ends with the
+    step that has its last one. The second counts from the end of the chunk, which may be no step.
+    """
     chunks = timing.arrivals(answer, clock)
-    begin, end = (next((c for c in chunks if c.tokens >= n), chunks[-1]) for n in (few, many))
+    begin = next((chunk for chunk in chunks if chunk.tokens >= few), chunks[-1])
+    end = next((chunk for chunk in chunks if chunk.tokens >= many), chunks[-1])
     ns = end.at_ns - begin.at_ns
-    return [(many - n) / ns * 1e9 if ns > 0 else 0.0 for n in (few, begin.tokens)]
+    if ns <= 0:
+        return [0.0, 0.0]
+    return [(many - few) / ns * 1e9, (many - begin.tokens) / ns * 1e9]
 
 
 def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
-    """A number of tokens and the time in ms that it took; of a whole request, its wall time."""
+    """Return a number of tokens and its time in ms; for a whole request, the wall time."""
     if whole:
         return answer.asked_tokens, timing.e2e_ms(answer)
-    if (window := timing.window(answer, clock, tokens)) is None:
+    window = timing.window(answer, clock, tokens)
+    if window is None:
         return 0, timing.NEVER
     return window.end.tokens, (window.end.at_ns - answer.sent_ns) / 1e6

@@ -13,15 +13,17 @@ from sm121.measure.validity import Findings
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToFirstToken(TimeMetric):
-    """``ttft_pQ``, ``ttft_cC_pQ``: from the request to the first chunk that carries a generated
-    token. A role, an empty event or a usage event is not a token. Source: vLLM's ``bench serve``,
-    but for what counts as a token."""
+    """``ttft_pQ``, ``ttft_cC_pQ``: time to the first chunk with a generated token.
+
+    A role, an empty event or a usage event is not a token. Source: vLLM's ``bench serve``, except
+    for what counts as a token.
+    """
 
     key: ClassVar[str] = "ttft"
     of_first_token: ClassVar[bool] = True
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each request, the short ones too."""
+        """Return the time of each request, the short ones included."""
         clock = cell.counted_by
         return [timing.ttft_ms(answer, clock) for answer in cell.all_answers]
 
@@ -29,18 +31,20 @@ class TimeToFirstToken(TimeMetric):
         """Add the time to the first visible text."""
         super().examine(cell, measurement, findings)
         times = [timing.visible_ms(answer) for answer in cell.answers if answer.ok]
-        measurement.extra["visible_ms"] = median_or_none(t for t in times if t is not None)
+        measurement.extra["visible_ms"] = median_or_none(time for time in times if time is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimePerToken(TimeMetric):
-    """``tpot_pQ``: of each token after the first chunk, the mean of a request: 1000 / decode rate.
-    Source: vLLM's ``bench serve``, but for tokens that come with the first chunk."""
+    """``tpot_pQ``: mean time of a token after the first chunk of a request, 1000 / decode rate.
+
+    Source: vLLM's ``bench serve``, except for tokens that come with the first chunk.
+    """
 
     key: ClassVar[str] = "tpot"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each long answer."""
+        """Return the time of each long answer."""
         clock = cell.counted_by
         rates = [timing.decode_rate(answer, clock) for answer in cell.answers]
         return [1e3 / rate if rate else timing.NEVER for rate in rates]
@@ -48,23 +52,28 @@ class TimePerToken(TimeMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class InterTokenLatency(TimeMetric):
-    """``itl_pQ``: all gaps between chunks that carry tokens, pooled; chunks that came together are
-    one, and a gap is that of an arrival, whatever tokens it has. Source: vLLM's ``bench serve``."""
+    """``itl_pQ``: gaps between chunks that carry tokens, pooled over all requests.
+
+    Chunks that came together are one. A gap is that of an arrival, whatever its number of tokens.
+    Source: vLLM's ``bench serve``.
+    """
 
     key: ClassVar[str] = "itl"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each gap of the long answers."""
-        clock = cell.counted_by
-        return [gap for answer in cell.answers for gap in timing.gaps_ms(answer, clock)]
+        """Return all gaps of the long answers."""
+        gaps = []
+        for answer in cell.answers:
+            gaps += timing.gaps_ms(answer, cell.counted_by)
+        return gaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd(TimeMetric):
-    """``e2e_pQ``: from the request to the end of its answer. Source: vLLM's ``bench serve``."""
+    """``e2e_pQ``: time from the request to its answer's end. Source: vLLM's ``bench serve``."""
 
     key: ClassVar[str] = "e2e"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each long answer."""
+        """Return the time of each long answer."""
         return [timing.e2e_ms(answer) for answer in cell.answers]

@@ -1,0 +1,60 @@
+"""The shape of a cell's requests: how long they are, how many run together, and their names."""
+
+from dataclasses import dataclass
+
+from sm121.measure.plan import Plan
+
+#: Answers of several streams are longer than their measured part by this factor: some tokens
+#: arrive before all streams decode.
+_STREAMS_FACTOR = 2
+
+
+@dataclass(frozen=True)
+class CellShape:
+    """The lengths of a cell's requests, and the names that follow from them."""
+
+    plan: Plan
+    #: Tokens in front of the plan's prompt.
+    depth: int
+    #: Streams at the same time.
+    concurrency: int = 1
+    #: Concurrent requests of the server (--max-num-seqs); None if the server chooses.
+    slots: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Depth and prompt together. No part of them is cached."""
+        return self.depth + self.plan.prompt_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Length of the long answers."""
+        if self.concurrency == 1:
+            return self.plan.longest
+        return _STREAMS_FACTOR * self.tokens_together
+
+    @property
+    def tokens_together(self) -> int:
+        """Tokens in the name of a rate of several streams: the shortest answer of the plan."""
+        return min(self.plan.generated_tokens)
+
+    @property
+    def queued(self) -> bool:
+        """Whether some streams wait for a free slot of the server."""
+        return self.slots is not None and self.concurrency > self.slots
+
+    @property
+    def suffix(self) -> str:
+        """The streams in a metric's name: ``_c4`` for four at once, ``_q10`` for ten in turns."""
+        if self.concurrency == 1:
+            return ""
+        letter = "q" if self.queued else "c"
+        return f"_{letter}{self.concurrency}"
+
+    @property
+    def title(self) -> str:
+        """A short name for people: ``pp2048 tg128 @ d0``."""
+        title = f"pp{self.plan.prompt_tokens} tg{self.tokens} @ d{self.depth}"
+        if self.concurrency > 1:
+            title += f", {self.concurrency} streams"
+        return title

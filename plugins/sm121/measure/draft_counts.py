@@ -1,0 +1,46 @@
+"""Drafts of a cell's requests, by the server's counters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
+
+
+@dataclass
+class DraftCounts:
+    """Counts of drafts, their tokens and the accepted tokens, by the text of the requests."""
+
+    #: Counts by text; all requests together have the empty name.
+    by_text: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, text: str, delta: Mapping[str, float]) -> None:
+        """Add what the counters moved by.
+
+        Args:
+            text: The name of the requests' text; empty for all requests.
+            delta: Changes of the server's counters. Missing counters count as 0.
+        """
+        total = self.by_text.setdefault(text, {})
+        for name in _COUNTERS:
+            total[name] = total.get(name, 0.0) + delta.get(name, 0.0)
+
+    def speculation(self, text: str = "") -> dict[str, float]:
+        """Return the acceptance rate and the mean accepted length.
+
+        Args:
+            text: The name of a text; empty for all requests.
+
+        Returns:
+            ``acceptance_rate``, a share of the drafted tokens, and ``mean_accepted_length``, in
+            tokens a step with the one that the model itself gives. Empty without drafts.
+        """
+        counts = self.by_text.get(text, {})
+        drafts = counts.get("drafts", 0.0)
+        proposed = counts.get("draft_tokens", 0.0)
+        accepted = counts.get("accepted_tokens", 0.0)
+        if not drafts or not proposed:
+            return {}
+        return {
+            "acceptance_rate": accepted / proposed,
+            "mean_accepted_length": 1.0 + accepted / drafts,
+        }

@@ -1,0 +1,166 @@
+"""A server under measurement: how it is reached, and which prompts it accepts."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm121.client import connection, timed_process
+from sm121.client.timed import TimedRequest, completion
+from sm121.client.timed_answer import TimedAnswer
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Endpoint
+from sm121.measure import counters, measurement
+from sm121.measure.plan import Plan
+from sm121.measure.prompts import Prompts
+
+#: Shows a line of progress to people.
+Show = Callable[[str], None]
+
+#: Tokens of the answer that shows how a server counts.
+_PROBE_TOKENS = 2
+#: Tokens of the prompt of ids, and words of the prompt of text, that the probe sends.
+_PROBE_PROMPT_TOKENS = 8
+_PROBE_WORDS = 32
+
+
+@dataclass
+class MeasuredServer:
+    """A server, the client that measures it, and the plan. `MeasuredServer.open` makes one."""
+
+    endpoint: Endpoint
+    sender: timed_process.TimedProcess
+    prompts: Prompts
+    plan: Plan
+    #: The folder of the raw records.
+    directory: Path
+    show: Show = lambda _line: None
+    #: Reasons against every number of this server: its kernel path is not the required one.
+    invalid: list[measurement.Invalidity] = field(default_factory=list)
+    #: Checks of this server that could not be made.
+    unproven: list[str] = field(default_factory=list)
+    #: Returns the new log lines about kernels that were compiled during a request.
+    compiled: Callable[[], list[str]] = list
+    #: Concurrent requests that it was started with; None: it chooses itself.
+    slots: int | None = None
+    #: Whether `slots` was read from the start, and not from the profile.
+    slots_sure: bool = False
+    #: Most tokens of a prompt and its answer; None: not known.
+    context: int | None = None
+    #: Whether timed requests need token ids, since nothing else gives the tokens of a chunk.
+    needs_ids: bool = False
+
+    #: Tokens a second of all streams, by the number of streams that decode at the same time.
+    rates_together: dict[int, float] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls,
+        endpoint: Endpoint,
+        plan: Plan,
+        directory: Path,
+        *,
+        show: Show = lambda _line: None,
+        invalid: Iterable[measurement.Invalidity] = (),
+        unproven: Iterable[str] = (),
+        natural: bool = False,
+        compiled: Callable[[], list[str]] = list,
+    ) -> "Iterator[MeasuredServer]":
+        """Start a client for a server, and find out which prompts the server accepts.
+
+        Args:
+            endpoint: Where the server listens.
+            plan: Lengths, depths and bounds.
+            directory: The folder of the raw records.
+            show: Called with lines of progress.
+            invalid: Reasons against every number of this server.
+            unproven: Checks of this server that cannot be made.
+            natural: Use the fixed natural texts, as for every server that drafts.
+            compiled: Returns new log lines about kernels that a request waited for.
+
+        Yields:
+            The server, ready to be measured.
+
+        Raises:
+            Sm121Error: The server accepts neither token ids nor text.
+        """
+        with timed_process.TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
+            now = counters.fetch(endpoint)
+            drafts = now is not None and "drafts" in now.values
+            server = cls(
+                endpoint=endpoint,
+                sender=sender,
+                prompts=Prompts(endpoint, plan.measuring.vocabulary, natural or drafts),
+                plan=plan,
+                directory=directory,
+                show=show,
+                invalid=[*invalid],
+                unproven=[*unproven],
+                compiled=compiled,
+            )
+            server._probe()
+            yield server
+
+    @property
+    def patience(self) -> connection.Patience:
+        """How long a request may take, and how long it may be silent."""
+        measuring = self.plan.measuring
+        return connection.Patience(measuring.request_within_s, measuring.silent_within_s)
+
+    def request(
+        self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
+    ) -> TimedRequest:
+        """Return a request with a fresh prompt.
+
+        Args:
+            prompt_tokens: Length of the prompt.
+            tokens: Length of the answer.
+            text: The name of the fixed text at the end of the prompt; empty for random tokens.
+            ids: Request token ids even if the server does not need them. Not for timed requests.
+        """
+        exact = not self.prompts.as_text or self.prompts.exact
+        return completion(
+            self.endpoint.served_name,
+            self.prompts.make(prompt_tokens, text),
+            prompt_tokens=prompt_tokens if exact else 0,
+            tokens=tokens,
+            ids=ids or self.needs_ids,
+            text=text,
+        )
+
+    def _probe(self) -> None:
+        """Find out whether the server accepts token ids, and how its answers are counted."""
+        answer = self._answer(self.request(_PROBE_PROMPT_TOKENS, _PROBE_TOKENS))
+        if answer.ok or answer.status not in (400, 422):
+            self.needs_ids = answer.ok and answer.clock() != "usage"
+            needs_tokenizer = answer.ok and self.prompts.natural
+            if not needs_tokenizer or self.prompts.can_tokenize():
+                return
+        refusal = answer.error or "of a text, which its /tokenize does not tell"
+        self._probe_text(refusal)
+
+    def _probe_text(self, refusal: str) -> None:
+        """Find out how long texts are in tokens. `refusal`: why ids are not accepted."""
+        self.prompts.as_text = True
+        self.prompts.exact = self.prompts.can_tokenize()
+        answer = self._answer(
+            completion(
+                self.endpoint.served_name,
+                self.prompts.words(_PROBE_WORDS),
+                prompt_tokens=0,
+                tokens=_PROBE_TOKENS,
+            )
+        )
+        if not answer.ok:
+            raise Sm121Error(
+                f"/v1/completions takes neither ids ({refusal}) nor text ({answer.error})"
+            )
+        if not self.prompts.exact:
+            self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
+            tokens = answer.prompt_tokens or _PROBE_WORDS
+            self.prompts.tokens_per_word = max(tokens / _PROBE_WORDS, 0.1)
+        self.needs_ids = answer.clock() != "usage"
+
+    def _answer(self, request: TimedRequest) -> TimedAnswer:
+        return self.sender.run([request], patience=self.patience).answers[0]

@@ -1,0 +1,318 @@
+"""Checks of rates: against the server's clock, wall times, and the parts of the same answers."""
+
+from collections.abc import Sequence
+from statistics import median, pstdev
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.measure import decoding
+from sm121.measure.timing import arrivals, window
+from sm121.measure.validity import Findings, tokens_of
+
+#: Seconds for each request between an engine's stamp of a token and the client's.
+_DELIVERY_S = 0.002
+#: Share of the rounds that may have too few tokens after a bunch.
+_BUNCHED_SHARE = 0.25
+#: A first chunk without text may be followed by a pause of this many gaps,
+_PAUSE = 3.0
+#: and of this share of its own time,
+_PAUSE_SHARE = 0.1
+#: in answers of at least this many chunks.
+_GAPS = 4
+#: Standard errors of a median that are noise.
+_NOISE = 3.0
+#: A standard deviation by the median of absolute deviations, for a normal distribution.
+_DEVIATION = 1.4826
+#: Chance of a reported drift without one, over all places where it may begin.
+_DRIFT_RISK = 1e-4
+
+
+class RatePair(NamedTuple):
+    """The decode rate of the same tokens by two clocks, in tokens a second."""
+
+    by_stream: float
+    by_wall_time: float
+
+
+def check_server_clock(
+    delta: dict[str, float] | None,
+    answers: Sequence[TimedAnswer],
+    clock: Clock,
+    bound: float,
+    findings: Findings,
+) -> None:
+    """Check the decode rate of all requests against the engine's own clock.
+
+    A stream may be slower than the engine, since a user gets the stream; it cannot be faster.
+
+    Args:
+        delta: How far the server's counters moved; None if it has none.
+        answers: All answers of the same time.
+        clock: The clock that counts their tokens.
+        bound: The relative difference that is tolerated.
+        findings: Gets the reason.
+    """
+    seconds = (delta or {}).get("decode_seconds")
+    if seconds is None:
+        findings.not_checked("decode time by counters: the server does not count it")
+        return
+    tokens = sum(tokens_of(answer, clock) for answer in answers)
+    windows = []
+    for answer in answers:
+        part = window(answer, clock)
+        if part is not None:
+            windows.append(part)
+    longest = max((part.end.tokens for part in windows), default=0)
+    long = [part for part in windows if part.end.tokens == longest]
+    long_ns = sum(part.ns for part in long)
+    if long_ns <= 0 or len(windows) < len(answers):
+        return  # a request failed: another check reports it
+    if seconds <= 0:
+        findings.against(
+            "server_clock",
+            f"{len(answers)} requests with {tokens} tokens, and the server's own decode time "
+            f"went on by {seconds:g} s",
+        )
+        return
+    # A short answer does not show how late its first chunk was. Without drafts it is no faster
+    # than a long one.
+    token_ns = 0.0
+    if not any(answer.text for answer in answers):
+        token_ns = long_ns / sum(part.tokens for part in long)
+    span_s = sum(max(part.ns, part.tokens * token_ns) for part in windows) / 1e9
+    observed = sum(part.tokens for part in windows) / span_s
+    engine = (tokens - len(answers)) / seconds
+    tolerated = bound + len(answers) * _DELIVERY_S / span_s
+    if observed > engine * (1.0 + tolerated):
+        findings.against(
+            "server_clock",
+            f"{observed:.4g} tok/s by the streams, {engine:.4g} by the server's own decode time of "
+            f"the same {len(answers)} requests ({observed / engine - 1:+.1%}; {tolerated:.1%} is "
+            "tolerated)",
+        )
+
+
+def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
+    """Check that the chunk of the first token did not come before there was one.
+
+    Such a chunk has no text, and the time of the prompt comes after it.
+
+    Args:
+        answers: The answers.
+        clock: The clock that counts their tokens.
+        findings: Gets the reason.
+    """
+    pauses_ns = []
+    waits_ns = []
+    for answer in answers:
+        stamps = [arrival.at_ns for arrival in arrivals(answer, clock)]
+        if len(stamps) < _GAPS:
+            continue
+        first = next((chunk for chunk in answer.chunks if chunk.at_ns == stamps[0]), None)
+        if first is None or first.text:
+            continue
+        gaps = np.diff(stamps)
+        pause_ns = float(gaps[0])
+        wait_ns = stamps[0] - answer.sent_ns
+        if pause_ns > float(np.median(gaps[1:])) * _PAUSE + _PAUSE_SHARE * wait_ns:
+            pauses_ns.append(pause_ns)
+            waits_ns.append(wait_ns)
+    if 2 * len(pauses_ns) > len(answers):
+        findings.against(
+            "early_first_chunk",
+            f"{len(pauses_ns)} of {len(answers)} first chunks are counted as a token and have no "
+            f"text; they came after {median(waits_ns) / 1e6:.4g} ms, and the next one "
+            f"{median(pauses_ns) / 1e6:.4g} ms later",
+        )
+
+
+def check_start(
+    answers: Sequence[TimedAnswer], clock: Clock, tokens: int, findings: Findings
+) -> None:
+    """Check that enough of the first tokens came separately, and not with the first chunk.
+
+    Args:
+        answers: The answers.
+        clock: The clock that counts their tokens.
+        tokens: The number of first tokens.
+        findings: Gets the reason.
+    """
+    windows = []
+    for answer in answers:
+        part = window(answer, clock, tokens)
+        if part is not None:
+            windows.append(part)
+    bunched = [part for part in windows if not part.enough]
+    if len(bunched) > _BUNCHED_SHARE * len(windows):
+        findings.against(
+            "bunched_start",
+            f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens came together at "
+            f"the start, in {len(bunched)} of {len(windows)} rounds: too few are left for a rate",
+        )
+
+
+def check_beginning(
+    answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
+) -> None:
+    """Check the rate of the first tokens against the rate of the rest of the same answers.
+
+    Only tokens that were held back with the first chunk make it too high: the context grows so
+    little that its cost is far below the bound. If drafts are accepted, one text may have an easier
+    beginning; not every text has one, in tokens and in steps.
+
+    Args:
+        answers: The answers.
+        clock: The clock that counts their tokens.
+        tokens: The number of first tokens.
+        bound: The relative difference that is tolerated.
+        findings: Gets the reason.
+    """
+    by_text: dict[str, list[float]] = {}
+    for answer in answers:
+        ratio_of_answer = beginning_to_rest(answer, clock, tokens)
+        if ratio_of_answer is not None:
+            by_text.setdefault(answer.text, []).append(ratio_of_answer)
+    ratios = min(by_text.values(), key=median, default=[])
+    if len(ratios) < 2:
+        return
+    ratio = median(ratios)
+    deviation = _DEVIATION * median(abs(each - ratio) for each in ratios)
+    noise = _NOISE * deviation / len(ratios) ** 0.5
+    if ratio > 1.0 + bound + noise:
+        findings.against(
+            "rates_contradict",
+            f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them in the "
+            f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
+            "held back with the first chunk",
+        )
+
+
+def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
+    """Return the rate of the first tokens divided by the rate of the rest.
+
+    Args:
+        answer: The answer.
+        clock: The clock that counts its tokens.
+        tokens: The number of first tokens.
+
+    Returns:
+        The ratio of the rates; if drafts are accepted, the ratio of steps if it is lower. None if
+        either part has too few tokens.
+    """
+    beginning = window(answer, clock, tokens)
+    whole = window(answer, clock)
+    if beginning is None or whole is None or not beginning.rate:
+        return None
+    steps = whole.steps - beginning.steps
+    rest = decoding.Window(beginning.end, whole.end, answer.asked_tokens - tokens, steps=steps)
+    if not rest.enough or not rest.rate:
+        return None
+    by_tokens = beginning.rate / rest.rate
+    if not answer.text:
+        return by_tokens
+    by_steps = beginning.steps / beginning.ns * rest.ns / max(steps, 1)
+    return min(by_tokens, by_steps)
+
+
+def check_second_clock(
+    pairs: Sequence[tuple[float, float]], bound: float, findings: Findings, neighbours: bool = False
+) -> None:
+    """Check the decode rates of answers against the wall times of whole requests.
+
+    Changes from one answer to the next are in both.
+
+    Args:
+        pairs: The rates by both clocks (`RatePair`).
+        bound: The relative difference that is tolerated.
+        findings: Gets the reason.
+        neighbours: No answer is in two pairs, so that three standard errors of their median are
+            tolerated. Otherwise pairs share requests, and two deviations are.
+    """
+    rates = [RatePair(*pair) for pair in pairs]
+    ratios = [pair.by_wall_time / pair.by_stream for pair in rates if pair.by_stream]
+    if not ratios:
+        findings.not_checked("second clock: no requests of different length to compare")
+        return
+    ratio = median(ratios)
+    # The standard error of a median is 1.2533 times that of a mean.
+    deviations = _NOISE * 1.2533 / len(ratios) ** 0.5 if neighbours else 2.0
+    noise = deviations * _DEVIATION * median(abs(each - ratio) for each in ratios)
+    # Steady wall times contradict even a stream that is wrong in half of the answers only.
+    by_stream = median(pair.by_stream for pair in rates)
+    by_wall_time = median(pair.by_wall_time for pair in rates)
+    spread = 2.0 * pstdev(pair.by_wall_time for pair in rates)
+    difference = abs(by_wall_time - by_stream)
+    if abs(ratio - 1.0) > bound + noise or difference > bound * by_stream + spread:
+        findings.against(
+            "second_clock",
+            f"{by_stream:.4g} tok/s by the stream, {by_wall_time:.4g} tok/s by the times of "
+            f"requests of different length ({len(rates)} pairs); they may differ by {bound:.0%}",
+        )
+
+
+def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> None:
+    """Check that a rate did not change while it was measured.
+
+    Args:
+        rates: The rates by round.
+        bound: The relative change that is tolerated.
+        findings: Gets the reason.
+    """
+    change = drift(rates)
+    if change is None:
+        return
+    before = change.before
+    after = change.after
+    if abs(after - before) > bound * before:
+        findings.against(
+            "drift",
+            f"{before:.4g} tok/s in the first {change.at} rounds, {after:.4g} in the "
+            f"{len(rates) - change.at} after them ({(after / before - 1):+.1%}); {bound:.0%} is "
+            "tolerated",
+        )
+
+
+class Drift(NamedTuple):
+    """A change of level within a series.
+
+    Attributes:
+        at: The index of the first value after it.
+        before: The median before it.
+        after: The median after it.
+    """
+
+    at: int
+    before: float
+    after: float
+
+
+def drift(rates: Sequence[float]) -> Drift | None:
+    """Return where a series changes its level; None if it does not.
+
+    Runs a t test at each place with two samples on either side. The risk covers all places.
+
+    Args:
+        rates: The series.
+    """
+    values = np.asarray(rates, dtype=np.float64)
+    changes = range(2, len(values) - 1)
+    least_risk = 1.0
+    best = 0
+    for at in changes:
+        before = values[:at]
+        after = values[at:]
+        within = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+        # A spread of 0 is the clock's resolution, not certainty.
+        deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
+        distance = abs(float(before.mean() - after.mean()))
+        score = distance / (deviation * np.sqrt(1 / len(before) + 1 / len(after)))
+        risk = 2.0 * float(special.stdtr(len(values) - 2, -score))
+        if risk < least_risk:
+            least_risk = risk
+            best = at
+    if not best or least_risk > _DRIFT_RISK / len(changes):
+        return None
+    return Drift(best, float(np.median(values[:best])), float(np.median(values[best:])))
