@@ -162,7 +162,7 @@ class Machine:
         packages = next((folder / "lib").glob("python*")) / "site-packages"
         rest = [path for path in sys.path if path.endswith("site-packages")]
         added = "; ".join(f"site.addsitedir({path!r})" for path in rest)
-        (packages / "rest.pth").write_text(f"import site; {added}\n{HERE.parent}\n")
+        (packages / "rest.pth").write_text(f"import site; {added}\n{HERE.parent}\n{ROOT}\n")
         return packages
 
     def write(self) -> None:
