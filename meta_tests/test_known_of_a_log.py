@@ -40,7 +40,8 @@ def of_a_timed_window(log: Path) -> list[str]:
 
 def of_the_path(log: Path) -> list[str]:
     required = KernelPathRequirement(source="a test")
-    return requirement.contradictions(required, read_log(log), log, "stock")
+    found = requirement.contradictions(required, read_log(log), log, "stock")
+    return [str(contradiction) for contradiction in found]
 
 
 def of_a_failed_start(log: Path) -> list[str]:

@@ -11,13 +11,13 @@ import psutil
 import pytest
 import servers
 
-from sm121.core.verdict import Verdict
 from sm121.engines import memory, process_tree
 from sm121.engines.managed import ManagedServer, StopReport
 from sm121.engines.memory import DeviceUse, Memory, Returned, ServerMemory, ServerMemoryReader
 from sm121.measure.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
+from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
 
 GIB = 2**30
@@ -378,7 +378,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     ],
 )
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
-    failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, excused=False)
+    failed = TestReport(id=identity, level="smoke", verdict="FAIL")
     session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
     why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
     assert ("the smoke level failed" in why) if gated else why is None

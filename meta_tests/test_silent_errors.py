@@ -15,6 +15,7 @@ from texts import text_file
 
 from sm121.core.server import Endpoint, Node, Server
 from sm121.engines.managed import StopReport
+from sm121.engines.memory import Returned
 from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
 from sm121.run import harness
@@ -542,7 +543,7 @@ def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict
     def doing(session):
         session.target = dataclasses.replace(session.target, arch=arch)
         kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
-        session.server_stopped("x", StopReport(0, (), True, 0, 1.0, kernels=kernels))
+        session.server_stopped("x", StopReport(0, (), True, Returned(), 1.0, kernels=kernels))
 
     outcome = outcome_of(tmp_path, doing)
     assert outcome.verdict == verdict and ("node 1 (spark2)" in outcome.text) != outcome.green
