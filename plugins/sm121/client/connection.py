@@ -1,4 +1,4 @@
-"""What the timed client and the load client have in common: their connections and patience."""
+"""The connections and time limits that the timed client and the load client share."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,28 +9,44 @@ from sm121.core.bounded import LARGEST_ANSWER, tls
 
 #: Less than the five seconds after which uvicorn closes an idle connection.
 _KEEP_ALIVE_S = 2.0
+#: Time limit for establishing a connection, in seconds.
+_CONNECT_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request may take in all, and how long it may be without news, in seconds. The
-    timed client counts silence from the first byte on. The load client counts it from the request,
-    and forgives a request that waits for its turn while others get their tokens."""
+    """The time limits of a request.
+
+    The timed client counts silence from the first byte on. The load client counts it from the
+    request, and tolerates the silence of a queued request while others get their tokens.
+
+    Attributes:
+        within_s: Seconds that the whole request may take.
+        silent_s: Seconds that may pass without data.
+    """
 
     within_s: float
     silent_s: float
 
 
 def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:
-    """A session with any number of connections and no time limit. Nothing is unpacked. ``reuse``:
-    of connections, for later requests; ``options``: of `aiohttp.ClientSession`."""
-    reuse_options: dict[str, Any] = (
-        {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
-    )
+    """Open a session without decompression, connection limit or total timeout.
+
+    Args:
+        api_key: The API key of the server.
+        reuse: Whether later requests may use the same connection.
+        **options: Further arguments of `aiohttp.ClientSession`.
+
+    Returns:
+        The session; the caller closes it.
+    """
+    reuse_options: dict[str, Any] = {"force_close": True}
+    if reuse:
+        reuse_options = {"keepalive_timeout": _KEEP_ALIVE_S}
     return aiohttp.ClientSession(
         auto_decompress=False,
         connector=aiohttp.TCPConnector(limit=0, ssl=tls(), **reuse_options),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_WITHIN_S),
         headers={
             "Authorization": f"Bearer {api_key}",
             "Content-Type": "application/json",
@@ -41,7 +57,14 @@ def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp
 
 
 def refuse_packed(response: aiohttp.ClientResponse) -> None:
-    """Raises aiohttp.ClientPayloadError: a packed answer can be neither timed nor bounded."""
+    """Reject a compressed answer, whose bytes can be neither timed nor bounded.
+
+    Args:
+        response: The answer; only its headers are read.
+
+    Raises:
+        aiohttp.ClientPayloadError: The answer is compressed, although the request excludes it.
+    """
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
         raise aiohttp.ClientPayloadError(
@@ -50,14 +73,33 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer that is no stream. Raises aiohttp.ClientError: it is packed or too
-    large, or the connection broke."""
+    """Read the body of an answer that is not streamed.
+
+    Args:
+        response: The answer.
+
+    Returns:
+        The body.
+
+    Raises:
+        aiohttp.ClientError: The body is compressed or too large, or the connection broke.
+    """
     refuse_packed(response)
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
-        if len(body) > LARGEST_ANSWER:
-            raise aiohttp.ClientPayloadError(
-                f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
-            )
+        require_bounded(len(body))
     return bytes(body)
+
+
+def require_bounded(size: int) -> None:
+    """Reject an answer that is larger than `LARGEST_ANSWER`.
+
+    Args:
+        size: The bytes read so far.
+
+    Raises:
+        aiohttp.ClientPayloadError: There are too many.
+    """
+    if size > LARGEST_ANSWER:
+        raise aiohttp.ClientPayloadError(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB")

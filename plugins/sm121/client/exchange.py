@@ -1,4 +1,4 @@
-"""One request and whatever came back, however wrong."""
+"""One request and its unvalidated answer."""
 
 import json
 from dataclasses import dataclass
@@ -8,13 +8,20 @@ import httpx
 
 from sm121.core import server, unmet
 
-#: Characters of a content for people.
+#: Characters of the body that a message quotes.
 _SHOWN = 300
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One answer as it came. ``status`` is None when none came, and ``failure`` says why."""
+    """One answer as it came.
+
+    Attributes:
+        status: The HTTP status; None if no answer came.
+        content_type: The Content-Type header; empty if there is none.
+        content: The body.
+        failure: The reason why no answer came; empty if one came.
+    """
 
     status: int | None
     content_type: str
@@ -23,20 +30,22 @@ class Exchange:
 
     @property
     def text(self) -> str:
-        """The content for people, shortened."""
+        """The start of the body, for a message."""
         return self.content[:_SHOWN].decode("utf-8", "replace")
 
     @property
     def observed(self) -> str:
-        """What came, without the ids and times that differ from one answer to the next."""
+        """The status and body without ids and times, so that two runs can be compared by it."""
         if self.status is None:
             return self.failure
         parsed = self.parsed()
-        text = self.text if parsed is None else json.dumps(unmet.steady(parsed))[:_SHOWN]
+        text = self.text
+        if parsed is not None:
+            text = json.dumps(unmet.steady(parsed))[:_SHOWN]
         return f"{self.status} {text}"
 
     def parsed(self) -> Any:
-        """The content as JSON; None if it is none."""
+        """Return the body as JSON, or None if it is not JSON."""
         try:
             return json.loads(self.content)
         except (ValueError, RecursionError):
@@ -52,8 +61,22 @@ def send(
     key: str | None = None,
     timeout_s: float,
 ) -> Exchange:
-    """Send any request. `key`: in place of the endpoint's; `timeout_s`: for the whole answer."""
-    headers = {"Content-Type": "application/json"} if content is not None else {}
+    """Send any request and validate nothing.
+
+    Args:
+        endpoint: The server.
+        method: The HTTP method.
+        path: The path.
+        content: The JSON body; None sends none.
+        key: An API key that replaces the endpoint's.
+        timeout_s: Seconds that the whole answer may take.
+
+    Returns:
+        The answer, or the reason why none came.
+    """
+    headers: dict[str, str] = {}
+    if content is not None:
+        headers["Content-Type"] = "application/json"
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     with endpoint.http(timeout_s=timeout_s) as http:

@@ -18,6 +18,7 @@ from sm121.core.errors import UsageError
 
 #: Bytes that are read of an answer.
 _LARGEST_ANSWER = 1 << 20
+#: The prompt of the request.
 _PROMPT = "1 2 3"
 
 
@@ -34,7 +35,7 @@ class Health:
     message: str
 
 
-#: What to do next.
+#: The next steps that messages name.
 _START = "Start the server, or name the address at which it listens."
 _GIVE_KEY = "Set the key in OPENAI_API_KEY."
 _READ_LOG = "Read the server's log for the cause."
@@ -50,7 +51,7 @@ class _UnhealthyError(Exception):
 
 
 def check(base_url: str, *, within_s: float, api_key: str | None, model: str | None) -> Health:
-    """Ask a server for one token.
+    """Request one token from a server.
 
     Args:
         base_url: The address of the server, with or without /v1.
@@ -59,7 +60,7 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
         model: The name of the model on the server. None: the first of `/v1/models`.
 
     Returns:
-        Whether a token came in time, and one line that says so.
+        Whether a token came in time, with one line for a person.
 
     Raises:
         UsageError: The address is no HTTP address.
@@ -150,7 +151,7 @@ class _Server:
         else:
             connection = http.client.HTTPConnection(self.host, self.port, timeout=within_s)
         try:
-            content = json.dumps(body) if body is not None else None
+            content = None if body is None else json.dumps(body)
             connection.request(method, self.path + path, content, headers)
             response = connection.getresponse()
             text = response.read(_LARGEST_ANSWER)

@@ -1,26 +1,41 @@
-"""Server-sent events: the one reader of them."""
+"""A parser of server-sent events.
+
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
 
 from collections.abc import Iterator
 
 #: The data of the last event of an OpenAI stream.
 DONE = b"[DONE]"
+#: The other fields of the specification, which OpenAI streams do not need.
 _OTHER_FIELDS = (b"event", b"id", b"retry")
 
 
 class EventParser:
-    """Events from the pieces of a body, wherever it was cut. CR, LF and CRLF end a line, and
-    nothing else does: U+2028 may stand in a model's text. An empty line ends an event; one that the
-    body breaks off before it is never given."""
+    """Parses events from the pieces of a body, which may be divided at any byte.
+
+    CR, LF and CRLF end a line. No other character does: U+2028 may occur in a model's text. An
+    empty line ends an event; an event that the body does not end is discarded.
+
+    Attributes:
+        malformed: Lines that are neither a field of an event nor a comment.
+    """
 
     def __init__(self) -> None:
-        #: Lines that are neither a field of an event nor a comment.
         self.malformed: list[bytes] = []
         self._data: list[bytes] = []
         self._line = bytearray()
         self._after_cr = False
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """The data of the events that end in this piece, without blanks around each line."""
+        """Parse the next piece of the body.
+
+        Args:
+            piece: The bytes; may be empty.
+
+        Yields:
+            The data of each event that ends in this piece, without blanks around its lines.
+        """
         if not piece:
             return
         if self._after_cr and piece.startswith(b"\n"):
@@ -28,7 +43,7 @@ class EventParser:
         self._after_cr = piece.endswith(b"\r")
         self._line += piece
         if b"\n" not in piece and b"\r" not in piece:
-            return  # a long line is not looked at again for each of its pieces
+            return  # do not split a long line again for each of its pieces
         lines = bytes(self._line).splitlines(keepends=True)
         self._line.clear()
         if lines and not lines[-1].endswith((b"\r", b"\n")):
@@ -39,7 +54,8 @@ class EventParser:
             if name == b"data":
                 self._data.append(value.strip())
             elif not line and self._data:
-                event, self._data = b"\n".join(self._data), []
+                event = b"\n".join(self._data)
+                self._data = []
                 yield event
             elif name and name not in _OTHER_FIELDS:
                 self.malformed.append(line)

@@ -1,5 +1,7 @@
-"""The timed path: requests over one session, each socket read stamped before it is parsed. What is
-parsed is parsed when the whole batch has ended, so that no stream waits for another's."""
+"""The timed path: requests over one session, with a timestamp for each socket read.
+
+Answers are parsed after the whole batch, so that no stream waits for the parsing of another.
+"""
 
 import asyncio
 import json
@@ -11,17 +13,24 @@ from typing import Any
 
 import aiohttp
 
-from sm121.client.connection import Patience, open_session, refuse_packed
+from sm121.client.connection import Patience, open_session, refuse_packed, require_bounded
 from sm121.client.timed_answer import TimedAnswer, read_answer, read_event
-from sm121.core.bounded import LARGEST_ANSWER
 
+#: Interval in which `LagWatch` measures the delay of the event loop, in seconds.
 _TICK_S = 0.004
-#: Delays below this are the resolution of the event loop's own timers.
-_LAG_OF_NOTE_NS = 2_000_000
+#: Shorter delays are the resolution of the event loop's own timers.
+_SHORTEST_LAG_NS = 2_000_000
+#: How far a timestamp may be outside of a delay that still explains it.
+_LAG_SLACK_NS = 2_000_000
+#: Characters of an error.
 _ERROR_LENGTH = 300
-#: A server that ends an idle connection does so at once, when it gets a request that it will not
-#: read. One that takes longer had the request.
+#: A server that closes an idle connection rejects a request on it within this time. After a longer
+#: time it had the request.
 _AT_ONCE_NS = 50_000_000
+#: Longest interval between two comparisons of a request with its time limits, in seconds.
+_LONGEST_LOOK_S = 0.5
+#: Bytes that the session buffers of one answer.
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -29,29 +38,40 @@ class TimedRequest:
     """One request of a batch, ready to be sent."""
 
     path: str
+    #: The JSON of the request.
     body: bytes
+    #: The number of tokens to generate.
     asked_tokens: int
+    #: The number of tokens of the prompt; 0 if it is not known.
     asked_prompt: int
     stream: bool = True
-    #: The fixed text that its prompt ends with.
+    #: The name of the fixed text that ends the prompt; empty if there is none.
     text: str = ""
 
 
 @dataclass
 class TimedBatch:
-    """The answers of a batch, and what the client itself needed for it."""
+    """The answers of a batch, and the client's own figures."""
 
+    #: The answers, in the order of the requests.
     answers: list[TimedAnswer]
-    #: From the first request's start to the end of the last.
+    #: Seconds from the start of the first request to the end of the last.
     wall_s: float
+    #: Seconds of processor time of the client.
     cpu_s: float
+    #: The largest delay of the event loop.
     worst_lag_ns: int
-    #: Seconds that the clock used here and other clocks of the machine went apart meanwhile.
+    #: The drift in seconds of other clocks of the machine against the client's; see `steps`.
     clock_steps: dict[str, float] = field(default_factory=dict)
 
 
 class LagWatch:
-    """When the event loop was late, and by how much."""
+    """Measures the delays of the running event loop.
+
+    Attributes:
+        late: The end and the length of each delay, in nanoseconds.
+        worst_ns: The largest delay in nanoseconds.
+    """
 
     def __init__(self) -> None:
         self.late: list[tuple[int, int]] = []
@@ -59,36 +79,50 @@ class LagWatch:
         self._timer: asyncio.TimerHandle
 
     def start(self) -> None:
-        """Look every few milliseconds from now on, until `stop`."""
+        """Measure every few milliseconds until `stop`."""
         due_ns = time.perf_counter_ns() + int(_TICK_S * 1e9)
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._look, due_ns)
 
     def stop(self) -> None:
-        """Look no more."""
+        """End the measurement."""
         self._timer.cancel()
 
     def _look(self, due_ns: int) -> None:
         now = time.perf_counter_ns()
         lag = now - due_ns
         self.worst_ns = max(self.worst_ns, lag)
-        if lag > _LAG_OF_NOTE_NS:
+        if lag > _SHORTEST_LAG_NS:
             self.late.append((now, lag))
         self.start()
 
     def at(self, stamp_ns: int) -> int:
-        """The delay that may be in a stamp: the loop was blocked until shortly before it."""
-        slack = 2_000_000
-        return max(
-            (lag for end, lag in self.late if end - lag - slack <= stamp_ns <= end + slack),
-            default=0,
-        )
+        """Return the delay that a timestamp may contain.
+
+        Args:
+            stamp_ns: The timestamp, of ``time.perf_counter_ns``.
+
+        Returns:
+            The longest delay around that time in nanoseconds; 0 if there was none.
+        """
+        longest = 0
+        for end_ns, lag_ns in self.late:
+            began_ns = end_ns - lag_ns
+            if began_ns - _LAG_SLACK_NS <= stamp_ns <= end_ns + _LAG_SLACK_NS:
+                longest = max(longest, lag_ns)
+        return longest
 
 
 class TimedClient:
-    """Requests to one server. Use it in one event loop."""
+    """Sends timed requests to one server; an asynchronous context manager for one event loop.
+
+    Args:
+        base_url: The address of the server, without /v1.
+        api_key: Its API key.
+    """
 
     def __init__(self, base_url: str, api_key: str) -> None:
-        self._base_url, self._api_key = base_url, api_key
+        self._base_url = base_url
+        self._api_key = api_key
         self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "TimedClient":
@@ -96,7 +130,9 @@ class TimedClient:
         trace.on_connection_reuseconn.append(_note_reuse)
         trace.on_connection_create_start.append(_stamp_sending)
         trace.on_request_headers_sent.append(_stamp_sending)
-        self._session = open_session(self._api_key, trace_configs=[trace], read_bufsize=1 << 20)
+        self._session = open_session(
+            self._api_key, trace_configs=[trace], read_bufsize=_BUFFER_BYTES
+        )
         return self
 
     async def __aexit__(self, *_reason: object) -> None:
@@ -105,21 +141,31 @@ class TimedClient:
     async def run(
         self, requests: Sequence[TimedRequest], *, concurrency: int, patience: Patience
     ) -> TimedBatch:
-        """Send the requests, so many at a time; each worker sends its next when one has ended."""
+        """Send the requests of a batch and wait for its end.
+
+        Args:
+            requests: The requests. They begin in this order.
+            concurrency: The number of workers. Each sends its next request after an answer.
+            patience: The time limits of each request.
+
+        Returns:
+            The answers and the client's own figures. A failed request is an answer with an error.
+        """
         watch = LagWatch()
-        pending = iter(enumerate(requests))
-        results: list[tuple[TimedAnswer, list[tuple[int, bytes]]] | None] = [None] * len(requests)
+        sent = [_Sending(request) for request in requests]
+        pending = iter(sent)
 
         async def work() -> None:
-            for index, request in pending:
-                results[index] = await self._send(request, patience)
+            for sending in pending:
+                await self._send(sending, patience)
 
         clocks = _clocks()
         cpu = time.process_time()
         started = time.perf_counter()
         watch.start()
         try:
-            await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+            workers = min(concurrency, len(requests))
+            await asyncio.gather(*(work() for _ in range(workers)))
         finally:
             watch.stop()
         batch = TimedBatch(
@@ -129,82 +175,72 @@ class TimedClient:
             worst_lag_ns=watch.worst_ns,
             clock_steps=steps(clocks, _clocks()),
         )
-        for request, result in zip(requests, results, strict=True):
-            assert result is not None
-            batch.answers.append(_finish(request, *result, watch))
+        batch.answers.extend(_finish(sending, watch) for sending in sent)
         return batch
 
-    async def _send(
-        self, request: TimedRequest, patience: Patience
-    ) -> tuple[TimedAnswer, list[tuple[int, bytes]]]:
-        reads: list[tuple[int, bytes]] = []
-        answer = TimedAnswer(
-            time.perf_counter_ns(),
-            asked_tokens=request.asked_tokens,
-            asked_prompt=request.asked_prompt,
-            text=request.text,
-        )
-        deadline = time.monotonic() + patience.within_s
-        reading = asyncio.create_task(self._read(request, answer, reads))
-        last, since = 0, time.monotonic()
+    async def _send(self, sending: "_Sending", patience: Patience) -> None:
+        """Send one request and end it at its time limits."""
+        sending.begin()
+        answer = sending.answer
+        reads = sending.reads
+        reading = asyncio.create_task(self._read(sending))
+        last_change = time.monotonic()
+        deadline = last_change + patience.within_s
+        known_reads = 0
         while True:
-            # Looked at now and then: a timer for each read would be work on the timed path.
-            await asyncio.wait((reading,), timeout=min(0.5, patience.silent_s / 4))
+            # In intervals: a timer for each read would be work on the timed path.
+            await asyncio.wait((reading,), timeout=min(_LONGEST_LOOK_S, patience.silent_s / 4))
             now = time.monotonic()
             if reading.done():
                 reading.result()
                 break
-            if len(reads) != last:
-                last, since = len(reads), now
-            silent = bool(reads) and now - since > patience.silent_s
-            if silent or now > deadline:
-                reading.cancel()
-                await asyncio.wait((reading,))
-                answer.error = (
-                    f"stalled: nothing came for {now - since:.1f} s after {len(reads)} reads"
-                    if silent
-                    else f"timed-out: no end within {patience.within_s:.0f} s"
-                )
-                break
+            if len(reads) != known_reads:
+                known_reads = len(reads)
+                last_change = now
+            silent_s = now - last_change
+            if reads and silent_s > patience.silent_s:
+                error = f"stalled: nothing came for {silent_s:.1f} s after {len(reads)} reads"
+            elif now > deadline:
+                error = f"timed-out: no end within {patience.within_s:.0f} s"
+            else:
+                continue
+            reading.cancel()
+            await asyncio.wait((reading,))
+            answer.error = error
+            break
         answer.ended_ns = answer.ended_ns or time.perf_counter_ns()
-        return answer, reads
 
-    async def _read(
-        self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
-    ) -> None:
-        """The request, once more when the server had ended the idle connection that it was sent on:
-        llama-server does so at the end of a stream, now and then, and never saw the request. The
-        clock of the first sending goes on."""
-        now = time.perf_counter_ns
-        sending = _Sending(answer)
+    async def _read(self, sending: "_Sending") -> None:
+        """Send the request, and repeat it if the server had closed the idle connection.
+
+        llama-server sometimes closes a connection at the end of a stream and then never reads the
+        next request on it. The time of the first sending stays.
+        """
+        answer = sending.answer
         for attempt in (1, 2):
             sending.reused = False
-            began_ns = now()
+            began_ns = time.perf_counter_ns()
             try:
-                await self._read_once(request, sending, reads)
+                await self._read_once(sending)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                answer.ended_ns = now()
-                closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-                unread = answer.status is None and not reads
-                at_once = now() - began_ns < _AT_ONCE_NS
-                if closed and unread and at_once and sending.reused and attempt == 1:
+                answer.ended_ns = time.perf_counter_ns()
+                if attempt == 1 and sending.may_repeat(error, answer.ended_ns - began_ns):
                     answer.retries += 1
                     continue
-                open_s = (now() - answer.sent_ns) / 1e9
-                answer.error = (
-                    f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
-                )[:_ERROR_LENGTH]
+                open_s = (answer.ended_ns - answer.sent_ns) / 1e9
+                message = f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
+                answer.error = message[:_ERROR_LENGTH]
             return
 
-    async def _read_once(
-        self, request: TimedRequest, sending: "_Sending", reads: list[tuple[int, bytes]]
-    ) -> None:
-        now, answer = time.perf_counter_ns, sending.answer
+    async def _read_once(self, sending: "_Sending") -> None:
+        now = time.perf_counter_ns
+        answer = sending.answer
+        reads = sending.reads
         async with self._session.post(
-            self._base_url + request.path,
-            data=request.body,
+            self._base_url + sending.request.path,
+            data=sending.request.body,
             trace_request_ctx=sending,
-            allow_redirects=False,  # what comes after one would be timed from its own sending
+            allow_redirects=False,  # the answer of the new address would have another start time
         ) as response:
             answer.status = response.status
             answer.redirected_to = response.headers.get("Location")
@@ -214,25 +250,46 @@ class TimedClient:
             while piece := await read():
                 reads.append((now(), piece))
                 size += len(piece)
-                if size > LARGEST_ANSWER:
-                    raise aiohttp.ClientPayloadError(
-                        f"the answer is larger than {LARGEST_ANSWER >> 20} MiB"
-                    )
+                require_bounded(size)
             answer.ended_ns = now()
 
 
-@dataclass
 class _Sending:
-    answer: TimedAnswer
-    stamped: bool = False
-    reused: bool = False
+    """A request under way, its answer and the time and bytes of each socket read."""
+
+    def __init__(self, request: TimedRequest) -> None:
+        self.request = request
+        self.answer: TimedAnswer
+        self.reads: list[tuple[int, bytes]] = []
+        #: Whether `answer.sent_ns` is the time at which the request left.
+        self.stamped = False
+        #: Whether the connection had a request before this one.
+        self.reused = False
+
+    def begin(self) -> None:
+        """Create the answer with the time from which the request is late."""
+        self.answer = TimedAnswer(
+            time.perf_counter_ns(),
+            asked_tokens=self.request.asked_tokens,
+            asked_prompt=self.request.asked_prompt,
+            text=self.request.text,
+        )
+
+    def may_repeat(self, error: Exception, after_ns: int) -> bool:
+        """Return whether the server closed the connection before it read the request."""
+        closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        unread = self.answer.status is None and not self.reads
+        return closed and unread and self.reused and after_ns < _AT_ONCE_NS
 
 
 async def _stamp_sending(
     _session: aiohttp.ClientSession, context: SimpleNamespace, _event: object
 ) -> None:
-    """The request leaves now, or has to wait for a connection from now on. What the client needed
-    to compose it is not the server's time; a connection that the server is slow to take is."""
+    """Set the time at which the request leaves or begins to wait for a connection.
+
+    The time in which the client composes the request is excluded. The time in which the server
+    accepts the connection is included.
+    """
     sending: _Sending = context.trace_request_ctx
     if not sending.stamped:
         sending.stamped = True
@@ -245,21 +302,25 @@ async def _note_reuse(
     context.trace_request_ctx.reused = True
 
 
-def _finish(
-    request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]], watch: LagWatch
-) -> TimedAnswer:
-    body = b"".join(piece for _, piece in reads)
+def _finish(sending: _Sending, watch: LagWatch) -> TimedAnswer:
+    """Parse an answer after the batch."""
+    answer = sending.answer
+    body = b"".join(piece for _, piece in sending.reads)
     if answer.status not in (None, 200):
         text = body.decode("utf-8", "replace")
         if answer.redirected_to is not None:
             text = f"redirected to {answer.redirected_to}: give that address as --base-url"
         answer.error = f"status-{answer.status}: {text}"[:_ERROR_LENGTH]
-    elif request.stream:
-        read_answer(answer, reads)
+    elif sending.request.stream:
+        read_answer(answer, sending.reads)
     else:
         read_event(answer, answer.ended_ns, body)
-    stamps = [chunk.at_ns for chunk in answer.chunks] or [answer.ended_ns]
-    answer.lag_ns = (watch.at(answer.sent_ns), watch.at(stamps[0]), watch.at(stamps[-1]))
+    first_ns = answer.ended_ns
+    last_ns = answer.ended_ns
+    if answer.chunks:
+        first_ns = answer.chunks[0].at_ns
+        last_ns = answer.chunks[-1].at_ns
+    answer.lag_ns = (watch.at(answer.sent_ns), watch.at(first_ns), watch.at(last_ns))
     return answer
 
 
@@ -272,9 +333,21 @@ def _clocks() -> dict[str, int]:
 
 
 def steps(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
-    """How far each clock went apart from the one that is used, in seconds."""
-    used = after["used"] - before["used"]
-    return {name: (after[name] - before[name] - used) / 1e9 for name in before if name != "used"}
+    """Return how far other clocks of the machine drifted against the client's clock.
+
+    Args:
+        before: The nanoseconds of each clock at the start; ``used`` is the client's.
+        after: The same at the end.
+
+    Returns:
+        The drift of each other clock in seconds.
+    """
+    used_ns = after["used"] - before["used"]
+    drifts: dict[str, float] = {}
+    for name in before:
+        if name != "used":
+            drifts[name] = (after[name] - before[name] - used_ns) / 1e9
+    return drifts
 
 
 def completion(
@@ -287,9 +360,21 @@ def completion(
     ids: bool = False,
     text: str = "",
 ) -> TimedRequest:
-    """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
-    `ids`: ask for the token ids as well; vLLM puts the prompt's into the first chunk, which is late
-    by that: not for what is timed. `text`: name of the fixed text at the prompt's end."""
+    """Return a greedy completion of an exact number of tokens.
+
+    Args:
+        model: The name of the model on the server.
+        prompt: The prompt, as token ids or as a text that has all its special tokens.
+        prompt_tokens: The number of tokens of the prompt.
+        tokens: The number of tokens to generate.
+        stream: Whether the answer is streamed, with continuous usage.
+        ids: Whether to request token ids. Not for timed requests: vLLM then sends the prompt's ids
+            in the first chunk, which delays it.
+        text: The name of the fixed text that ends the prompt.
+
+    Returns:
+        The request.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -302,21 +387,45 @@ def completion(
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):
-        body["add_special_tokens"] = False  # the text has the tokens that it should have
+        body["add_special_tokens"] = False  # the text already has them
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     content = json.dumps(body).encode()
-    return TimedRequest("/v1/completions", content, tokens, prompt_tokens, stream, text)
+    return TimedRequest(
+        path="/v1/completions",
+        body=content,
+        asked_tokens=tokens,
+        asked_prompt=prompt_tokens,
+        stream=stream,
+        text=text,
+    )
 
 
 def chat(
     model: str, question: str, tokens: int, *, greedy: bool = True, stream: bool = True
 ) -> TimedRequest:
-    """A chat to its own end. `greedy`: False: sampled as the model's settings say."""
+    """Return a chat that ends by itself.
+
+    Args:
+        model: The name of the model on the server.
+        question: The text of the user's message.
+        tokens: The limit of generated tokens.
+        greedy: False samples with the model's default settings.
+        stream: Whether the answer is streamed, with usage.
+
+    Returns:
+        The request.
+    """
     messages = [{"role": "user", "content": question}]
     body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": tokens}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if greedy:
         body["temperature"] = 0.0
-    return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0, stream)
+    return TimedRequest(
+        path="/v1/chat/completions",
+        body=json.dumps(body).encode(),
+        asked_tokens=tokens,
+        asked_prompt=0,
+        stream=stream,
+    )

@@ -1,93 +1,115 @@
-"""What a streamed answer said, and when: from stamped socket reads to counted tokens."""
+"""Timed answers: from socket reads with timestamps to counted tokens."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from sm121.client.sse import DONE, EventParser
 
-#: How tokens are counted: by the ids that the server sends with each chunk, by its continuous
-#: usage, or a token a chunk.
+#: How tokens are counted: by the ids in each chunk, by continuous usage, or one token per chunk.
 Clock = Literal["token_ids", "usage", "chunks"]
+#: Fields of a message that have generated tokens besides ``content``.
+_HIDDEN_FIELDS = ("reasoning", "reasoning_content", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One server-sent event with a choice."""
 
+    #: The time of the socket read that completed it, of ``time.perf_counter_ns``.
     at_ns: int
-    #: Token ids in it; None when it has no such field.
+    #: The number of token ids in it; None if it has no such field.
     ids: int | None
     #: The server's running count of completion tokens, None without continuous usage.
     counted: int | None
-    #: It has content, reasoning or a tool call, visible or not.
+    #: Whether it has content, reasoning or a tool call.
     text: bool
-    #: It has what a user sees: content.
+    #: Whether it has content, which the user reads.
     visible: bool
+    #: Its finish_reason.
     finish: str | None
-    #: Bytes of data since the chunk before it, its own included.
+    #: Bytes of data after the previous chunk, its own included.
     size: int = 0
 
 
 class Arrival(NamedTuple):
     """A chunk that carries a generated token."""
 
+    #: The time of the chunk, of ``time.perf_counter_ns``.
     at_ns: int
     #: Tokens so far, its own included.
     tokens: int
-    #: Bytes since the arrival before it.
+    #: Bytes of data after the previous arrival.
     size: int
 
 
 @dataclass(slots=True)
 class TimedAnswer:
-    """One request: when it was sent, what came back, and what went wrong if something did."""
+    """The answer to one request. Times are of ``time.perf_counter_ns``."""
 
+    #: When the request was sent.
     sent_ns: int
+    #: When the answer ended or failed.
     ended_ns: int = 0
+    #: The number of tokens that the request sets.
     asked_tokens: int = 0
+    #: The number of tokens of the prompt.
     asked_prompt: int = 0
-    #: The fixed text that its prompt ends with; empty where the prompt is of random tokens.
+    #: The name of the fixed text that ends the prompt; empty if the prompt has random tokens.
     text: str = ""
-    #: What was answered: the text of a completion, the content of a chat.
+    #: The text of the completion, or the content of the chat.
     content: str = ""
+    #: The HTTP status; None if no answer came.
     status: int | None = None
+    #: Why the request failed; None if it did not.
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)
+    #: ``usage.prompt_tokens`` of the last event with usage.
     prompt_tokens: int | None = None
+    #: ``usage.completion_tokens`` of the last event with usage.
     completion_tokens: int | None = None
-    #: Length of the prompt that the server says it was given, from the ids it returned.
+    #: The number of prompt ids that the server returned.
     prompt_ids: int | None = None
+    #: ``usage.prompt_tokens_details.cached_tokens``.
     cached_tokens: int | None = None
-    #: Times that it was sent again, since the server had ended the idle connection.
+    #: The number of repeated sendings after the server had closed an idle connection.
     retries: int = 0
+    #: The address of a redirect, which the client does not follow.
     redirected_to: str | None = None
-    #: Bytes of events without a choice that came since the last one with a choice.
+    #: Bytes of events without a choice after the last event with a choice.
     unclaimed_bytes: int = 0
-    #: The worst delay of our own that could be in: the sending, the first token, the last one.
+    #: The client's own delay in three timestamps: the sending, the first token, the last token.
     lag_ns: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def ok(self) -> bool:
-        """Whether it was answered to its end."""
+        """Whether the answer is complete."""
         return self.error is None
 
     def clock(self) -> Clock | None:
-        """The best clock that this answer allows; None when it carries no token at all."""
-        spoken = [chunk for chunk in self.chunks if chunk.text]
+        """Return the most exact clock of this answer, or None if it has no token."""
+        with_text = [chunk for chunk in self.chunks if chunk.text]
         with_ids = [chunk for chunk in self.chunks if chunk.ids]
-        if with_ids and all(chunk.ids for chunk in spoken):
+        if with_ids and all(chunk.ids for chunk in with_text):
             return "token_ids"
         counting = [chunk for chunk in self.chunks if chunk.counted]
-        if counting and all(chunk.counted for chunk in spoken):
+        if counting and all(chunk.counted for chunk in with_text):
             return "usage"
-        return "chunks" if spoken else None
+        return "chunks" if with_text else None
 
     def arrivals(self, clock: Clock) -> list[Arrival]:
-        """The chunks that carry a generated token."""
+        """Return the chunks that carry a generated token.
+
+        Args:
+            clock: How tokens are counted.
+
+        Returns:
+            One arrival per chunk with new tokens.
+        """
         arrivals: list[Arrival] = []
-        total = size = 0
+        total = 0
+        size = 0
         for chunk in self.chunks:
             if clock == "token_ids":
                 fresh = chunk.ids or 0
@@ -103,14 +125,19 @@ class TimedAnswer:
         return arrivals
 
     def tokens(self, clock: Clock) -> int:
-        """Tokens that arrived, by that clock."""
+        """Return the number of generated tokens, as a clock counts them."""
         arrivals = self.arrivals(clock)
         return arrivals[-1].tokens if arrivals else 0
 
 
 def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None:
-    """Fill in what the stamped reads of a streamed body say. A chunk has the time of the read that
-    completed it. What cannot be understood makes the answer one that failed."""
+    """Parse a streamed body into an answer. Malformed data sets the answer's error.
+
+    Args:
+        answer: The answer; its fields are set here.
+        reads: The time and the bytes of each socket read. A chunk has the time of the read that
+            completed it.
+    """
     parser = EventParser()
     for at_ns, piece in reads:
         for data in parser.feed(piece):
@@ -119,7 +146,13 @@ def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None
 
 
 def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
-    """Fill in what one event says, or the body of an answer that was not streamed."""
+    """Parse one event, or the whole body of an answer that is not streamed.
+
+    Args:
+        answer: The answer; its fields are set here.
+        at_ns: When the data came.
+        data: The JSON. Malformed data sets the answer's error.
+    """
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
@@ -134,20 +167,18 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
     usage = event.get("usage") or {}
     counted = usage.get("completion_tokens")
     if usage:
-        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
-        answer.completion_tokens = counted
-        details = usage.get("prompt_tokens_details") or {}
-        if details.get("cached_tokens") is not None:
-            answer.cached_tokens = details["cached_tokens"]
+        _read_usage(answer, usage)
     for choice in event.get("choices") or ():
         message = choice.get("delta") or choice.get("message") or {}
         ids = choice.get("token_ids")
-        if prompt_ids := choice.get("prompt_token_ids") or event.get("prompt_token_ids"):
+        prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
+        if prompt_ids:
             answer.prompt_ids = len(prompt_ids)
         content = choice.get("text") or message.get("content") or ""
-        answer.content += content if isinstance(content, str) else ""
+        if isinstance(content, str):
+            answer.content += content
         visible = bool(content)
-        hidden = any(message.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
+        hidden = any(message.get(key) for key in _HIDDEN_FIELDS)
         answer.chunks.append(
             Chunk(
                 at_ns=at_ns,
@@ -160,3 +191,11 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
             )
         )
         answer.unclaimed_bytes = 0
+
+
+def _read_usage(answer: TimedAnswer, usage: Mapping[str, Any]) -> None:
+    answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
+    answer.completion_tokens = usage.get("completion_tokens")
+    details = usage.get("prompt_tokens_details") or {}
+    if details.get("cached_tokens") is not None:
+        answer.cached_tokens = details["cached_tokens"]

@@ -1,6 +1,9 @@
-"""The timed client in a process of its own, so that nothing that pytest does is on the timed path.
-``python -m sm121.client.timed_process`` reads the address of a server, then batches, and writes a
-result for each, all pickled. It ends when its input does."""
+"""The timed client in its own process, which keeps the work of pytest off the timed path.
+
+``python -m sm121.client.timed_process`` reads pickled messages from its standard input: first the
+address and API key of a server, then batches. It writes one pickled result for each batch, and ends
+when its input ends.
+"""
 
 import asyncio
 import contextlib
@@ -18,8 +21,13 @@ from sm121.client.connection import Patience
 from sm121.client.timed import TimedBatch, TimedClient, TimedRequest
 from sm121.core.errors import Sm121Error
 
+#: Bytes of the length before each message to the process.
 _SIZE_BYTES = 8
+#: Bytes that the process buffers of its input.
+_BUFFER_BYTES = 1 << 20
+#: Real-time priority of the process, of 1 to 99; see sched(7).
 _REAL_TIME = 10
+#: Nice value of the process if it may not have a real-time priority.
 _NICE = -10
 
 
@@ -28,16 +36,21 @@ class ClientDied(Sm121Error):
 
 
 class TimedProcess:
-    """Sends batches from a process of its own; a context manager."""
+    """Sends batches from its own process; a context manager.
+
+    Args:
+        base_url: The address of the server, without /v1.
+        api_key: Its API key.
+    """
 
     def __init__(self, base_url: str, api_key: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sm121.client.timed_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
+            start_new_session=True,  # the parent handles Ctrl-C
         )
-        # Not on the command line: the key is nobody else's business.
+        # Not on the command line, which other users of the machine can read.
         self._write((base_url, api_key))
 
     def __enter__(self) -> "TimedProcess":
@@ -46,12 +59,24 @@ class TimedProcess:
     def __exit__(self, *_reason: object) -> None:
         self._process.kill()
         with contextlib.suppress(OSError), self._process:
-            pass  # its end closes what leads to it, and waits for it
+            pass  # the end of the block closes the pipes and waits for the process
 
     def run(
         self, requests: Sequence[TimedRequest], *, concurrency: int = 1, patience: Patience
     ) -> TimedBatch:
-        """Send a batch and wait for its end. Raises ClientDied: the process is no more."""
+        """Send a batch and wait for its end.
+
+        Args:
+            requests: The requests.
+            concurrency: The number of concurrent requests.
+            patience: The time limits of each request.
+
+        Returns:
+            The answers and the client's own figures.
+
+        Raises:
+            ClientDied: The process ended before it returned the batch.
+        """
         self._write((requests, concurrency, patience))
         assert self._process.stdout is not None
         try:
@@ -63,15 +88,16 @@ class TimedProcess:
     def _write(self, message: Any) -> None:
         assert self._process.stdin is not None
         content = pickle.dumps(message)
+        size = len(content).to_bytes(_SIZE_BYTES)
         try:
-            self._process.stdin.write(len(content).to_bytes(_SIZE_BYTES) + content)
+            self._process.stdin.write(size + content)
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise ClientDied(f"the measuring client ended with {self._process.wait()}") from error
 
 
 async def _read(reader: asyncio.StreamReader) -> Any:
-    """The parent's next message; None when it has closed the pipe."""
+    """Return the parent's next message, or None if the parent closed the pipe."""
     try:
         size = int.from_bytes(await reader.readexactly(_SIZE_BYTES))
         return pickle.loads(await reader.readexactly(size))  # noqa: S301 - our own parent's
@@ -80,11 +106,13 @@ async def _read(reader: asyncio.StreamReader) -> Any:
 
 
 async def _serve(output: IO[bytes]) -> None:
-    reader = asyncio.StreamReader(limit=1 << 20)
+    """Send the batches of the parent until it closes the pipe."""
+    reader = asyncio.StreamReader(limit=_BUFFER_BYTES)
     protocol = asyncio.StreamReaderProtocol(reader)
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     base_url, api_key = await _read(reader)
     async with TimedClient(base_url, api_key) as client:
+        # The next message is read during a batch, which shows that the parent still lives.
         coming = asyncio.create_task(_read(reader))
         while (order := await coming) is not None:
             coming = asyncio.create_task(_read(reader))
@@ -94,20 +122,25 @@ async def _serve(output: IO[bytes]) -> None:
             run = client.run(requests, concurrency=concurrency, patience=patience)
             running = asyncio.create_task(run)
             await asyncio.wait((running, coming), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():  # nothing is asked meanwhile: the parent is no more
+            if not running.done():  # the parent sends nothing during a batch: it has ended
                 return
             output.write(pickle.dumps(running.result()))
             output.flush()
 
 
-def main() -> None:
-    """Serve the parent until it closes the pipe."""
-    gc.disable()  # collected between batches, never while one is measured
-    try:  # before whatever else wants the processor: the client needs little, and at once
+def _raise_priority() -> None:
+    """Run before other processes: the client needs little processor time, but needs it at once."""
+    try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
     except OSError:  # only root may, and not in every container
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+
+
+def main() -> None:
+    """Serve the parent until it closes the pipe."""
+    gc.disable()  # collected between batches, never during a measurement
+    _raise_priority()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(sys.stdout.buffer))
 
