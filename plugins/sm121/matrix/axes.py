@@ -375,10 +375,6 @@ class Space:
         """Number of all combinations, allowed or not."""
         return math.prod(len(self.values(axis)) for axis in self.axes)
 
-    def product_allowed(self) -> int | None:
-        """Number of all allowed combinations; None where they are too many to count."""
-        return sum(1 for _ in self.full()) if self.product <= _COUNTABLE else None
-
     def given(self, cell: Cell) -> tuple[tuple[str, ...], dict[str, str]]:
         """The arguments and the variables that the engine is given for a cell, axis by axis."""
         settings = [self.settings[axis][cell[axis]] for axis in self.axes]
@@ -390,8 +386,15 @@ class Space:
         return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
 
 
+def count_allowed(space: Space) -> int | None:
+    """Return the number of allowed combinations; None if there are too many to count."""
+    if space.product > _COUNTABLE:
+        return None
+    return sum(1 for _ in space.full())
+
+
 def label(choice: Choice) -> str:
-    """Values for people: ``graphs=eager + moe=cutlass``; the baseline has none."""
+    """Return values for people: ``graphs=eager + moe=cutlass``; ``baseline`` without any."""
     return " + ".join(f"{axis}={value}" for axis, value in choice) or "baseline"
 
 

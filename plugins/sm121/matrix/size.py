@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from sm121.core import templates
 from sm121.matrix import covering, outcome
-from sm121.matrix.axes import Space, identity
+from sm121.matrix.axes import Space, count_allowed, identity
 from sm121.matrix.plan import CellPlan
 
 _MOST_STRENGTH = 3
@@ -33,7 +33,7 @@ def sizes(space: Space) -> str:
     environment = templates.environment(package="sm121.matrix")
     return environment.get_template("sizes.md.j2").render(
         space=space,
-        product=space.product_allowed(),
+        product=count_allowed(space),
         arrays=arrays,
         bare=[covering.bare(space, number) for number, _ in enumerate(arrays, 1)],
         bounds=[covering.lower_bound(space, number) for number, _ in enumerate(arrays, 1)],
