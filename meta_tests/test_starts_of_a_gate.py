@@ -8,7 +8,7 @@ import pytest
 
 from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
-from sm121.measure import gate
+from sm121.measure import conclusion, gate
 from sm121.measure.measurement import Measurement
 from sm121.performance import starts
 from sm121.performance.starts import EarlierStarts
@@ -33,7 +33,7 @@ def judged(build: float, stored: int, chance: np.random.Generator) -> Verdict:
     levels = build * np.exp(chance.normal(0.0, BETWEEN, stored + 1))
     measurement = of_one_start(levels[-1], chance)
     decision, _ = gate.decide_measurement(measurement, GATE, None, ROUNDS)
-    return gate.over_starts(decision, GATE, measurement, levels[:-1].tolist()).verdict
+    return conclusion.over_starts(decision, GATE, measurement, levels[:-1].tolist()).verdict
 
 
 def share_of(verdict: Verdict, build: float, stored: int) -> float:
@@ -72,18 +72,18 @@ def test_the_answer_says_what_it_rests_on():
     chance = np.random.default_rng(46)
     measurement = of_one_start(53.0, chance)
     decision, _ = gate.decide_measurement(measurement, GATE, None, ROUNDS)
-    alone = gate.over_starts(decision, GATE, measurement, [53.0, 53.1])
+    alone = conclusion.over_starts(decision, GATE, measurement, [53.0, 53.1])
     assert (alone.verdict, alone.start_spread) == (Verdict.PASS, None)
     assert alone.reason.endswith("; one start)")
     levels = [51.9, 54.1, 52.7, 53.9, 52.2, 53.6]
-    among = gate.over_starts(decision, GATE, measurement, levels)
+    among = conclusion.over_starts(decision, GATE, measurement, levels)
     assert among.verdict is Verdict.INCONCLUSIVE
     assert among.start_spread == pytest.approx(0.017, abs=0.002)
     assert "6 earlier starts differ by 1.7 % (standard deviation)" in among.reason.replace(
         "1.7%", "1.7 %"
     )
     assert "--ab" in among.reason
-    steady = gate.over_starts(decision, GATE, measurement, [53.0, 53.1, 52.9, 53.0, 53.05])
+    steady = conclusion.over_starts(decision, GATE, measurement, [53.0, 53.1, 52.9, 53.0, 53.05])
     assert (steady.verdict, steady.grade) == (Verdict.PASS, "minimum")
 
 
@@ -91,7 +91,7 @@ def test_times_and_tails_are_judged_as_before():
     measurement = Measurement(name="startup_s", unit="s", samples=[300.0], higher_is_better=False)
     bound = Gate(metric="startup_s", unit="s", at_most=600.0, source="a test")
     decision, _ = gate.decide_measurement(measurement, bound, None, 1)
-    assert gate.over_starts(decision, bound, measurement, [100.0, 500.0] * 3) is decision
+    assert conclusion.over_starts(decision, bound, measurement, [100.0, 500.0] * 3) is decision
 
 
 CONTEXT = {"profile": "p", "machine": {"gpu": "GB10"}, "plan": {}, "path": {}, "model": "m"}

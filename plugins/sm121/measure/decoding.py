@@ -1,7 +1,9 @@
-"""Where the clock of a decode rate starts and ends. A first chunk that is late, by a payload or
-since it waited for others, makes the tokens behind it look fast: they come in a bunch, or too soon
-after it. What comes in a bunch is one moment, and the clock starts at the first moment that is on
-time. A pause after the first chunk stays in the rate."""
+"""Where the clock of a decode rate starts and ends.
+
+A first chunk is late because of a payload, or because it waited for others. The tokens behind it
+then come in a bunch or too soon, and look fast. A bunch is one moment, and the clock starts at the
+first moment that is on time. A pause after the first chunk stays in the rate.
+"""
 
 import itertools
 import math
@@ -13,26 +15,37 @@ from sm121.client.timed_answer import Arrival
 
 #: Chunks nearer to each other than this share of a token's time were sent together.
 _TOGETHER = 0.25
-#: A chunk carries a payload when it is larger than others by so many times, bytes, bytes a token.
-_PAYLOAD_TIMES, _PAYLOAD_BYTES, _PAYLOAD_TOKEN_BYTES = 4.0, 1024, 64
-#: A start is late when it is so by more than so many deviations of a gap (more where several gaps
-#: are looked at: one of them is short by chance), and by more than a share of a gap for each.
-_LATE, _LATE_OF_SEVERAL, _LATE_SHARE = 3.0, 4.0, 0.01
-#: A gap of so many typical ones after a payload is a pause of the server, which the rate has in it.
+#: A chunk carries a payload if it is larger than this many typical chunks,
+_PAYLOAD_TIMES = 4.0
+#: this many bytes more,
+_PAYLOAD_BYTES = 1024
+#: and this many bytes for each of its tokens.
+_PAYLOAD_TOKEN_BYTES = 64
+#: A start is late by more than this many standard deviations of a gap.
+_LATE = 3.0
+#: The same over several gaps, of which one may be short by chance.
+_LATE_OF_SEVERAL = 4.0
+#: Share of each gap that a start may be late.
+_LATE_SHARE = 0.01
+#: A gap of this many typical ones after a payload is a pause of the server, and part of the rate.
 _PAUSE = 1.5
-#: The gaps that say how long one is: so many at least, to judge by; so many at most.
-_GAPS_NEEDED, _GAPS_AT_MOST = 4, 32
+#: Least gaps that show a typical gap.
+_GAPS_NEEDED = 4
+#: Most gaps that are used for it.
+_GAPS_AT_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Chunks that came together."""
 
-    #: Of the last of them, in nanoseconds.
+    #: Time of the last of them, in nanoseconds.
     at_ns: int
-    #: Tokens so far, theirs included; and chunks.
+    #: Tokens up to and with these chunks.
     tokens: int
+    #: Chunks up to and with these chunks.
     chunks: int
+    #: Whether one of them carries a payload.
     payload: bool
 
 
@@ -42,8 +55,9 @@ class Window:
 
     start: Moment
     end: Moment
+    #: Tokens that the rate was requested for.
     requested: int
-    #: How late the moments before the start were, in nanoseconds; 0 where it is the first one.
+    #: How late the moments before the start were, in nanoseconds; 0 if there are none.
     late_ns: float = 0.0
     #: Moments after the start.
     steps: int = 0
@@ -55,25 +69,30 @@ class Window:
 
     @property
     def ns(self) -> int:
-        """From the start to the end."""
+        """Nanoseconds from the start to the end."""
         return self.end.at_ns - self.start.at_ns
 
     @property
     def rate(self) -> float:
-        """Tokens a second; 0 where nothing is left."""
+        """Tokens a second; 0 for an empty window."""
         return self.tokens / self.ns * 1e9 if self.ns > 0 else 0.0
 
     @property
     def enough(self) -> bool:
-        """Whether half of the tokens are left, or more."""
+        """Whether at least half of the requested tokens are left."""
         return self.ns > 0 and 2 * self.tokens >= self.requested - 1
 
 
 def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
-    """The chunks of an answer, those that came together being one."""
+    """Return the moments of an answer. Chunks that came together are one.
+
+    Args:
+        arrivals: The chunks with tokens, in their order.
+    """
     made: list[Moment] = []
     typical = median(arrival.size for arrival in arrivals) if arrivals else 0.0
-    together, before = _TOGETHER * _token_ns(arrivals), 0
+    together = _TOGETHER * _token_ns(arrivals)
+    before = 0
     for chunks, (at_ns, tokens, size) in enumerate(arrivals, 1):
         fresh = tokens - before
         most = _PAYLOAD_TIMES * typical + _PAYLOAD_BYTES + _PAYLOAD_TOKEN_BYTES * fresh
@@ -89,15 +108,28 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 def window(
     arrivals: Sequence[Arrival], tokens: int | None = None, *, drafts: bool = False
 ) -> Window | None:
-    """Where the clock of a rate starts and ends; None for an answer without a token. An answer has
-    one start, whatever part of it is asked for: tokens that came with a late first chunk leave no
-    fewer for the rate, as long as the answer goes on. `tokens`: look at as many tokens, from the
-    start on. `drafts`: it starts at its first moment, since steps with a draft and without one take
-    another time each and give other numbers of tokens: short gaps do not show a late start."""
-    if not (made := moments(arrivals)):
+    """Return where the clock of a rate starts and ends.
+
+    An answer has one start for every requested part. Tokens that came with a late first chunk leave
+    no fewer for the rate, as long as the answer goes on.
+
+    Args:
+        arrivals: The chunks with tokens, in their order.
+        tokens: The length of the part; None for the whole answer.
+        drafts: Start at the first moment. Steps with and without a draft differ in time and tokens,
+            so that short gaps do not show a late start.
+
+    Returns:
+        The part; None for an answer without a token.
+    """
+    made = moments(arrivals)
+    if not made:
         return None
     last = len(made) - 1
-    start, late_ns = (0, 0.0) if drafts else _start(made, last)
+    start = 0
+    late_ns = 0.0
+    if not drafts:
+        start, late_ns = _start(made, last)
     requested = made[last].tokens if tokens is None else tokens
     until = made[start].tokens + requested - 1
     end = next((i for i, moment in enumerate(made) if moment.tokens >= until), last)
@@ -107,8 +139,17 @@ def window(
 
 
 def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> list[Window] | None:
-    """The part of each of several streams in which all of them decode; None where there is none. It
-    begins when the last of them has its first token, and ends with the first that ends."""
+    """Return the part of each stream in which all streams decode.
+
+    It begins when the last stream has its first token, and ends with the first stream that ends.
+
+    Args:
+        answers: The chunks with tokens of each stream.
+        drafts: As in `window`.
+
+    Returns:
+        One window of each stream; None if they never decode together.
+    """
     streams = [moments(arrivals) for arrivals in answers]
     windows = [window(arrivals, drafts=drafts) for arrivals in answers]
     parts: list[Window] = []
@@ -123,7 +164,7 @@ def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> lis
 
 
 def _token_ns(arrivals: Sequence[Arrival]) -> float:
-    """The time of a token, from the second half of the answer."""
+    """Return the time of a token, from the second half of the answer."""
     if len(arrivals) < 2:
         return 0.0
     last = arrivals[-1]
@@ -135,9 +176,11 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
-    """The first moment that is on time, and how late the first of all was, in nanoseconds. Within
-    the first half of the tokens after it: where the gaps so far are short of as many typical gaps
-    by the most."""
+    """Return the index of the first moment that is on time, and how late the first one was in ns.
+
+    """Return the index of the first moment on time, and how late the first one was in ns.
+    gaps by the most.
+    """
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
     tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
     middle = (made[0].tokens + made[end].tokens) / 2
@@ -170,8 +213,10 @@ def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
 
 
 def _level(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of what is left without the tenth at either end. (A median is
-    not the mean where gaps alternate, as the ticks of a timer make them.)"""
+    """Return mean and standard deviation without the tenth at either end.
+
+    A median is not the mean if gaps alternate, as the ticks of a timer make them.
+    """
     cut = len(values) // 10
     inner = sorted(values)[cut : len(values) - cut]
     middle = fmean(inner)

@@ -1,20 +1,21 @@
-"""Gates: from samples to a verdict, however often one looks.
+"""Gates: from samples to a verdict, at any number of looks.
 
-A gate may be asked after every round. Each planned look (`looks`) may err with a share of `ERROR`,
-so that all looks together err at most that often. A decision has to hold in each of these ways:
+A gate may look after every round. Each planned look (`looks`) may err with a share of `ERROR`, so
+that all looks together err at most that often. A decision requires each of these:
 
-* the interval of the median clears the threshold;
-* so do the tokens over the time of a rate (the harmonic mean of its rounds), by Student's t. Its
-  degrees of freedom are those of the rounds that are left when their correlation is taken off. (Of
-  a time, or to fail, the sign test of the median will do: a failed request is an infinite time.);
-* the margin to the threshold is more than what rounds with a memory may not have shown yet
-  (`required_margin`): few rounds can all be of one state of a server that has two;
-* the last rounds are not on the other side, however few they are.
+* The interval of the median clears the threshold.
+* For a rate, so do the tokens over the time (the harmonic mean of its rounds), by Student's t. The
+  degrees of freedom are those of the effective sample size, with the correlation of rounds removed.
+  For a time, or to fail, the sign test of the median is enough: a failed request is infinite.
+* The margin to the threshold exceeds `required_margin`: few rounds can all be of one state of a
+  server that has two.
+* The last rounds are not on the other side, however few they are.
 
-What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``."""
+The constants that rest on simulation are in docs/tables/gate-errors.md (``tools/gate_errors.py``).
+"""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,55 +26,66 @@ from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
-from sm121.measure.measurement import COUNTED, EXISTS_ONCE, Measurement
+from sm121.measure.measurement import EXISTS_ONCE, Measurement
 from sm121.measure.statistics import Estimate, Floats
 
 Grade = Literal["minimum", "target", "stretch"]
-#: Measures until there are that many rounds (or requests) in all; returns the whole measurement.
+#: Measures up to a number of rounds (or requests) in all, and returns the whole measurement.
 More = Callable[[int], Measurement]
 
 #: Chance of a wrong PASS when the truth is just below the threshold, and of a wrong FAIL above it.
 ERROR = 0.01
+#: Rounds of the first look.
 FIRST_LOOK = 5
-#: The rounds of the next looks. Of servers with one slow answer in five, 20 without are 1.2 %.
+#: Rounds of the next look. A server with one slow answer in five has 20 without one in 1.2 % of
+#: the runs.
 STEADY_LOOK = 20
+#: Rounds of the planned looks.
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
+#: Factor between further looks.
 _GROWTH = 1.4
-#: To pass with fewer than so many rounds, a rate has to be above the threshold by more than this
-#: fraction. At first: one answer in five at half speed. Then: one of two states 4 % apart.
+#: (rounds, fraction): with fewer rounds, a rate passes only above the threshold by more than the
+#: fraction. The first is for one answer in five at half speed, the others for two states 4 % apart.
 _UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
-#: The same to fail, where the time that a decision takes matters less.
+#: The same to fail, where a late decision matters less.
 _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
+#: The fraction with more rounds.
 _UNSEEN_AT_LAST = 0.003
-#: Rounds with a memory stand for so many independent ones at least.
-_FEWEST_INDEPENDENT, _FEWEST_DEGREES, _MOST_CORRELATED = 2.0, 3.0, 0.95
-#: Where a correlation is significant (one-sided, 5 %), it is taken for higher by so many of its
-#: standard errors.
-_SIGNIFICANT, _HIGHER = 1.645, 0.7
-#: The ends of a run that must not be on the other side, in rounds, and by how many of their
-#: standard errors they may be by chance.
-_ENDS, _BY_CHANCE = (1, 2, 3, 5, 8, 13), 2.5
-#: A spread of nothing is the clock's resolution, not certainty.
-_RESOLUTION = 1e-4
-#: Of all rounds, the share that may have been left out because the client was late.
+#: Least effective sample size of correlated rounds.
+_FEWEST_INDEPENDENT = 2.0
+#: Least degrees of freedom of Student's t.
+_FEWEST_DEGREES = 3.0
+#: Highest correlation of neighbouring rounds.
+_MOST_CORRELATED = 0.95
+#: Standard errors from which a correlation is significant (one-sided, 5 %).
+_SIGNIFICANT = 1.645
+#: Standard errors that are added to a significant correlation.
+_HIGHER = 0.7
+#: Numbers of last rounds that must not be on the other side of the threshold.
+_ENDS = (1, 2, 3, 5, 8, 13)
+#: Standard errors that the last rounds may be on the other side by chance.
+_BY_CHANCE = 2.5
+#: Least relative spread. A spread of 0 is the clock's resolution, not certainty.
+RESOLUTION = 1e-4
+#: Share of all rounds that may have been left out because the client was late.
 _LEFT_OUT = 1 / 3
-#: Fewer earlier starts than these do not show how much the starts of a build differ.
-FEWEST_STARTS = 5
-#: Of a gate on a tail, at its bound; at 299 requests with none over, the risk is 5 %.
+
+#: Risk of a PASS of a tail at its bound. With 299 requests and none over, it is 5 %.
 _LAST_TAIL_RISK = 0.01
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a gate says, and why. ``grade`` is the highest threshold that the interval clears."""
+    """The verdict of a gate and its reason."""
 
     verdict: Verdict
+    #: The highest threshold that the interval clears; None without a PASS.
     grade: Grade | None
     estimate: Estimate
+    #: The requirement and the measured value, for a PASS too.
     fact: Fact
-    """What is required and what was measured; of a PASS, too."""
+    #: Standard deviation of the logarithms of earlier starts' rates; None: one start is known.
     start_spread: float | None = None
-    """Standard deviation of the logarithms of earlier starts' rates. None: one start is known."""
 
     @property
     def reason(self) -> str:
@@ -82,7 +94,11 @@ class Decision:
 
 
 def looks(maximum_rounds: int) -> tuple[int, ...]:
-    """The numbers of rounds at which a gate looks; the last one is the bound."""
+    """Return the numbers of rounds at which a gate looks.
+
+    Args:
+        maximum_rounds: The bound of rounds. It is the last look.
+    """
     planned = [*_LOOKS]
     while planned[-1] < maximum_rounds:
         planned.append(round(planned[-1] * _GROWTH))
@@ -93,7 +109,12 @@ def looks(maximum_rounds: int) -> tuple[int, ...]:
 
 
 def next_look(rounds: int, maximum_rounds: int) -> int:
-    """How many rounds a gate that is not decided after ``rounds`` wants to see next."""
+    """Return the number of rounds of the next look.
+
+    Args:
+        rounds: Rounds so far, without a decision.
+        maximum_rounds: The bound of rounds.
+    """
     return next((look for look in looks(maximum_rounds) if look > rounds), maximum_rounds)
 
 
@@ -105,15 +126,23 @@ def decide(
     track: Sequence[float] = (),
     left_out: Sequence[tuple[float, float]] = (),
 ) -> Decision | None:
-    """Decide, or None: more rounds are needed (`next_look`). A request that failed is an infinite
-    time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a start, a peak),
-    and its value decides without an interval. `samples`: as they were measured; `track`: with other
-    answers between them, which tell more of how the level moved (`Measurement.track`), and count as
-    rounds; `left_out`: of each round that the client was late for, between what its value was:
-    where that is not about the median, it counts with the nearest value that it may have. Raises
-    ValueError: no samples, or a sample that is no number."""
+    """Decide on samples, or return None if more rounds are needed (`next_look`).
+
+    Args:
+        samples: The samples. A failed request is an infinite time, or a rate of 0.
+        gate: The gate.
+        maximum_rounds: The bound of rounds. With 1 the quantity exists once (a start, a peak), and
+            its value decides without an interval.
+        track: The samples with other answers between them, which show more changes of the level
+            (`Measurement.track`) and count as rounds.
+        left_out: The bounds of each round that the client was late for. If they do not contain the
+            median, the round counts with its nearest possible value.
+
+    Raises:
+        ValueError: There is no sample, or one is not a number.
+    """
     estimate = statistics.estimate(samples)
-    threshold, higher_is_better = _threshold(gate)
+    threshold, higher_is_better = threshold_of(gate)
     described = _describe(estimate)
 
     def decided(above: bool, how: str) -> Decision:
@@ -123,8 +152,9 @@ def decide(
         return Decision(Verdict.PASS, _grade(estimate, gate), estimate, fact)
 
     if maximum_rounds == 1:
-        at_threshold = estimate.value == threshold
-        return decided(estimate.value > threshold or (at_threshold and higher_is_better), "")
+        if estimate.value == threshold:
+            return decided(higher_is_better, "")
+        return decided(estimate.value > threshold, "")
     if higher_is_better:
         described += f", {over_time(samples):.4g} {gate.unit} over the time"
     planned = looks(maximum_rounds)
@@ -149,17 +179,25 @@ def decide(
 
 
 def over_time(rates: Sequence[float]) -> float:
-    """Tokens over the time of rounds of as many tokens each: the harmonic mean of their rates."""
+    """Return the tokens over the time of rounds of equal length: the harmonic mean of their rates.
+
+    Args:
+        rates: The rates; the mean is 0 if one of them is.
+    """
     values = np.asarray(rates, dtype=np.float64)
     return float(len(values) / (1.0 / values).sum()) if (values > 0.0).all() else 0.0
 
 
 def effective_samples(values: Floats) -> float:
-    """How many independent rounds these rounds stand for, by the correlation of neighbours."""
+    """Return the effective sample size of rounds, by the correlation of neighbours.
+
+    Args:
+        values: The rounds in their order.
+    """
     count = len(values)
     around = values - values.mean()
     spread = float((around**2).sum())
-    if spread <= count * (_RESOLUTION * float(values.mean())) ** 2:
+    if spread <= count * (RESOLUTION * float(values.mean())) ** 2:
         return float(count)
     correlation = 1.0 - float((np.diff(values) ** 2).sum()) / (2.0 * spread)
     correlation += (1.0 + 3.0 * max(correlation, 0.0)) / count  # few rounds show less than there is
@@ -170,7 +208,12 @@ def effective_samples(values: Floats) -> float:
 
 
 def required_margin(rounds: int, *, passing: bool) -> float:
-    """How far from its threshold, as a fraction, a level has to be after so many rounds."""
+    """Return how far a level has to be from its threshold, as a fraction.
+
+    Args:
+        rounds: The number of rounds.
+        passing: Whether the decision is a PASS.
+    """
     steps = _UNSEEN_TO_PASS if passing else _UNSEEN_TO_FAIL
     return next((fraction for bound, fraction in steps if rounds < bound), _UNSEEN_AT_LAST)
 
@@ -183,14 +226,18 @@ def _side(
     *,
     is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Whether the level is above the threshold; None while that is open, and why it is. `series`:
-    all rounds, those of other lengths and those that were left out among them; `samples`: the
-    rounds of the metric itself; `error`: the share of errors that this look may make."""
-    rounds, measured = (np.asarray(values, dtype=np.float64) for values in (series, samples))
+    """Return whether the level is above the threshold; None while it is open, and why.
+
+    `series`: all rounds, with those of other lengths and those that were left out; `samples`: the
+    rounds of the metric; `error`: the share of errors that this look may make.
+    """
+    rounds = np.asarray(series, dtype=np.float64)
+    measured = np.asarray(samples, dtype=np.float64)
     count = len(rounds)
     ordered = np.sort(measured)
     rank, _ = statistics.median_ranks(len(measured))
-    low, high = ordered[rank], ordered[len(measured) - 1 - rank]
+    low = ordered[rank]
+    high = ordered[len(measured) - 1 - rank]
     if not (low > threshold or high < threshold):
         return None, "the interval of the median has the threshold in it"
     above = bool(low > threshold)
@@ -201,12 +248,14 @@ def _side(
     if passing_rate and level <= threshold:
         return None, "its tokens over the time are on the other side than its median"
     margin = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
-    if margin <= (required := required_margin(count, passing=above == is_rate)):
+    required = required_margin(count, passing=above == is_rate)
+    if margin <= required:
         return None, (
             f"{margin:.1%} from the threshold, and after {count} rounds that takes "
             f"{required:.1%}: rounds may have a memory that so few do not show"
         )
-    if (last := _opposing_end(rounds, middle, threshold, sign)) is not None:
+    last = _opposing_end(rounds, middle, threshold, sign)
+    if last is not None:
         which = f"the last {last} rounds are" if last > 1 else "the last round is"
         return None, f"{which} on the other side of the threshold"
     finite = rounds[np.isfinite(rounds)]
@@ -223,17 +272,17 @@ def _side(
     sign_risk = float(special.bdtr(opposing, supporting + opposing, 0.5))
     if not passing_rate and sign_risk < error / 2:
         return above, ""
-    memory = (
-        f", which stand for {effective:.0f} independent ones," if effective < 0.7 * count else ""
-    )
+    memory = ""
+    if effective < 0.7 * count:
+        memory = f", which stand for {effective:.0f} independent ones,"
     return None, f"the spread of {count} rounds{memory} is too wide"
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """How many of the last rounds are on the other side, by more than chance; None if none are."""
+    """Return how many of the last rounds are on the other side, beyond chance; None if none."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
-    spread = max(spread, _RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
+    spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
     for length in _ENDS:
         if 2 * length > len(values):
             return None
@@ -246,17 +295,21 @@ def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) 
 def _t_risk(
     values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
 ) -> float:
-    """Chance of samples so far on one side if their mean were at the threshold. Of a rate, it is
-    the mean of the times that tokens took. The worst round counts twice: few rounds show too
-    little of a long tail."""
+    """Return the chance of samples so far on one side if their mean were at the threshold.
+
+    The mean of a rate is that of the times of its tokens. The worst round counts twice, since few
+    rounds show too little of a long tail.
+    """
     if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
         return 1.0
     if is_rate:
-        values, threshold, sign = 1.0 / values, 1.0 / threshold, -sign
+        values = 1.0 / values
+        threshold = 1.0 / threshold
+        sign = -sign
     worst = values.min() if sign > 0.0 else values.max()
     values = np.append(values, worst)
     mean = float(values.mean())
-    spread = max(float(values.std(ddof=1)), _RESOLUTION * abs(mean))
+    spread = max(float(values.std(ddof=1)), RESOLUTION * abs(mean))
     statistic = sign * (mean - threshold) / spread * math.sqrt(effective)
     return float(special.stdtr(max(effective - 1.0, _FEWEST_DEGREES), -statistic))
 
@@ -273,22 +326,34 @@ def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
 
 
 def requests_needed(fraction: float) -> int:
-    """How many requests, none of them over a bound, show with 95 % confidence that the ``fraction``
-    quantile is within it. For the 99th percentile: 299."""
+    """Return how many requests without one over a bound show a quantile with 95 % confidence.
+
+    Args:
+        fraction: The quantile, 0 to 1. The 99th percentile needs 299 requests.
+    """
     return math.ceil(math.log(1.0 - statistics.CONFIDENCE) / math.log(fraction))
 
 
 def decide_tail(
     samples: Sequence[float], gate: Gate, *, fraction: float, maximum_requests: int | None = None
 ) -> Decision | None:
-    """Decide on a quantile (0.99 for a p99) of pooled requests, given a gate with ``at_most``.
-    Without ``maximum_requests`` the verdict is that of the requests there are, and the estimate's
-    ``confidence`` says how much they show. With it, None means that more requests are needed.
-    Raises ValueError: no samples, or the gate is no bound on a time."""
+    """Decide on a quantile of pooled requests, or return None if more requests are needed.
+
+    Args:
+        samples: The times of all requests.
+        gate: A gate with ``at_most``.
+        fraction: The quantile (0.99 for a p99).
+        maximum_requests: The bound of requests. None: decide with the requests there are; the
+            estimate's ``confidence`` shows how much they prove.
+
+    Raises:
+        ValueError: There is no sample, or the gate is no bound on a time.
+    """
     if gate.at_most is None:
         raise ValueError(f"{gate.metric}: a tail needs at_most")
     values = np.sort(np.asarray(samples, dtype=np.float64))
-    count, over = len(values), int((values > gate.at_most).sum())
+    count = len(values)
+    over = int((values > gate.at_most).sum())
     # Chance of so few over the bound if the quantile were outside it, and of so many if within.
     risk_of_pass = float(special.bdtr(over, count, 1.0 - fraction))
     risk_of_fail = float(special.bdtrc(over - 1, count, 1.0 - fraction)) if over else 1.0
@@ -322,9 +387,17 @@ def decide_tail(
 def decide_measurement(
     measurement: Measurement, gate: Gate, more: More | None, bound: int
 ) -> tuple[Decision, Measurement]:
-    """Decide on a measurement, with more rounds where they are needed and can be had. `more`: None:
-    what was measured has to do; `bound`: the most rounds. Returns: The decision, and the
-    measurement with all rounds that were measured for it."""
+    """Decide on a measurement, with more rounds if they are needed and possible.
+
+    Args:
+        measurement: The measurement.
+        gate: Its gate.
+        more: Measures more rounds; None: the measurement is final.
+        bound: The bound of rounds.
+
+    Returns:
+        The decision, and the measurement with all its rounds.
+    """
     while True:
         decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:
@@ -344,7 +417,7 @@ def decide_measurement(
 def _look(
     measurement: Measurement, gate: Gate, growing: bool, bound: int
 ) -> tuple[Decision | None, int]:
-    """The decision on the rounds so far, and the number of rounds for the next decision."""
+    """Return the decision on the rounds so far, and the number of rounds of the next one."""
     samples = measurement.samples
     if measurement.is_mean:
         estimate = statistics.estimate_mean(samples)
@@ -359,7 +432,9 @@ def _look(
             maximum_requests=bound if growing else None,
         )
         needed = requests_needed(measurement.quantile)
-        return decision, min(bound, needed if len(samples) < needed else bound)
+        if len(samples) < needed:
+            return decision, min(bound, needed)
+        return decision, bound
     if measurement.unit not in EXISTS_ONCE:
         bound = max(bound, FIRST_LOOK)
     decision = decide(
@@ -368,99 +443,8 @@ def _look(
     return decision, next_look(measurement.rounds, bound)
 
 
-def over_starts(
-    decision: Decision, gate: Gate, measurement: Measurement, levels: Sequence[float] | None
-) -> Decision:
-    """Judge a decode or prefill rate with the spread of a build's starts.
-
-    The rounds of one start show the rate of that start. Other starts of the same build have other
-    rates, so a decision on the build must hold for a start that is that far away: by Student's t of
-    the logarithms of the earlier starts' rates, at the gate's own share of errors.
-
-    Args:
-        decision: The decision on the rounds of this start.
-        gate: The gate.
-        measurement: What was measured.
-        levels: The rates of earlier starts of this build on this machine. None: no storage.
-
-    Returns:
-        The decision itself, with a note of how many starts it rests on; INCONCLUSIVE where the
-        start is nearer to the threshold than starts differ.
-    """
-    if measurement.unit != "tok/s" or measurement.is_tail or gate.unit != measurement.unit:
-        return decision
-    if decision.verdict not in (Verdict.PASS, Verdict.FAIL):
-        return decision
-    count = len(levels or ())
-    if count < FEWEST_STARTS:
-        return replace(decision, fact=_noted(decision.fact, "one start"))
-    logs = np.log(np.asarray(levels, dtype=np.float64))
-    spread = max(float(logs.std(ddof=1)), _RESOLUTION)
-    reach = float(-special.stdtrit(count - 1, ERROR)) * spread
-    threshold, _ = _threshold(gate)
-    described = f"{count} earlier starts differ by {spread:.1%} (standard deviation)"
-    if abs(math.log(decision.estimate.value / threshold)) > reach:
-        fact = _noted(decision.fact, described)
-        return replace(decision, fact=fact, start_spread=spread)
-    undecided = (
-        f"{described}: a start this near to the threshold shows no more of the build, expected "
-        f"more than {reach:.1%} from it. --ab compares builds over several starts"
-    )
-    return replace(
-        decision,
-        verdict=Verdict.INCONCLUSIVE,
-        grade=None,
-        fact=_noted(decision.fact, undecided),
-        start_spread=spread,
-    )
-
-
-def estimate_of(measurement: Measurement) -> Estimate | None:
-    """The value of a measurement and its interval; None without a sample that is a number."""
-    if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
-        return None
-    if measurement.is_mean:
-        return statistics.estimate_mean(measurement.samples)
-    if measurement.quantile is None or measurement.quantile == 0.5:
-        return statistics.estimate(measurement.samples)
-    return statistics.estimate_quantile(measurement.samples, measurement.quantile)
-
-
-def conclude(
-    measurement: Measurement,
-    decision: Decision | None,
-    *,
-    gated: bool,
-    against: Sequence[str],
-    refuted: Collection[Verdict],
-    box: str | None,
-) -> tuple[Verdict, Fact | None]:
-    """The verdict on a measurement and its reason; None where nothing is required. `decision`: of
-    its gate, None without one or with invalid samples; `gated`: something is demanded; `against`:
-    what speaks against its samples; `refuted`: the verdicts on what is timed that do not stand on
-    this machine now; `box`: why. NOT_RUN: nothing to decide on a busy machine."""
-    name = measurement.name
-    if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
-        return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)
-    if against:
-        return Verdict.INVALID, Fact("", "; ".join(against), name)
-    timed = measurement.unit not in COUNTED
-    if decision is None:
-        if timed and refuted:
-            return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {box}", name)
-        return Verdict.PASS, None
-    if timed and decision.verdict in refuted:
-        return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
-    if measurement.clock == "chunks" and measurement.unit == "tok/s":
-        observed = (
-            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
-            "no gate decides on that alone"
-        )
-        return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
-    return decision.verdict, decision.fact
-
-
-def _threshold(gate: Gate) -> tuple[float, bool]:
+def threshold_of(gate: Gate) -> tuple[float, bool]:
+    """Return the threshold of a gate, and whether values above it pass."""
     if gate.minimum is not None:
         return gate.minimum, True
     assert gate.at_most is not None  # the profile's own rule
@@ -468,7 +452,7 @@ def _threshold(gate: Gate) -> tuple[float, bool]:
 
 
 def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
-    threshold, higher = _threshold(gate)
+    threshold, higher = threshold_of(gate)
     return Fact(
         "at least" if higher else "at most",
         about=gate.metric,
@@ -477,10 +461,6 @@ def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
         unit=gate.unit,
         evidence=evidence,
     )
-
-
-def _noted(fact: Fact, text: str) -> Fact:
-    return replace(fact, evidence="; ".join(filter(None, (fact.evidence, text))))
 
 
 def _describe(estimate: Estimate) -> str:

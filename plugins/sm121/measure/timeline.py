@@ -1,4 +1,4 @@
-"""Samples a server's memory once a second: processes, device, machine, KV cache."""
+"""Samples of a server's memory, one a second: processes, device, machine, KV cache."""
 
 import threading
 import time
@@ -14,14 +14,15 @@ from sm121.core.server import Endpoint
 from sm121.engines import memory
 from sm121.measure import counters
 
+#: Seconds between samples.
 _EVERY_S = 1.0
-#: Of a soak of days the older half loses every second sample.
+#: Most samples. Beyond them the older half loses every second one.
 _MOST_SAMPLES = 24 * 3600
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One second. None where a value could not be had."""
+    """One sample. Values that could not be read are None."""
 
     at_s: float
     #: Requests that had ended by then.
@@ -40,18 +41,28 @@ class Sample:
 
 @dataclass
 class ServerDeviceMemory:
-    """The device's memory that a server's processes hold, and how that is known."""
+    """The device memory of a server's processes, and its source."""
 
     #: Where the last value was read, or why there is none.
     source: str = "not asked yet"
 
     def used(self, pids: set[int]) -> int | None:
-        """Bytes that these processes hold; None where nothing says so. GB10's NVML answers N/A: its
-        memory is the system's, and MemAvailable covers it."""
-        if (reading := memory.read_devices()) is None:
+        """Return the bytes of device memory that processes hold.
+
+        NVML of GB10 returns N/A: its memory is the system's, and MemAvailable covers it.
+
+        Args:
+            pids: The processes.
+
+        Returns:
+            Bytes; None if no source has them.
+        """
+        reading = memory.read_devices()
+        if reading is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None
-        if (by_process := reading.held(pids)) is not None:
+        by_process = reading.held(pids)
+        if by_process is not None:
             self.source = "NVML, by process"
             return by_process
         if reading.used is None:
@@ -71,9 +82,15 @@ class ServerDeviceMemory:
 
 @dataclass(eq=False, repr=False)
 class Timeline(threading.Thread):
-    """A thread that samples a server until it is stopped. `processes`: gives the server's at each
-    sample; `endpoint`: its /metrics are read; `completed`: gives how many requests have ended;
-    `floor_bytes`: once less memory is available, ``on_floor`` is called with a line, one time."""
+    """A thread that samples a server until it is stopped.
+
+    Attributes:
+        processes: Returns the server's processes at each sample.
+        endpoint: The server, whose /metrics are read.
+        completed: Returns how many requests have ended.
+        floor_bytes: The available memory below which ``on_floor`` is called, once.
+        on_floor: Called with a line about the memory.
+    """
 
     processes: Callable[[], Iterable[psutil.Process]]
     endpoint: Endpoint
@@ -96,20 +113,30 @@ class Timeline(threading.Thread):
                 self.sample(http)
 
     def sample(self, http: httpx.Client) -> None:
-        """Take one sample."""
+        """Take one sample.
+
+        Args:
+            http: The client that reads /metrics.
+        """
         available = psutil.virtual_memory().available
         if available < self.floor_bytes:
-            floor, self.floor_bytes = self.floor_bytes, 0.0
+            floor = self.floor_bytes
+            self.floor_bytes = 0.0
             self.on_floor(
                 f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
                 f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
             )
-        rss, pss, handles, pids = 0, 0, 0, set()
+        rss = 0
+        pss = 0
+        handles = 0
+        pids = set()
         for process in self.processes():
             try:
                 rss += process.memory_info().rss
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
-                pss += sum(1024 * int(x.split()[1]) for x in rollup if x.startswith("Pss:"))
+                for line in rollup:
+                    if line.startswith("Pss:"):
+                        pss += 1024 * int(line.split()[1])
                 handles += process.num_fds() + process.num_threads()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
@@ -124,7 +151,9 @@ class Timeline(threading.Thread):
             handles=handles or None,
             device_bytes=self.device.used(pids),
             available_bytes=available,
-            **{name: metrics.get(name) for name in ("cache_usage", "running", "waiting")},
+            cache_usage=metrics.get("cache_usage"),
+            running=metrics.get("running"),
+            waiting=metrics.get("waiting"),
         )
         self.samples.append(sample)
         if len(self.samples) > _MOST_SAMPLES:
@@ -149,11 +178,11 @@ class Timeline(threading.Thread):
             self.join(timeout=10.0)
 
     def since(self, index: int) -> list[Sample]:
-        """The samples from an index on, without those that saw no process of the server."""
+        """Return the samples from an index on that have a process of the server."""
         return [sample for sample in self.samples[index:] if sample.processes]
 
     def record(self) -> dict[str, Any]:
-        """For JSON: all of memory.json but the growth."""
+        """Return memory.json without the growth."""
         return {
             "every_s": _EVERY_S,
             "device_memory": self.device.source,

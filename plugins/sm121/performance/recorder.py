@@ -10,7 +10,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
-from sm121.measure import gate, machine, metrics, roofline, statistics
+from sm121.measure import conclusion, gate, machine, metrics, roofline, statistics
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
@@ -75,7 +75,7 @@ class Recorder:
         name = measurement.name
         threshold = self.gates.get(name) or self.harness.profile.gate(name)
         decision, second, measurement = self._decide(measurement, threshold, more, bound)
-        estimate = decision.estimate if decision else gate.estimate_of(measurement)
+        estimate = decision.estimate if decision else conclusion.estimate_of(measurement)
         if self.harness.attached is not None:
             self.harness.look_at_the_server()
         if replaced := self.harness.replaced:
@@ -130,8 +130,8 @@ class Recorder:
             # On all rounds: the second gate may have needed more of them.
             every = measurement.rounds
             decision, _ = gate.decide_measurement(measurement, threshold, None, every)
-            second = gate.over_starts(second, own_gate, measurement, self._earlier(name))
-        decision = gate.over_starts(decision, threshold, measurement, self._earlier(name))
+            second = conclusion.over_starts(second, own_gate, measurement, self._earlier(name))
+        decision = conclusion.over_starts(decision, threshold, measurement, self._earlier(name))
         return decision, second, measurement
 
     def _conclude(
@@ -142,7 +142,7 @@ class Recorder:
         *,
         gated: bool,
     ) -> tuple[Verdict, Fact | None]:
-        return gate.conclude(
+        return conclusion.conclude(
             measurement,
             decision,
             gated=gated,

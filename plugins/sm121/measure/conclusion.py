@@ -1,0 +1,126 @@
+"""What follows from the decision of a gate: the verdict of a measurement, and of its build."""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy import special
+
+from sm121.core.profile_fields import Gate
+from sm121.core.unmet import Fact
+from sm121.core.verdict import Verdict
+from sm121.measure import gate as gates
+from sm121.measure import statistics
+from sm121.measure.gate import Decision
+from sm121.measure.measurement import COUNTED, Measurement
+from sm121.measure.statistics import Estimate
+
+#: Least earlier starts that show how much the starts of a build differ.
+FEWEST_STARTS = 5
+
+
+def over_starts(
+    decision: Decision, gate: Gate, measurement: Measurement, levels: Sequence[float] | None
+) -> Decision:
+    """Judge a decode or prefill rate with the spread of a build's starts.
+
+    The rounds of one start show the rate of that start. Other starts of the same build have other
+    rates, so a decision on the build must hold for a start that is that far away: by Student's t of
+    the logarithms of the earlier starts' rates, at the gate's own share of errors.
+
+    Args:
+        decision: The decision on the rounds of this start.
+        gate: The gate.
+        measurement: What was measured.
+        levels: The rates of earlier starts of this build on this machine. None: no storage.
+
+    Returns:
+        The decision itself, with a note of how many starts it rests on; INCONCLUSIVE where the
+        start is nearer to the threshold than starts differ.
+    """
+    if measurement.unit != "tok/s" or measurement.is_tail or gate.unit != measurement.unit:
+        return decision
+    if decision.verdict not in (Verdict.PASS, Verdict.FAIL):
+        return decision
+    count = len(levels or ())
+    if count < FEWEST_STARTS:
+        return replace(decision, fact=_noted(decision.fact, "one start"))
+    logs = np.log(np.asarray(levels, dtype=np.float64))
+    spread = max(float(logs.std(ddof=1)), gates.RESOLUTION)
+    reach = float(-special.stdtrit(count - 1, gates.ERROR)) * spread
+    threshold, _ = gates.threshold_of(gate)
+    described = f"{count} earlier starts differ by {spread:.1%} (standard deviation)"
+    if abs(math.log(decision.estimate.value / threshold)) > reach:
+        fact = _noted(decision.fact, described)
+        return replace(decision, fact=fact, start_spread=spread)
+    undecided = (
+        f"{described}: a start this near to the threshold shows no more of the build, expected "
+        f"more than {reach:.1%} from it. --ab compares builds over several starts"
+    )
+    return replace(
+        decision,
+        verdict=Verdict.INCONCLUSIVE,
+        grade=None,
+        fact=_noted(decision.fact, undecided),
+        start_spread=spread,
+    )
+
+
+def estimate_of(measurement: Measurement) -> Estimate | None:
+    """Return the value of a measurement and its interval; None without a valid sample."""
+    if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
+        return None
+    if measurement.is_mean:
+        return statistics.estimate_mean(measurement.samples)
+    if measurement.quantile is None or measurement.quantile == 0.5:
+        return statistics.estimate(measurement.samples)
+    return statistics.estimate_quantile(measurement.samples, measurement.quantile)
+
+
+def conclude(
+    measurement: Measurement,
+    decision: Decision | None,
+    *,
+    gated: bool,
+    against: Sequence[str],
+    refuted: Collection[Verdict],
+    box: str | None,
+) -> tuple[Verdict, Fact | None]:
+    """Return the verdict on a measurement and its reason.
+
+    Args:
+        measurement: The measurement.
+        decision: The decision of its gate; None without a gate, or with invalid samples.
+        gated: Whether something is required of it.
+        against: The reasons against its samples.
+        refuted: Verdicts on timed values that do not count on this machine now.
+        box: Why they do not.
+
+    Returns:
+        The verdict, NOT_RUN if a busy machine leaves nothing to decide, and its reason; None if
+        nothing is required.
+    """
+    name = measurement.name
+    if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
+        return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)
+    if against:
+        return Verdict.INVALID, Fact("", "; ".join(against), name)
+    timed = measurement.unit not in COUNTED
+    if decision is None:
+        if timed and refuted:
+            return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {box}", name)
+        return Verdict.PASS, None
+    if timed and decision.verdict in refuted:
+        return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
+    if measurement.clock == "chunks" and measurement.unit == "tok/s":
+        observed = (
+            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
+            "no gate decides on that alone"
+        )
+        return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
+    return decision.verdict, decision.fact
+
+
+def _noted(fact: Fact, text: str) -> Fact:
+    return replace(fact, evidence="; ".join(filter(None, (fact.evidence, text))))
