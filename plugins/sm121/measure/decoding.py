@@ -176,10 +176,10 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
-    """Return the index of the first moment that is on time, and how late the first one was in ns.
-
     """Return the index of the first moment on time, and how late the first one was in ns.
-    gaps by the most.
+
+    It lies within the first half of the tokens: where the gaps so far are shorter than as many
+    typical gaps by the most.
     """
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
     tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
