@@ -12,8 +12,8 @@ import numpy as np
 import past_runs
 import planted_runs
 import pytest
+from against_runs import a_run
 from planted_runs import CHECK, DECODE, healthy, plant
-from test_against import a_run
 from texts import text_file
 
 from sm121 import cli

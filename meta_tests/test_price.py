@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from test_against import OWN, a_run
+from against_runs import OWN, a_run
 from test_rounding_faults import _slow
 
 from sm121.answers import oracle_making, oracle_texts, price

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from test_against import OWN, a_run, stored
+from against_runs import OWN, a_run, stored
 from texts import text_file
 from whole_run import waiver_file, whole
 
