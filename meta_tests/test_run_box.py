@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import servers
-from test_box import reading
+from box_readings import reading
 
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server

@@ -1,4 +1,4 @@
-"""A test that comes after all levels that measure; started by meta_tests/test_box.py."""
+"""A test that comes after all levels that measure; started by meta_tests/test_box_of_a_run.py."""
 
 import pytest
 
