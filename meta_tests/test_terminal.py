@@ -254,7 +254,7 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     assert "test_passes PASSED" in verbose.output, "with -v pytest's own lines are there"
 
 
-@pytest.mark.slow("two runs; test_headline.py has a failed start")
+@pytest.mark.slow("two runs; test_headline_action.py has a failed start")
 def test_a_failed_start_fits_a_screen(run_pytest):
     """One failure for one cause: no traceback, and what asks for the same server is not run."""
     environment = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py"}
