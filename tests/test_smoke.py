@@ -61,10 +61,10 @@ def test_stop_leaves_nothing_behind(servers, profile):
     require(not survivors, "no process", survivors)
     require(report.port_free, "the port is free", "something listens on it")
     require(
-        report.memory_missing_bytes == 0,
+        report.memory.missing_bytes == 0,
         "all memory that no living process holds is free again",
         "missing",
-        value=report.memory_missing_bytes / 2**30,
+        value=report.memory.missing_bytes / 2**30,
         unit="GiB",
         evidence=report.log,
     )
