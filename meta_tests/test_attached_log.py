@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from false_greens.engine import attached_engine
+from scripted_sessions import attached_engine
 
 from sm121.core import profile
 from sm121.core.server import Server

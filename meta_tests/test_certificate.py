@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import certificates
 import pytest
-from false_greens import engine
+from scripted_sessions import FALLBACK, HERE, VARIABLES, tell
 from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
@@ -351,19 +351,19 @@ def test_what_was_asked_for_and_is_not_what_ran_is_a_gap_without_the_kernel_leve
     assert run.verdict is Verdict.INVALID and "TRITON ran" in run.reason, run.reason
 
 
-@pytest.mark.parametrize("line", [pytest.param("", marks=pytest.mark.slow), engine.FALLBACK])
+@pytest.mark.parametrize("line", [pytest.param("", marks=pytest.mark.slow), FALLBACK])
 def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, line):
     """Without ``--certify`` it is not: a script may want something else of a server."""
     for certify in (True, False):
         chosen = Settings(
             profile=asking("smoke", "stress"), certify=certify, root=ROOT,
-            engine_python=str(engine.HERE / "fake_python.py"), report_dir=tmp_path / f"{certify}",
+            engine_python=str(HERE / "fake_python.py"), report_dir=tmp_path / f"{certify}",
         )  # fmt: skip
-        variables = {**engine.VARIABLES, "SM121_META_ARGUMENTS": ""}
+        variables = {**VARIABLES, "SM121_META_ARGUMENTS": ""}
         with mock.patch.dict(os.environ, variables), opening.open_session(chosen) as session:
             session.server()
             if line:
-                engine.tell(session, f"do=print&text={quote(line)}")
+                tell(session, f"do=print&text={quote(line)}")
         tests = [test for test in session.file.tests if "kernel path of float32" in test.id]
         assert [test.verdict for test in tests] == ([Verdict.FAIL] if line and certify else [])
         assert session.file.certificate_levels == (["smoke", "stress"] if certify else None)

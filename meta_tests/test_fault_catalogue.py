@@ -14,8 +14,8 @@ import model_faults
 import protocol_faults
 import psutil
 import pytest
-from false_greens.engine import attached_engine
 from model_faults import SabotagedServer
+from scripted_sessions import attached_engine
 
 from sm121.core import profile
 from sm121.engines.life import Alive, Dead, ManagedLife

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from false_greens.engine import attached_engine
+from scripted_sessions import attached_engine
 
 pytest.importorskip("tools")
 

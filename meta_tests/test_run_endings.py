@@ -1,5 +1,5 @@
 """However a run ends, nothing of it stays: no process, no zombie, no port, no memory. With the real
-vLLM and its real process tree; `false_greens/engine.py` has a scripted engine."""
+vLLM and its real process tree; `scripted_sessions.py` starts a scripted engine."""
 
 import os
 import re

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-from false_greens.engine import VARIABLES, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
+from scripted_sessions import VARIABLES, script
 from servers import executable
 from texts import text_file
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
+from scripted_sessions import VARIABLES, script
 from servers import git
 from two_steps import in_two_steps
 
 from false_greens import Case, Kit, Outcome
-from false_greens.engine import VARIABLES, script
 from sm121.session.session import Session
 
 _NUMBERS, _PACKAGE = itertools.count(), "flashinfer_cubin-1.0.dist-info/METADATA"

@@ -9,10 +9,10 @@ from typing import Any
 from unittest import mock
 from urllib.parse import quote
 
+from scripted_sessions import HERE, VARIABLES, script, scripted, tell
 from two_steps import in_two_steps
 
 from false_greens import Case, Kit, Outcome
-from false_greens.engine import HERE, VARIABLES, script, scripted, tell
 from sm121.session.session import Session
 
 API = "(APIServer pid=7) ERROR 11-20 10:00:01 [{}:1] "
