@@ -14,5 +14,5 @@ DEVICE = Device(
 def reading(**fields) -> Reading:
     device = DEVICE.model_copy(update={k: v for k, v in fields.items() if k in Device.model_fields})
     whole = {"memory_available_gib": 50.0, "other_load": 0.01, "seconds": 3.0}
-    whole |= {k: v for k, v in fields.items() if k in Reading.model_fields}
+    whole |= {k: v for k, v in fields.items() if k in Reading.model_fields and k != "device"}
     return Reading(device=None if "problem" in fields else device, **whole)

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import report_runs
+from box_readings import reading
 
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.measure.box import Reading
 from sm121.plugin import selection, terminal
 from sm121.plugin.stash import REPORT
 from sm121.report import comparison, headline, key_numbers, metric_verdicts, page, stored, summary
@@ -69,11 +69,13 @@ def test_a_bound_of_a_busy_machine_is_marked(tmp_path, device, others, share, sa
     for metric in report.run.metrics.values():
         metric.roofline = None
     report.run.metrics["tg32@d0"].roofline = share
-    report.run.box.before = Reading.model_construct(
-        device=SimpleNamespace(device=device), other_load=others
-    )
+    report.run.box.before = reading(device=device, other_load=others)
     lines = [line for line in closing_lines(report) if line.startswith("bound: ")]
     assert len(lines) == (said is not None) and all(said in line for line in lines), lines
+    html = page.html(report)
+    first_screen = html[html.index('id="verdict"') : html.index('aria-label="Levels"')]
+    for text in (first_screen, summary.markdown(report.run, report).replace("\\", "")):
+        assert ("bound: expected" in text) == (said is not None) and (said or "") in text
 
 
 def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):

@@ -274,3 +274,28 @@ def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, 
             beside = mine.read_beside()
     assert file.box.state == ("DEGRADED" if slow_in == "both" else "QUALIFIED")
     assert beside.state == ("DEGRADED" if slow_in != "neither" else "QUALIFIED")
+
+
+@pytest.mark.parametrize(
+    ("device", "readings", "taken", "best"),
+    [
+        pytest.param("cpu", [(0.49, 210.0), (0.0, 230.0)], 2, 230.0, id="busy-then-quiet"),
+        pytest.param("cpu", [(0.49, 230.0), (0.4, 210.0)], 2, 230.0, id="busy-twice"),
+        pytest.param("cpu", [(0.02, 210.0), (0.0, 230.0)], 1, 210.0, id="quiet"),
+        pytest.param("cuda:0", [(0.49, 210.0), (0.0, 230.0)], 1, 210.0, id="a-gpu-beside-it"),
+    ],
+)
+def test_the_bandwidth_of_a_busy_cpu_is_measured_once_more(
+    run_box, monkeypatch, device, readings, taken, best
+):
+    script = [
+        reading(device=device, other_load=load, bandwidth_gb_s=gb_s, bandwidth_best_gb_s=gb_s)
+        for load, gb_s in readings
+    ]
+    left = iter(script)
+    monkeypatch.setattr(box, "read", lambda *_words, **_options: next(left))
+    monkeypatch.setattr(box, "wait_until_idle", lambda *_words, **_options: None)
+    of_run, file, _ = run_box(pool=SimpleNamespace(processes=list, starts=[]))
+    of_run.read_before()
+    assert file.box.before.device.bandwidth_best_gb_s == best
+    assert len(script) - len(list(left)) == taken

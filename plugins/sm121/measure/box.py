@@ -73,6 +73,10 @@ class Device(data_file.Record):
     power_limit_default_w: float | None = None
 
 
+#: Share of the CPU that other processes take on a machine that counts as quiet.
+_QUIET = 0.1
+
+
 class Reading(data_file.Record):
     """One look at the machine."""
 
@@ -91,6 +95,12 @@ class Reading(data_file.Record):
     seconds: float
     problem: str | None = None
     """Why the device could not be measured."""
+
+    @property
+    def is_of_busy_cpu(self) -> bool:
+        """Whether the bandwidth of a CPU was measured while other processes used it."""
+        is_of_cpu = self.device is not None and self.device.device == "cpu"
+        return is_of_cpu and self.other_load > _QUIET
 
     @property
     def cannot_tell(self) -> str | None:

@@ -227,6 +227,7 @@ class RunBox:
             serving = bool(self._attached or self._own())
             reading = box.read(device, own=self._own, serving=serving)
             if box.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
+                reading = self._faster(reading, device, earlier)
                 break
         self._say_what_is_not_known(reading)
         if (line := box.capped(reference, reading)) is not None:
@@ -239,6 +240,18 @@ class RunBox:
                 f"{reading.other_load:.0%} of the CPU taken by others",
             )
         return reading
+
+    def _faster(self, reading: Reading, device: str, earlier: Reading | None) -> Reading:
+        """Read a busy CPU once more; return the reading with the higher bandwidth: it is what the
+        memory can do."""
+        if not reading.is_of_busy_cpu:
+            return reading
+        again = box.read(device, own=self._own, serving=bool(self._attached or self._own()))
+        judged = box.judge(self.harness.profile.box, earlier, again)
+        if judged.state is BoxState.DEGRADED or again.device is None or reading.device is None:
+            return reading
+        is_faster = again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s
+        return again if is_faster else reading
 
     @property
     def _starts(self) -> int:

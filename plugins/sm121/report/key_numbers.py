@@ -16,8 +16,6 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 
 #: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
 MOST = 6
-#: Share of the CPU that other processes take on a machine that counts as quiet.
-_QUIET = 0.1
 #: Rates above their bound that are named.
 _MOST_ABOVE = 3
 #: The confidence that the table's header has; a row with another one has its own.
@@ -208,13 +206,12 @@ def bound_doubt(run: VerdictFile) -> str | None:
     shares = {name: each.roofline for name, each in run.metrics.items() if each.roofline}
     above = [f"{name} {share:.0%}" for name, share in shares.items() if share > 1.0]
     reading = run.box.before
-    is_of_cpu = (
-        reading is not None and reading.device is not None and reading.device.device == "cpu"
-    )
-    busy = reading.other_load if reading is not None and is_of_cpu else 0.0
-    if not shares or (busy <= _QUIET and not above):
+    is_busy = reading is not None and reading.is_of_busy_cpu
+    if not shares or not (is_busy or above):
         return None
-    why = f"measured while other processes took {busy:.0%} of the CPU" if busy > _QUIET else "low"
+    why = "low"
+    if reading is not None and is_busy:
+        why = f"measured while other processes took {reading.other_load:.0%} of the CPU"
     rates = f"; above it: {', '.join(above[:_MOST_ABOVE])}" if above else ""
     return (
         f"bound: expected the memory's bandwidth on a quiet machine, got one {why}{rates}. "

@@ -85,6 +85,7 @@ def _html(shown: StoredReport, whole: StoredReport) -> str:
         action=headline.action(whole),
         judged=functools.partial(metric_verdicts.of_run, run),
         tiles=key_numbers.rows(run),
+        bound_doubt=key_numbers.bound_doubt(whole.run),
         findings=groups[:_FEW],
         more=more,
         cut={"entries": _FEW, "characters": _SHORT} if is_cut else None,

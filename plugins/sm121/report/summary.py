@@ -73,6 +73,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         metrics={name: run.metrics[name] for name in key_numbers.names(run)},
         numbers=key_numbers.rows(run),
         hidden_gates=key_numbers.not_shown(run),
+        bound_doubt=key_numbers.bound_doubt(run),
         number=number,
         interval=charts.certainty,
         required=metric_verdicts.required,
