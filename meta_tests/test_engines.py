@@ -12,7 +12,7 @@ import pytest
 from loopback import JsonHandler, serving
 from servers import executable
 
-from sm121.client import completions, timed
+from sm121.client import completion_json, timed
 from sm121.client.connection import Patience
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
@@ -205,7 +205,7 @@ def test_log_probabilities_as_llama_server_writes_them():
     item = {"id": 7, "token": " a", "logprob": -0.5,
             "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5},
                              {"id": 9, "token": " b", "logprob": -1.5}]}  # fmt: skip
-    answer = completions.parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
+    answer = completion_json.parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
     (position,) = answer.positions
     assert position.token == "token_id:7" and position.log_probability == -0.5
     assert position.top == {"token_id:7": -0.5, "token_id:9": -1.5}

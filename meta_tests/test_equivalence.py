@@ -14,7 +14,9 @@ from texts import text_file
 
 from sm121.answers import agreement
 from sm121.answers.equivalence import Continuations
-from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
+from sm121.client.completion_json import Completion, Position, parse
+from sm121.client.completion_rules import malformed
+from sm121.client.completions import Asker, Request
 from sm121.core import level_settings, unmet, verdict, vocabulary
 from sm121.core.server import Endpoint, Server
 from sm121.evidence import metrics

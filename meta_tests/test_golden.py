@@ -9,7 +9,8 @@ import pytest
 from sm121.answers import golden
 from sm121.answers.golden_comparison import GoldenComparison
 from sm121.answers.prompts import PromptSet
-from sm121.client.completions import Completion, Position, Request, ids_of
+from sm121.client.completion_json import Completion, Position, ids_of
+from sm121.client.completions import Request
 from sm121.core import level_settings, profile, unmet
 from sm121.core.errors import UsageError
 

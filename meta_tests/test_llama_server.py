@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.api import cases
-from sm121.client.completions import parse
+from sm121.client.completion_json import parse
 from sm121.core import server, verdict
 from sm121.engines import capabilities
 from sm121.session.session import Session

@@ -20,7 +20,8 @@ from sm121.answers import (
 from sm121.answers.log_probabilities import generation_beyond
 from sm121.answers.oracle_file import OracleFile, Place, Scored
 from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
-from sm121.client.completions import Completion, Position, Request
+from sm121.client.completion_json import Completion, Position
+from sm121.client.completions import Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Unmet, text

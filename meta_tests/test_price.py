@@ -13,7 +13,8 @@ from test_rounding_faults import _slow
 
 from sm121.answers import oracle_making, oracle_texts, price
 from sm121.answers.oracle_texts import ExamText
-from sm121.client.completions import Completion, Position, Refused, name_of
+from sm121.client.completion_json import Completion, Position, name_of
+from sm121.client.completions import Refused
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price, Regression
 from sm121.core.profile_fields import Gate

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.client.completions import Completion, Position
+from sm121.client.completion_json import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core import errors, level_settings, profile
 from sm121.core.redaction import redact

@@ -36,7 +36,8 @@ from sm121.answers.oracle_file import OracleFile
 from sm121.answers.oracle_texts import SMALL_MISTAKES
 from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
 from sm121.checkpoint import canary
-from sm121.client.completions import Asker, Completion, Request
+from sm121.client.completion_json import Completion
+from sm121.client.completions import Asker, Request
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.server import Server

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from sm121.client.completions import Completion, Position, ids_of
+from sm121.client.completion_json import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Position, Request
+from sm121.client.completion_json import Completion, Position
+from sm121.client.completions import Asker, Request
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact, Unmet, of, require, require_each
 from sm121.core.verdict import NotRun

@@ -20,7 +20,8 @@ from sm121.answers import agreement
 from sm121.answers.agreement import TokenAgreement
 from sm121.answers.golden_comparison import GoldenComparison, differences
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
+from sm121.client.completion_json import Completion, Position, ids_of
+from sm121.client.completions import Asker, Refused, Request
 from sm121.core import data_file, digest
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError

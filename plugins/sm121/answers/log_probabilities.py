@@ -8,7 +8,8 @@ from sm121.answers import oracle_texts
 from sm121.answers.mistake_pattern import Pattern
 from sm121.answers.oracle_file import Place, Scored
 from sm121.answers.oracle_tolerance import OracleReference, compare
-from sm121.client.completions import Asker, Position, Request, id_of, name_of
+from sm121.client.completion_json import Position, id_of, name_of
+from sm121.client.completions import Asker, Request
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import Inapplicable, NotRun

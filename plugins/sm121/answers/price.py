@@ -13,7 +13,8 @@ from typing import NamedTuple
 from sm121.answers import agreement, oracle_texts
 from sm121.answers.oracle_file import OracleFile, Place, Scored
 from sm121.answers.oracle_texts import ExamText
-from sm121.client.completions import Asker, Position, Request, id_of
+from sm121.client.completion_json import Position, id_of
+from sm121.client.completions import Asker, Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price
 from sm121.core.profile_fields import Gate

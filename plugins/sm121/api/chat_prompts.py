@@ -20,7 +20,7 @@ from sm121.api.chats import ChatCase, chat_body
 from sm121.api.client import Api, Json
 from sm121.api.rendering import Part, encoding
 from sm121.api.tools import tools
-from sm121.client.completions import Position, parse
+from sm121.client.completion_json import Position, parse
 from sm121.core import level_settings
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import NotRun

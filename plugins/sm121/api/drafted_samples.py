@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 from sm121.answers import promised
-from sm121.client.completions import Position
+from sm121.client.completion_json import Position
 from sm121.core.unmet import require
 
 #: The chance of a false alarm by the samples of one run.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sm121.answers.promised import Tally, Top, shares
 from sm121.api.sample_source import COLD, FEW, FORCED, HIGH, LOW, RANGES, SampleSource
-from sm121.client.completions import Position
+from sm121.client.completion_json import Position
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sm121.answers import promised
 from sm121.answers.promised import Top
 from sm121.api.client import Api, Json
-from sm121.client.completions import Position, name_of, parse
+from sm121.client.completion_json import Position, name_of, parse
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name

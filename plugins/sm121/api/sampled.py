@@ -27,7 +27,7 @@ from sm121.api.sample_comparison import (
 )
 from sm121.api.sample_source import TEXTS, Samples, SampleSource, id_of
 from sm121.api.sampled_chats import ChatSamples, Parameter
-from sm121.client.completions import Position
+from sm121.client.completion_json import Position
 from sm121.core.unmet import Fact, require_each
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name

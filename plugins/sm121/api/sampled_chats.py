@@ -16,7 +16,7 @@ from sm121.answers import promised
 from sm121.answers.promised import Cut, Top
 from sm121.api.client import Api, Json, together
 from sm121.api.sample_source import NEUTRAL, TEXTS
-from sm121.client.completions import parse
+from sm121.client.completion_json import parse
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 

@@ -15,7 +15,7 @@ from sm121.answers import exam
 from sm121.api.client import Api, Json
 from sm121.api.sample_source import TEXTS
 from sm121.api.sdk import PROMPT, Sdk, first_that
-from sm121.client.completions import parse
+from sm121.client.completion_json import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.server import Server
 from sm121.core.unmet import require

@@ -18,7 +18,8 @@ from typing import Any
 
 from sm121.answers.prompts import PromptSet
 from sm121.api.drafted_samples import KINDS, OPEN_TEXTS, SLICE, Tallies
-from sm121.client.completions import Asker, Completion, Position, Prompt, Refused, Request, parse
+from sm121.client.completion_json import Completion, Position, Prompt, parse
+from sm121.client.completions import Asker, Refused, Request
 from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require

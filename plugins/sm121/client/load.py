@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from sm121.client.completions import Completion, parse, text_of
+from sm121.client.completion_json import Completion, parse, text_of
 from sm121.client.connection import Patience, open_session, read_whole, refuse_packed
 from sm121.client.sse import DONE, EventParser
 from sm121.core import bounded, server

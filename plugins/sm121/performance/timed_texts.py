@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 
 from sm121.answers.agreement import MOST_FORKS
-from sm121.client.completions import Asker, Completion, Position, Prompt, Refused, Request, ids_of
+from sm121.client.completion_json import Completion, Position, Prompt, ids_of
+from sm121.client.completions import Asker, Refused, Request
 from sm121.client.timed_answer import TimedAnswer
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact, Unmet, facts_of, require

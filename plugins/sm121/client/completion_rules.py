@@ -1,0 +1,125 @@
+"""Rules that each greedy completion must satisfy by itself, without another run to compare with."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from sm121.client.completion_json import Completion, Prompt, ids_of
+from sm121.core.unmet import Fact
+
+#: Two evaluations of one log-softmax in float32 differ by less than this.
+_ROUNDING = 1e-3
+#: A control token in a text.
+SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>")
+#: The character in place of bytes that are no UTF-8: half of a character in one token.
+_REPLACEMENT = "\ufffd"
+
+
+def malformed(
+    answer: Completion,
+    tokens: int,
+    prompt: Prompt = "",
+    *,
+    may_end: bool = False,
+    banned: bool = False,
+) -> Fact | None:
+    """Compare a greedy answer with its request, and its fields with each other.
+
+    The fields are: the numbers of ids, of log-probabilities and of tokens in usage; finish_reason;
+    the ids of the prompt and their number in usage; the values of the log-probabilities.
+
+    Args:
+        answer: The answer.
+        tokens: The number of tokens that the request sets.
+        prompt: The prompt of the request. A text is not compared.
+        may_end: Whether the answer may end before the limit. Its finish_reason must then be stop.
+        banned: Whether the server must not generate the end of a text, even if it is the likeliest.
+
+    Returns:
+        The first error, or None.
+    """
+    fault = _wrong_length(answer, tokens, may_end=may_end)
+    if fault is not None:
+        return fault
+    prompt_ids = answer.prompt_ids
+    if prompt_ids is not None:
+        if not isinstance(prompt, str) and prompt_ids != prompt:
+            return Fact("the ids of the prompt", _first_difference(prompt, prompt_ids))
+        if answer.prompt_tokens not in (None, len(prompt_ids)):
+            return Fact(f"usage of {len(prompt_ids)} prompt tokens", f"{answer.prompt_tokens}")
+    return wrong_positions(answer, banned=banned)
+
+
+def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
+    """Check that the log-probabilities of a greedy answer belong to its tokens and are the highest.
+
+    Args:
+        answer: The answer.
+        banned: Whether a token may be more likely than the generated one.
+
+    Returns:
+        The first error, or None. None also if the answer has no log-probabilities.
+    """
+    if answer.positions is None:
+        return None
+    fault = _wrong_names(answer)
+    if fault is not None:
+        return fault
+    for index, position in enumerate(answer.positions):
+        value = position.log_probability
+        best = max(position.top.values(), default=-math.inf)
+        if not value <= _ROUNDING or math.isinf(value):
+            return Fact("a log-probability", f"{value}", f"token {index}")
+        if best > value + _ROUNDING and not banned:
+            evidence = f"{value:.6g}, and another has {best:.6g}"
+            return Fact("the likeliest token", position.token, f"token {index}", evidence=evidence)
+    return None
+
+
+def _wrong_length(answer: Completion, tokens: int, *, may_end: bool) -> Fact | None:
+    """Compare the numbers of tokens and finish_reason."""
+    lengths: dict[str, int] = {}
+    if answer.ids is not None:
+        lengths["ids"] = len(answer.ids)
+    if answer.positions is not None:
+        lengths["log-probabilities"] = len(answer.positions)
+    if answer.completion_tokens is not None:
+        lengths["usage"] = answer.completion_tokens
+    fits = all(count <= tokens for count in lengths.values())
+    counts = set(lengths.values())
+    if not (may_end and answer.finish_reason == "stop" and fits):
+        counts.add(tokens)
+    if len(counts) > 1:
+        observed = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        return Fact(f"{tokens} tokens", f"{observed}, finish_reason {answer.finish_reason}")
+    if answer.finish_reason != "length" and not may_end:
+        return Fact("finish_reason length", f"{answer.finish_reason}")
+    return None
+
+
+def _wrong_names(answer: Completion) -> Fact | None:
+    """Compare the tokens of the log-probabilities with the ids, or with the text without ids."""
+    positions = answer.positions or ()
+    named = ids_of(positions)
+    if named is not None:
+        if answer.ids is not None and named != answer.ids:
+            difference = _first_difference(answer.ids, named)
+            return Fact("log-probabilities of the tokens that were generated", difference)
+        return None
+    text = "".join(position.token for position in positions)
+    if _REPLACEMENT in text + answer.text:
+        return None
+    if SPECIAL_TOKEN.sub("", text) != SPECIAL_TOKEN.sub("", answer.text):
+        return Fact(f"log-probabilities of the text {answer.text!r}", f"{text!r}")
+    return None
+
+
+def _first_difference(required: Sequence[int], observed: Sequence[int]) -> str:
+    index = 0
+    while index < min(len(required), len(observed)) and required[index] == observed[index]:
+        index += 1
+    return f"{_item(observed, index)} in place of {_item(required, index)} at {index}"
+
+
+def _item(ids: Sequence[int], index: int) -> str:
+    return str(ids[index]) if index < len(ids) else "the end"
