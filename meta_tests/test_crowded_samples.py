@@ -8,7 +8,7 @@ import pytest
 import scripted_sampler
 
 from sm121.api import client, sampled
-from sm121.client import load
+from sm121.client import jobs, load
 from sm121.core.server import Endpoint
 from sm121.engines import capabilities
 from sm121.stress.crowd import CrowdedSamples
@@ -39,8 +39,8 @@ def noticed(fault: str, run: int) -> list[str]:
             return answer({"prompt": prompt, "model": "m"} | options)
 
     def outcome(number, job, change=lambda body: body):
-        first, *others = load._answers(job, answer(change(job.body)))
-        return load.JobOutcome(number, job, status=200, answer=first, others=tuple(others))
+        first, *others = load._parse_choices(job, answer(change(job.body)))
+        return jobs.JobOutcome(number, job, status=200, answer=first, others=tuple(others))
 
     shapes = Shapes(model="m", prompts=[], ask=None, salted=True, log_probabilities=True)
     sampler = sampled.Sampler(Scripted(ENDPOINT, VLLM), run)

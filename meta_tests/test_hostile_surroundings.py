@@ -20,7 +20,7 @@ import openai
 import pytest
 from texts import text_file
 
-from sm121.client import exchange, load, timed
+from sm121.client import exchange, jobs, load, timed
 from sm121.client.connection import Patience
 from sm121.core import bounded
 from sm121.core.errors import UsageError
@@ -193,7 +193,7 @@ def test_json_without_a_bottom_is_no_answer(serve):
     with pytest.raises(UsageError, match="not a list of models"):
         attach(endpoint.base_url, api_key=None, served_name=None, default_name="canary", log=None)
     assert exchange.send(endpoint, "GET", "/version", timeout_s=5.0).parsed() is None
-    job = load.Job("one", {"model": "m", "prompt": "p"}, 8)
+    job = jobs.Job("one", {"model": "m", "prompt": "p"}, 8)
     outcome = load.LoadClient(endpoint, Patience(20.0, 10.0)).run([job]).outcomes[0]
     assert outcome.problem[0] == "bad_stream"
 
@@ -242,7 +242,7 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
     ],
 )
 def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer, streamed, says):
-    job = load.Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
+    job = jobs.Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
     result = load.LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])
     assert says in str(result.outcomes[0].problem)
 

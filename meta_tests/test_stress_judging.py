@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sm121.client.completion_json import Completion, Position
-from sm121.client.load import Job, JobOutcome, LoadResult
+from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.core import errors, level_settings, profile
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict

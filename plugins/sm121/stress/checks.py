@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sm121.answers import agreement
 from sm121.client.completion_json import Completion
 from sm121.client.completion_rules import wrong_positions
-from sm121.client.load import Job, JobOutcome, LoadResult
+from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.core import data_file, errors
 from sm121.core.level_settings import AgreementBound
 from sm121.core.vocabulary import Vocabulary

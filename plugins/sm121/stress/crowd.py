@@ -16,7 +16,8 @@ from sm121.api.sample_comparison import Case
 from sm121.api.sample_source import Samples
 from sm121.api.sampled import Sampler
 from sm121.api.tools import tools
-from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
+from sm121.client.jobs import Job, JobOutcome, LoadResult
+from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities, Name

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sm121.client.load import Job, JobOutcome
+from sm121.client.jobs import Job, JobOutcome
 from sm121.core import server, unmet
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters

@@ -20,7 +20,8 @@ from sm121.api.client import Api
 from sm121.api.sampled import Sampler
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
-from sm121.client.load import Job, LoadClient, LoadResult
+from sm121.client.jobs import Job, LoadResult
+from sm121.client.load import LoadClient
 from sm121.core import architecture, files, level_settings
 from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun, Verdict

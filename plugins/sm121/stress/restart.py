@@ -4,7 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
+from sm121.client.jobs import Job, JobOutcome, LoadResult
+from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.engines.capabilities import Deviation

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from sm121.answers.prompts import Prompt
 from sm121.client.completion_json import Completion
 from sm121.client.completions import Request
-from sm121.client.load import Behaviour, Job
+from sm121.client.jobs import Behaviour, Job
 from sm121.core import engine_arguments
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
