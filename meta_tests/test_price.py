@@ -1,5 +1,4 @@
-"""What a server's rounding costs is measured against the checkpoint's own mathematics, and speed
-that is bought with it is red unless the profile allows the price."""
+"""The price of a server's rounding is measured, and is red above the profile's limit."""
 
 import contextlib
 import math
