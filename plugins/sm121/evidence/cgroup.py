@@ -3,37 +3,58 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+#: Where Linux mounts the control groups.
 _ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_events() -> dict[str, int] | str:
-    """Counters of this process's memory control group (version 2 or 1), or why there are none."""
+    """Read the counters of this process's memory control group, of version 2 or 1.
+
+    Returns:
+        Each counter by its name, or the reason why there are none.
+    """
     try:
         groups = Path("/proc/self/cgroup").read_text("ascii", "replace").splitlines()
-        file = next(filter(Path.is_file, _files(groups)), None)
-        if file is None:
-            return "no memory controller is mounted"
-        pairs = [line.partition(" ") for line in file.read_text("ascii", "replace").splitlines()]
-        events = {name: int(value) for name, _, value in pairs if value.isdecimal()}
-        if (failures := file.with_name("memory.failcnt")).is_file():
-            events["failcnt"] = int(failures.read_text("ascii"))
-        return events
+        for file in _files(groups):
+            if file.is_file():
+                return _read_counters(file)
     except OSError as error:
         return f"no control group is known: {error}"
+    return "no memory controller is mounted"
+
+
+def _read_counters(file: Path) -> dict[str, int]:
+    events: dict[str, int] = {}
+    for line in file.read_text("ascii", "replace").splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            events[name] = int(value)
+    failures = file.with_name("memory.failcnt")
+    if failures.is_file():
+        events["failcnt"] = int(failures.read_text("ascii"))
+    return events
 
 
 def _files(groups: list[str]) -> Iterator[Path]:
+    """Yield the files that may have the counters, by the lines of /proc/self/cgroup."""
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             yield _ROOT / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
             yield _ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
-            yield _ROOT / "memory" / "memory.oom_control"  # of a container's own group
+            yield _ROOT / "memory" / "memory.oom_control"  # of the container's own group
 
 
 def kills(before: Mapping[str, int] | str) -> int:
-    """How many processes the limit of this process's group has killed since then."""
+    """Return how many processes the memory limit of this process's group killed.
+
+    Args:
+        before: An earlier result of `memory_events`.
+
+    Returns:
+        The number of kills after that; 0 without counters.
+    """
     now = memory_events()
     if isinstance(before, str) or isinstance(now, str):
         return 0

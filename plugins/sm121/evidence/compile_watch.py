@@ -1,6 +1,10 @@
-"""Kernels that an engine compiles while it serves: a request that waits for a compiler has no time
-that counts. vLLM reports them from 0.20 on (``vllm/utils/jit_monitor.py``)."""
+"""Kernels that an engine compiles during inference.
 
+The time of a request that waits for a compiler is not measured. vLLM reports these kernels from
+0.20 on (``vllm/utils/jit_monitor.py``).
+"""
+
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +14,12 @@ from sm121.evidence import log_lines, signatures
 
 @dataclass
 class CompileWatch:
-    """A log that grows, read for lines on kernels compiled during inference.
+    """Reads a growing log for lines about kernels that were compiled during inference.
 
     Attributes:
-        log: The server's log; None: it has none, so nothing is ever reported.
-        engine: Whose signatures find the lines; an engine without signatures reports nothing.
-        follow: Called before each look, to copy what an attached server wrote.
+        log: The server's log. None: nothing is reported.
+        engine: The engine whose signatures find the lines. Without signatures nothing is reported.
+        follow: Called before each read, to copy new lines of an attached server.
     """
 
     log: Path | None
@@ -25,10 +29,10 @@ class CompileWatch:
     _rest: bytes = field(default=b"", init=False)
 
     def new(self) -> list[str]:
-        """The lines that were written since the last call, or since the log began.
+        """Return the lines that were written after the last call, or from the start of the log.
 
         Returns:
-            Each line, cleaned and cut.
+            Each line about a kernel, cleaned and shortened.
 
         Raises:
             OSError: The log cannot be read.
@@ -38,17 +42,27 @@ class CompileWatch:
         self.follow()
         with self.log.open("rb") as file:
             if self._position > file.seek(0, 2):
-                self._position, self._rest = 0, b""  # it was cut, and is written anew
+                # The log was truncated and begins again.
+                self._position = 0
+                self._rest = b""
             file.seek(self._position)
             block = file.read()
         self._position += len(block)
         *lines, self._rest = (self._rest + block).split(b"\n")
-        return [text for raw in lines if (text := self._compiled(raw)) is not None]
+        compiled: list[str] = []
+        for raw in lines:
+            text = self._compiled(raw)
+            if text is not None:
+                compiled.append(text)
+        return compiled
 
     def _compiled(self, raw: bytes) -> str | None:
+        """Return the text of a line about a compiled kernel, or None for any other line."""
         entries = signatures.load_signatures(self.engine or "").of("compiled")
-        if not any(hint.encode() in raw for entry in entries for hint in entry.hint):
+        hints = itertools.chain.from_iterable(entry.hint for entry in entries)
+        if not any(hint.encode() in raw for hint in hints):
             return None
         line = log_lines.clean(raw[: log_lines.LINE_LIMIT].decode("utf-8", errors="replace"))
-        found = any(entry.search(line) is not None for entry in entries)
-        return log_lines.cut(line.text) if found else None
+        if any(entry.search(line) is not None for entry in entries):
+            return log_lines.cut(line.text)
+        return None

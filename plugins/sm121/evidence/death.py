@@ -1,5 +1,7 @@
-"""The cause of an abnormal end from everything that is known: the log, exit codes, the kernel, the
-control group. A log alone cannot tell the OOM killer from anybody else's SIGKILL."""
+"""The cause of an abnormal end, from the log, the exit codes, the kernel and the control group.
+
+A log alone cannot distinguish the OOM killer from another sender of SIGKILL.
+"""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -8,8 +10,10 @@ from typing import Any
 from sm121.evidence.failure import Basis, Cause, classify_lines, ended
 from sm121.evidence.kernel_messages import KernelMessages
 
-#: Classes that only say that something died.
+#: Classes of causes that only state the end of a process.
 VAGUE = ("engine_dead", "unknown")
+#: Lines of the kernel and of the log, of either, in a cause.
+_QUOTED = 4
 
 
 def cause_of(
@@ -20,27 +24,39 @@ def cause_of(
     kills: int,
     pids: set[int],
 ) -> Cause:
-    """The cause, better than the log's (``logged``) where something else says more: how processes
-    of the tree ended (pid, name, status; one that our own stop ended, by_us, is no cause), the
-    kernel's messages and the control group's OOM kills since the start."""
+    """Find the cause of an abnormal end.
+
+    Args:
+        logged: The cause that the log shows.
+        exits: The pid, name and status of each ended process of the tree. An entry with ``by_us``
+            was ended by the suite's own stop and is no cause.
+        kernel: The kernel's messages since the start.
+        kills: The OOM kills of the control group since the start.
+        pids: The pids of the tree.
+
+    Returns:
+        The most exact cause; `logged` if nothing shows more.
+    """
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]
     guessed = logged.basis is Basis.SIGKILL_ALONE
     vague = logged.kind in VAGUE and logged.basis is not Basis.FATAL_EXCEPTION
-    unexplained = kernel.no_memory if vague or guessed or logged.basis is Basis.AFTERMATH else []
-    if messages := kernel.killed(pids) or kernel.xids or unexplained:
-        cause_by_messages = classify_lines(messages)
-        return cause_by_messages.model_copy(update={"lines": [*messages[:4], *logged.lines[:4]]})
+    messages = kernel.killed(pids) or kernel.xids
+    if not messages and (vague or guessed or logged.basis is Basis.AFTERMATH):
+        messages = kernel.no_memory
+    if messages:
+        lines = [*messages[:_QUOTED], *logged.lines[:_QUOTED]]
+        return classify_lines(messages).model_copy(update={"lines": lines})
     if kills > 0 and (killed or guessed):
         return ended("group_killed", logged.lines, kills=kills)
     if (killed and (vague or guessed)) or (guessed and not kernel.unavailable):
-        checked = (
-            f"the kernel's log cannot be read ({kernel.unavailable}), so that this may have been "
-            "the OOM killer"
-            if kernel.unavailable
-            else "neither the kernel's log nor the control group shows an OOM kill"
-        )
+        checked = "neither the kernel's log nor the control group shows an OOM kill"
+        if kernel.unavailable:
+            checked = (
+                f"the kernel's log cannot be read ({kernel.unavailable}), so that this may have "
+                "been the OOM killer"
+            )
         how = f"{_names(killed) or 'the server'} was killed by SIGKILL; {checked}"
         return ended("killed", logged.lines, how=how)
     silent = [entry for entry in exits if entry.get("status") is None]
@@ -50,9 +66,10 @@ def cause_of(
             "its parent does not say how: most likely SIGKILL"
         )
         return ended("killed", logged.lines, how=how)
-    # SIGTERM is how helpers are sent home, also by an engine that is well.
-    first = next((entry for entry in signalled if entry["status"] != -signal.SIGTERM), None)
-    if first is not None and vague:
+    # A healthy engine also ends its helper processes by SIGTERM.
+    unexpected = [entry for entry in signalled if entry["status"] != -signal.SIGTERM]
+    if unexpected and vague:
+        first = unexpected[0]
         name = signal.Signals(-first["status"]).name
         summary = f"{_names([first])} was ended by {name}; {logged.summary}"
         return logged.model_copy(update={"kind": "engine_dead", "summary": summary})

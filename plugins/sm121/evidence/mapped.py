@@ -1,10 +1,11 @@
-"""The NCCL that a server's processes really mapped, by the digest of its file. The version of a
-package does not show it: `LD_PRELOAD`, `VLLM_NCCL_SO_PATH` or a library of the system may be in its
-place."""
+"""The NCCL that a server's processes mapped, by the digest of its file.
+
+The version of a package does not show it: `LD_PRELOAD`, `VLLM_NCCL_SO_PATH` or a library of the
+system may replace the package's library.
+"""
 
 import functools
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,29 +14,32 @@ import psutil
 
 from sm121.core.data_file import Record
 
-#: Of a line of /proc/PID/maps: the inode and the path.
+#: A line of /proc/PID/maps with its inode and path; see proc_pid_maps(5).
 _MAPPED = re.compile(
     r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +(?P<path>/.*/libnccl\.so[.\d]*)(?: \(deleted\))?$"
 )
+
+#: Characters of a digest in a message.
+_DIGEST_LENGTH = 12
 
 
 class MappedLibrary(Record):
     """A library that a process of the server mapped."""
 
+    #: Its path, as the process knows it.
     path: str
+    #: The digest of the file. Null: the file was replaced after the start, or cannot be read.
     sha256: str | None
-    """Null where the file was replaced since, or is not to be read from here."""
 
 
 def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
-    """Read which files `libnccl.so` of some processes are, by path.
+    """Read the files that are mapped as `libnccl.so` by the processes of a server.
 
     Args:
-        processes: of one server on this machine. Those that have ended, or are another user's, are
-            left out.
+        processes: The processes, on this machine. Ended ones and those of another user are skipped.
 
     Returns:
-        A row for each file; empty where no process mapped one.
+        A row for each file, sorted by path; empty if no process mapped one.
     """
     rows: dict[tuple[str, str | None], MappedLibrary] = {}
     for process in processes:
@@ -43,15 +47,19 @@ def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
         try:
             lines = (own / "maps").read_text("utf-8", "replace").splitlines()
         except OSError:
-            continue  # it has ended, or is not ours to read
-        for match in filter(None, map(_MAPPED.match, lines)):
-            # Below its root: in a container the path is another file than it is here.
+            continue  # it ended, or belongs to another user
+        for line in lines:
+            match = _MAPPED.match(line)
+            if match is None:
+                continue
+            # Below the root of the process: in a container the path names another file than here.
             sha256 = _sha256(own / "root" / match["path"].lstrip("/"), int(match["inode"]))
             rows[match["path"], sha256] = MappedLibrary(path=match["path"], sha256=sha256)
     return sorted(rows.values(), key=lambda row: (row.path, row.sha256 or ""))
 
 
 def _sha256(file: Path, inode: int) -> str | None:
+    """Return the digest of a mapped file, or None if the path now names another file."""
     try:
         status = file.stat()
         if status.st_ino != inode:
@@ -63,35 +71,38 @@ def _sha256(file: Path, inode: int) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _digest(file: Path, *_status: int) -> str:
-    """Of a file of some hundred MiB: once for each path and status."""
+    """Return the digest of a file; cached, since a library has some hundred MiB."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def different(by_node: Mapping[str, Sequence[MappedLibrary]]) -> list[str]:
-    """Compare the NCCL of each node with that of the first node that shows one.
+    """Compare the NCCL of each node with that of the first node with a digest.
 
     Args:
-        by_node: the libraries of each node, by its name. A node without a digest is not compared.
+        by_node: The libraries of each node, by its name. A node without a digest is not compared.
 
     Returns:
-        A line for each node that has others.
+        A line for each node with other libraries.
     """
-    digests = {
-        node: {row.sha256 for row in rows if row.sha256 is not None}
-        for node, rows in by_node.items()
-    }
-    shown = [(node, of_node) for node, of_node in digests.items() if of_node]
-    lines = []
-    for (first, expected), (node, of_node) in itertools.product(shown[:1], shown[1:]):
+    digests: dict[str, set[str]] = {}
+    for node, rows in by_node.items():
+        of_node = {row.sha256 for row in rows if row.sha256 is not None}
+        if of_node:
+            digests[node] = of_node
+    if not digests:
+        return []
+    first, expected = next(iter(digests.items()))
+    lines: list[str] = []
+    for node, of_node in digests.items():
         if of_node != expected:
             lines.append(
-                f"libnccl of {node}: expected sha256 {_named(expected)} as {first}, got "
-                f"{_named(of_node)}. A collective between two builds of NCCL may hang after 20 "
+                f"libnccl of {node}: expected sha256 {_shortened(expected)} as {first}, got "
+                f"{_shortened(of_node)}. A collective between two builds of NCCL may hang after 20 "
                 "minutes and more (vllm issue 42354). Start all nodes from one image"
             )
     return lines
 
 
-def _named(digests: Iterable[str]) -> str:
-    return ", ".join(sorted(each[:12] for each in digests))
+def _shortened(digests: Iterable[str]) -> str:
+    return ", ".join(sorted(digest[:_DIGEST_LENGTH] for digest in digests))

@@ -1,8 +1,12 @@
-"""What a server's /metrics say: its samples, and what they prove of its kernel path."""
+"""The samples of a server's /metrics, and the kernel path that they prove.
+
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_lines import cut
@@ -12,81 +16,156 @@ _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<
 #: A longer line is no sample: the longest of vLLM's has 3,000 characters.
 _LONGEST_LINE = 1 << 16
 _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
+#: Characters of a line in the evidence of a value.
+_LONGEST_EVIDENCE = 200
+#: Characters of a line in the evidence of an absent metric.
+_LONGEST_ABSENCE = 120
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The value that a metric proves, and the line that shows it."""
+
+    value: str | bool
+    line: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a Prometheus exposition."""
+
+    name: str
+    labels: dict[str, str]
+    #: The number; may be NaN or infinite.
+    value: float
+    #: The line that it was read from.
+    line: str
 
 
 def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
-    """The path with what the metrics show beside it; where the log says another value, that stands
-    and ``<field>_also`` has the metric. Raises DataFileError: nothing is known of the engine."""
+    """Add the values that the metrics prove to a kernel path.
+
+    Args:
+        path: The path that the log proves. It is not changed.
+        text: The answer of /metrics.
+        engine: The engine whose signatures are read.
+
+    Returns:
+        A copy. If the log has another value of a field, that value stays and the evidence
+        ``<field>_also`` has the metric.
+
+    Raises:
+        DataFileError: The engine has no signatures.
+    """
     signatures = load_signatures(engine).metric
-    metric_names = {name for s in signatures for name in (s.metric, s.served) if name is not None}
+    metric_names: set[str | None] = set()
+    for signature in signatures:
+        metric_names.add(signature.metric)
+        metric_names.add(signature.served)
     samples = list(samples_of(text, metric_names.__contains__))
     changed = path.model_copy(deep=True)
     for signature in signatures:
         reading = _read(signature, samples)
         if reading is None:
             continue
-        value, line = reading
+        evidence = cut(f"/metrics: {reading.line}")
         logged = getattr(changed, signature.field)
         if logged is None:
-            setattr(changed, signature.field, value)
-            changed.evidence[signature.field] = cut(f"/metrics: {line}")
-        elif logged != value:
-            changed.evidence.setdefault(f"{signature.field}_also", cut(f"/metrics: {line}"))
+            setattr(changed, signature.field, reading.value)
+            changed.evidence[signature.field] = evidence
+        elif logged != reading.value:
+            changed.evidence.setdefault(f"{signature.field}_also", evidence)
             others = changed.also.setdefault(signature.field, [])
-            if str(value) not in others:
-                others.append(str(value))
+            if str(reading.value) not in others:
+                others.append(str(reading.value))
     return changed
 
 
 def total(text: str, name: str) -> float | None:
-    """The sum of the samples of a metric; None without any, or where one is no number."""
-    values = [value for _, _, value, _ in samples_of(text, lambda sample: sample == name)]
-    return sum(values) if values and all(map(math.isfinite, values)) else None
+    """Return the sum of the samples of a metric.
+
+    Args:
+        text: The answer of /metrics.
+        name: The name of the metric.
+
+    Returns:
+        The sum over all labels; None without a sample, or if one is not finite.
+    """
+    values = [sample.value for sample in samples_of(text, name.__eq__)]
+    if values and all(map(math.isfinite, values)):
+        return sum(values)
+    return None
 
 
 def counters(text: str) -> dict[str, float]:
-    """The engine's counters by name, summed over labels: they never fall while it lives."""
+    """Return the engine's counters, which never decrease while the engine runs.
+
+    Args:
+        text: The answer of /metrics.
+
+    Returns:
+        The sum over all labels of each counter, by its name.
+    """
     totals: dict[str, float] = {}
-    for name, _, value, _ in samples_of(text, lambda n: n.endswith("_total") and ":" in n):
-        if math.isfinite(value):
-            totals[name] = totals.get(name, 0.0) + value
+    for sample in samples_of(text, _is_counter_of_engine):
+        if math.isfinite(sample.value):
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     return totals
 
 
-def samples_of(
-    text: str, wanted: Callable[[str], bool]
-) -> Iterator[tuple[str, dict[str, str], float, str]]:
-    """Name, labels, value and line of each sample whose name is wanted, in a Prometheus exposition.
-    A value may be NaN or infinite. What is no sample is left out."""
+def _is_counter_of_engine(name: str) -> bool:
+    return name.endswith("_total") and ":" in name
+
+
+def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[Sample]:
+    """Parse a Prometheus exposition.
+
+    Args:
+        text: The exposition.
+        wanted: Whether a name is parsed.
+
+    Yields:
+        Each sample with such a name. Lines that are no samples are skipped.
+    """
     for line in text.splitlines():
-        match = _SAMPLE.match(line) if len(line) <= _LONGEST_LINE else None
+        if len(line) > _LONGEST_LINE:
+            continue
+        match = _SAMPLE.match(line)
         if match is None or not wanted(match["name"]):
             continue
         try:
             value = float(match["value"])
         except ValueError:
             continue
-        yield match["name"], dict(_LABEL.findall(match["labels"] or "")), value, line
+        labels = dict(_LABEL.findall(match["labels"] or ""))
+        yield Sample(name=match["name"], labels=labels, value=value, line=line)
 
 
-def _read(
-    signature: MetricSignature, samples: list[tuple[str, dict[str, str], float, str]]
-) -> tuple[str | bool, str] | None:
-    matches = [sample for sample in samples if sample[0] == signature.metric]
+def _read(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | None:
+    """Return the value that a signature finds, or None."""
+    matches = [sample for sample in samples if sample.name == signature.metric]
     if signature.absent is not None:
-        served = [s for s in samples if s[0] == signature.served and s[2] > 0]
-        if matches or not served:
-            return None
-        return signature.absent, f"no {signature.metric} though {cut(served[0][3], 120)}"
-    values = {
-        sample[1][signature.label]: sample[3]
-        for sample in matches
-        if signature.label is not None and signature.label in sample[1]
-    }
-    if len(values) != 1:
-        return None  # several engines that do not agree prove nothing of any
-    text, line = next(iter(values.items()))
+        return _read_absence(signature, samples) if not matches else None
+    lines: dict[str, str] = {}
+    for sample in matches:
+        if signature.label is not None and signature.label in sample.labels:
+            lines[sample.labels[signature.label]] = sample.line
+    if len(lines) != 1:
+        return None  # the values of several engines that disagree prove nothing
+    text, line = next(iter(lines.items()))
     if text in signature.nothing:
         return None
     start = max(line.find(f'{signature.label}="'), 0)
-    return signature.mapping.get(text, text), cut(line, 200, around=start)
+    value = signature.mapping.get(text, text)
+    return _Reading(value, cut(line, _LONGEST_EVIDENCE, around=start))
+
+
+def _read_absence(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | None:
+    """Return the value that an absent metric proves, if the server served requests."""
+    if signature.absent is None:
+        return None
+    for sample in samples:
+        if sample.name == signature.served and sample.value > 0:
+            line = cut(sample.line, _LONGEST_ABSENCE)
+            return _Reading(signature.absent, f"no {signature.metric} though {line}")
+    return None

@@ -1,54 +1,95 @@
-"""Connections whose other end acknowledges nothing: a port is blocked, or the link is down. The
-kernel's own count of what it has sent again tells that; nothing is sent to find it out."""
+"""Connections without acknowledgements, because a port is blocked or the link is down.
+
+The kernel's counters of retransmissions show them; this module sends nothing.
+"""
 
 import contextlib
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+#: The folder of the kernel's tables of connections; see proc_net_tcp in the kernel's documentation.
 _NET = Path("/proc/self/net")
-#: Its timer is that of a retransmission (``tcp_diag``: 1).
+#: The kind of a timer that waits for a retransmission (``tcp_diag``: 1).
 _SENDS_AGAIN = "01"
-#: With so many in a row, a second and more has passed: a lost packet takes one or two.
+#: Retransmissions in a row, which take more than a second. A lost packet needs one or two.
 _TIMES = 3
+
+
+@dataclass(frozen=True)
+class _End:
+    """One end of a connection."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        if ":" in self.address:
+            return f"[{self.address}]:{self.port}"
+        return f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """A connection, with the inode of its socket on this machine."""
+
+    inode: str
+    local: _End
+    remote: _End
+
+    def __str__(self) -> str:
+        return f"{self.local} -> {self.remote}"
 
 
 def unanswered(
     processes: Callable[[], Iterable[psutil.Process]], peers: Collection[str]
 ) -> list[str]:
-    """Connections of these processes to one of `peers`, as ``A:PORT -> B:PORT``, if any is told."""
-    ends = {
-        inode: f"{local} -> {remote}"
-        for inode, local, remote in _repeated(_NET)
-        if remote.rpartition(":")[0].strip("[]") in peers
-    }
-    # The table is of all processes. Whose they are is asked where there is trouble alone.
-    of_server = {inode for each in processes() for inode in _sockets(each.pid)} if ends else set()
-    return sorted(end for inode, end in ends.items() if inode in of_server)
+    """Find connections to other nodes whose data is not acknowledged.
+
+    Args:
+        processes: Returns the processes of the server. Only called if there is such a connection.
+        peers: The addresses of the other nodes.
+
+    Returns:
+        Each connection as ``A:PORT -> B:PORT``.
+    """
+    # The tables have the connections of all processes.
+    connections = [found for found in _repeating(_NET) if found.remote.address in peers]
+    if not connections:
+        return []
+    inodes: set[str] = set()
+    for process in processes():
+        inodes.update(_sockets(process.pid))
+    return sorted(str(found) for found in connections if found.inode in inodes)
 
 
 def _sockets(pid: int) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
+    """Yield the inodes of the sockets of a process."""
+    with contextlib.suppress(OSError):  # it ended, or belongs to another user
         for file in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):  # just closed
                 yield str(file.readlink()).removeprefix("socket:[").removesuffix("]")
 
 
-def _repeated(tables: Path) -> Iterator[tuple[str, str, str]]:
-    for table in filter(Path.exists, (tables / "tcp", tables / "tcp6")):
+def _repeating(tables: Path) -> Iterator[_Connection]:
+    """Yield the connections that wait for the acknowledgement of a retransmission."""
+    for table in (tables / "tcp", tables / "tcp6"):
+        if not table.exists():
+            continue
         for line in table.read_text("ascii").splitlines()[1:]:
             _, local, remote, _state, _queues, timer, times, _uid, _waits, inode = line.split()[:10]
             if timer.partition(":")[0] == _SENDS_AGAIN and int(times, 16) >= _TIMES:
-                yield inode, _end(local), _end(remote)
+                yield _Connection(inode, _parse_end(local), _parse_end(remote))
 
 
-def _end(entry: str) -> str:
-    """As people write it. The kernel writes words of four bytes, the last byte of each first."""
+def _parse_end(entry: str) -> _End:
+    """Parse an address of the kernel's: words of four bytes, the last byte of each first."""
     words, _, port = entry.partition(":")
     packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
     address = ipaddress.ip_address(packed)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    text = str(mapped or address)
-    return f"[{text}]:{int(port, 16)}" if ":" in text else f"{text}:{int(port, 16)}"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return _End(str(address), int(port, 16))

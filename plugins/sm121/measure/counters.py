@@ -64,9 +64,9 @@ def read(text: str) -> Counters:
         text: The text of /metrics.
     """
     values: dict[str, float] = {}
-    for name, _, value, _ in metrics.samples_of(text, _OUR_NAMES.__contains__):
-        counter = _OUR_NAMES[name]
-        values[counter] = values.get(counter, 0.0) + value
+    for sample in metrics.samples_of(text, _OUR_NAMES.__contains__):
+        counter = _OUR_NAMES[sample.name]
+        values[counter] = values.get(counter, 0.0) + sample.value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 
@@ -158,10 +158,11 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     if "drafts" not in values:
         return None
     accepted: dict[int, float] = {}
-    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__contains__):
-        if labels.get("position", "").isdigit():
-            position = int(labels["position"])
-            accepted[position] = accepted.get(position, 0.0) + value
+    for sample in metrics.samples_of(text, _BY_POSITION.__contains__):
+        place = sample.labels.get("position", "")
+        if place.isdigit():
+            position = int(place)
+            accepted[position] = accepted.get(position, 0.0) + sample.value
     return Drafted(
         drafts=values["drafts"],
         tokens=values.get("draft_tokens", 0.0),
