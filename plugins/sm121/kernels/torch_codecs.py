@@ -1,0 +1,143 @@
+"""MXFP4, MXFP8 and E4M3 in plain PyTorch: the codecs of the provider `torch`.
+
+Written independently of the oracle, by another formula for each codec. A mutant of the tests
+overrides one of the small methods, because each of them is a place where a kernel can be wrong.
+"""
+
+import torch
+from torch import Tensor
+
+#: Elements that share one scale in the OCP microscaling formats.
+BLOCK = 32
+#: The positive values of E2M1 by their codes.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+#: The largest value of E2M1.
+_E2M1_MAX = 6.0
+#: The largest value of E4M3 (float8_e4m3fn).
+_E4M3_MAX = 448.0
+#: The bias of an E8M0 scale.
+_E8M0_BIAS = 127
+#: The E8M0 byte of NaN.
+_E8M0_NAN = 0xFF
+
+
+class TorchCodecs:
+    """The quantisers and the decoder of MXFP4, on any device."""
+
+    mxfp4_scale_rule = "ceil"
+    mxfp8_scale_rule = "ceil"
+
+    def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode x in MXFP4.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The packed elements [M, K/2] u8 and the scales [M, K/32] u8 E8M0.
+        """
+        blocks = x.float().unflatten(-1, (-1, BLOCK))
+        scales = self.block_scales(blocks.abs().amax(-1), _E2M1_MAX)
+        scaled = times_power_of_two(blocks, _E8M0_BIAS - scales.int())
+        codes = self.e2m1_codes(scaled).flatten(-2)
+        return self.pack(codes), scales
+
+    def block_scales(self, amax: Tensor, largest: float) -> Tensor:
+        """Return the scales of blocks by the rule `ceil`.
+
+        Args:
+            amax: The largest magnitude of each block.
+            largest: The largest value of the element's format.
+
+        Returns:
+            The least power of two with amax / scale <= largest, as u8 E8M0, of the shape of `amax`.
+        """
+        mantissa, exponent = torch.frexp(amax / largest)
+        exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
+        exponent = torch.where(amax == 0, -_E8M0_BIAS, exponent)
+        return (exponent + _E8M0_BIAS).clamp(0, 254).to(torch.uint8)
+
+    def e2m1_codes(self, values: Tensor) -> Tensor:
+        """Return the codes of the nearest E2M1 values, ties to even.
+
+        Args:
+            values: Values of any shape. The grid is 0.5 up to 2, 1 up to 4, then 2.
+        """
+        size = values.abs().clamp(max=_E2M1_MAX)
+        low = (size * 2).round()
+        middle = size.round() + 2
+        high = (size / 2).round() + 4
+        code = torch.where(size < 2, low, torch.where(size < 4, middle, high))
+        sign = values.signbit().to(torch.uint8) * 8
+        return (code.to(torch.uint8) + sign).to(torch.uint8)
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Return codes [..., K] as bytes [..., K/2], the even element in the low nibble."""
+        return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+    def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
+        """Decode MXFP4.
+
+        Args:
+            packed: [..., K/2] u8.
+            scales: [..., K/32] u8 E8M0.
+
+        Returns:
+            The values [..., K] float32.
+        """
+        positive = torch.tensor(_E2M1, device=packed.device)
+        values = torch.cat((positive, -positive))
+        pairs = torch.cartesian_prod(values, values)
+        elements = self.order_nibbles(pairs)[packed.int()].flatten(-2)
+        blocks = elements.unflatten(-1, (-1, BLOCK))
+        return (blocks * self.scale_values(scales)[..., None]).flatten(-2)
+
+    def order_nibbles(self, pairs: Tensor) -> Tensor:
+        """Return the elements of each byte in their order.
+
+        Args:
+            pairs: [256, 2], the values of the high and the low nibble.
+
+        Returns:
+            [256, 2], the values of the even and the odd element.
+        """
+        return pairs.flip(-1)
+
+    def scale_values(self, scales: Tensor) -> Tensor:
+        """Return the values of scales (u8 E8M0) in float32."""
+        ones = torch.ones_like(scales, dtype=torch.float32)
+        powers = times_power_of_two(ones, scales.int() - _E8M0_BIAS)
+        return torch.where(scales == _E8M0_NAN, torch.nan, powers)
+
+    def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode x in MXFP8.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The elements [M, K] float8_e4m3fn and the scales [M, K/32] u8 E8M0.
+        """
+        blocks = x.float().unflatten(-1, (-1, BLOCK))
+        scales = self.block_scales(blocks.abs().amax(-1), _E4M3_MAX)
+        scaled = times_power_of_two(blocks, _E8M0_BIAS - scales.int()).flatten(-2)
+        return self.e4m3(scaled), scales
+
+    def e4m3(self, values: Tensor) -> Tensor:
+        """Return the nearest E4M3 values (float8_e4m3fn), saturated."""
+        return values.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+
+
+def times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
+    """Return values * 2^exponents, exact in float32.
+
+    The product has two steps, because 2^exponent itself may be beyond float32.
+
+    Args:
+        values: [..., n] or [...].
+        exponents: [...], integers.
+    """
+    if exponents.dim() < values.dim():
+        exponents = exponents[..., None]
+    half = exponents // 2
+    return torch.ldexp(torch.ldexp(values, half), exponents - half)
