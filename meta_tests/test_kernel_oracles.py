@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sm121.core.errors import UsageError
-from sm121.kernels import block_scales, cases, comparison, problems
+from sm121.kernels import block_scales, cases, comparison, expert_problems, problems
 from sm121.kernels.protocol import Declaration, declaration
 from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
 from sm121.oracles.formats import CHOICES, EXACT, ROUND_INPUTS, Rounding
@@ -164,7 +164,7 @@ def test_one_expert_with_mxfp8_activations_by_hand():
 def test_activations_that_there_are_not_are_refused():
     for declared in (Declaration(activations="int8"), Declaration(activations="mxfp8")):
         with pytest.raises(TypeError, match="bfloat16, or mxfp8 with an"):
-            problems.roundings(declared)
+            expert_problems.roundings(declared)
 
 
 def test_routing_of_four_logits_by_hand():
@@ -260,7 +260,7 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
 def test_a_block_scale_of_the_first_matrix_shows_itself(clean):
     """Some of them are really made wrong; each is named."""
     problem = problems.build(block_scale_case("gate-up"))
-    keywords = {**problem.keywords, "roundings": problems.roundings(declaration(clean()))}
+    keywords = {**problem.keywords, "roundings": expert_problems.roundings(declaration(clean()))}
     x, shares, ids, (packed, scales), *rest = problem.arguments
     right = moe.fused_moe(*problem.arguments, **keywords)
     generator = torch.Generator().manual_seed(0)

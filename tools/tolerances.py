@@ -15,10 +15,17 @@ import torch
 from torch import Tensor
 
 from sm121.core.unmet import Fact
-from sm121.kernels import block_scales, cases, comparison, problems
+from sm121.kernels import (
+    attention_problems,
+    block_scales,
+    cases,
+    comparison,
+    expert_problems,
+    problems,
+)
 from sm121.kernels.cases import Case, DecodeCase, LinearCase, MoeCase, PrefillCase
 from sm121.kernels.comparison import MEASURES, Errors, KernelTolerance
-from sm121.kernels.problems import Problem
+from sm121.kernels.problem import Problem
 from sm121.kernels.protocol import Declaration, declaration
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import attention, moe
@@ -80,7 +87,7 @@ class FastExponentialProvider(AtomicsProvider):
 CLEAN = (TorchProvider, Mxfp8Provider)
 
 MXFP8 = declaration(Mxfp8Provider())
-_PATH = problems.roundings(MXFP8)
+_PATH = expert_problems.roundings(MXFP8)
 DEFINITIONS = {
     "nothing: the exact mathematics": moe.EXACT,
     "x": moe.Roundings(x=_PATH.x),
@@ -184,7 +191,7 @@ def _expected(problem: Problem, declared: Declaration) -> Tensor:
     assert problem.reference is not None
     if problem.operation != "fused_moe":
         return problem.reference
-    path = problems.roundings(declared)
+    path = expert_problems.roundings(declared)
     return moe.fused_moe(*problem.arguments, **problem.keywords, roundings=path)
 
 
@@ -301,7 +308,7 @@ def _attention_findings(
     reference = problem.reference
 
     def changed(**keywords: Any) -> Tensor:
-        inputs = problems.as_cached(case, problem.arguments)
+        inputs = attention_problems.as_cached(case, problem.arguments)
         return oracle(*inputs, **problem.keywords | keywords).reshape(reference.shape) - reference
 
     if case.sinks == "usual":
@@ -338,7 +345,7 @@ def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
     problem = problems.build(case)
     declared = declaration(clean)
     arguments, keywords = problem.arguments, problem.keywords
-    keywords = keywords | {"roundings": problems.roundings(declared)}
+    keywords = keywords | {"roundings": expert_problems.roundings(declared)}
     if not case.readout:
         output = clean.fused_moe(*arguments, **problem.keywords)
         error = output.double() - _expected(problem, declared)

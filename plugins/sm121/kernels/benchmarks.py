@@ -1,6 +1,9 @@
-"""Kernel times. A number counts only when the output of a timed call is right (some rows of it
-against the oracle, all of it written, from values that no call before it had) and when it is not
-faster than memory: its share of the measured bandwidth is at most one."""
+"""Kernel times, each with the check that the timed call did its work.
+
+A time counts only under two conditions. The output of a timed call is right: some of its rows are
+compared with the oracle, all of it is written, and its input had new values. And the call is not
+faster than memory: its share of the measured bandwidth is at most one.
+"""
 
 import functools
 import time
@@ -14,44 +17,66 @@ from torch import Tensor
 
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun
-from sm121.kernels import comparison, expert_layers, problems
+from sm121.kernels import codec_problems, comparison, expert_layers, expert_problems
 from sm121.kernels.cases import BenchmarkCase
 from sm121.kernels.protocol import Declaration, declaration, prepared
 from sm121.measure import stream_bandwidth
 from sm121.measure.stream_bandwidth import Bandwidth
-from sm121.oracles import attention, moe
+from sm121.oracles import attention, moe, mxfp4
 
+#: The largest accepted share of the bandwidth: its measurement and a few microseconds scatter.
 _MARGIN = 1.1
-"""A share up to this counts as one: the measured bandwidth and a few microseconds both scatter."""
 
-_ON_GPU = 4 << 30
-_TIMES_CACHE = 8
-"""The buffer that the bandwidth is measured on."""
+#: The buffer that the bandwidth is measured on: in bytes on a GPU, in last-level caches on a CPU,
+#: and its bounds there.
+_BUFFER_ON_GPU = 4 << 30
+_BUFFER_IN_CACHES = 8
+_SMALLEST_BUFFER = 64 << 20
+_LARGEST_BUFFER = 1 << 30
 
+#: Rows and columns of an output that are compared with the oracle.
 _ROWS = 4
 _COLUMNS = 1024
-_EVERYWHERE = 16
-"""In blocks of so many columns no row may be zero all over, nor anything be NaN or infinite."""
+#: An output may not be zero in so many neighbouring columns of a row, nor NaN or infinite anywhere.
+_ZERO_COLUMNS = 16
+#: The exponents (E8M0) of the scales of the experts' matrices, the upper bound excluded.
+_FIRST_SCALES = (119, 121)
+_SECOND_SCALES = (117, 119)
+#: The GPU waits for about a millisecond, so that the time of the host is not measured.
+_HOLD_CYCLES = 2_000_000
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What is called, and how to judge what it returns."""
+    """A call, and the judgement of its output.
+
+    Attributes:
+        call: The call.
+        bytes_moved: The least number of bytes that it reads and writes, each byte once.
+        judge: Returns one fact for each fault of an output.
+        activation: The input that a call reads anew.
+    """
 
     call: Callable[[], Any]
     bytes_moved: int
-    """What must be read and written at the least, each byte once."""
     judge: Callable[[Any], list[Fact]]
     activation: Tensor
-    """What a call reads anew."""
 
     def renew(self) -> None:
+        """Give the activation new values, so that an old output is wrong."""
         self.activation.copy_(self.activation.roll(1, -1))
 
 
 def build(provider: Any, case: BenchmarkCase) -> Timed:
-    """A case's call with its inputs on the provider's device, weights already in its own layout.
-    Raises NotRun when the provider lacks the operation."""
+    """Build the call of a case, with weights in the provider's own layout.
+
+    Args:
+        provider: The kernel provider.
+        case: The operation and its sizes.
+
+    Raises:
+        NotRun: The provider lacks the operation.
+    """
     declared = declaration(provider)
     if getattr(provider, case.operation, None) is None:
         raise NotRun(
@@ -62,7 +87,16 @@ def build(provider: Any, case: BenchmarkCase) -> Timed:
 
 
 def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
-    """Raises Invalid when the output of the last call is wrong."""
+    """Check the output of the last call.
+
+    Args:
+        case: The case.
+        timed: Its call.
+        output: The output.
+
+    Raises:
+        Invalid: The output is wrong.
+    """
     wrong = timed.judge(output)
     if wrong:
         raise Invalid(
@@ -71,7 +105,21 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
 
 
 def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: Bandwidth) -> float:
-    """The share of the roofline. Raises Invalid: a wrong output, or too fast for the memory."""
+    """Check the output of the last call and its time.
+
+    Args:
+        case: The case.
+        seconds: The time of a call.
+        timed: The call.
+        output: The output.
+        peak: The bandwidth of the memory.
+
+    Returns:
+        The share of the bandwidth.
+
+    Raises:
+        Invalid: The output is wrong, or the call is faster than the memory.
+    """
     check_output(case, timed, output)
     share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
     if not 0 < share <= _MARGIN:
@@ -91,15 +139,20 @@ def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: 
 
 @functools.cache
 def bandwidth(device: str) -> Bandwidth:
-    """The roofline of a device, measured once."""
+    """Measure the bandwidth of a device's memory, once.
+
+    Args:
+        device: The device, as PyTorch names it.
+    """
     if device != "cpu":
-        return stream_bandwidth.read_bandwidth(_ON_GPU, device=device)
-    size = max(_TIMES_CACHE * stream_bandwidth.last_level_cache_bytes(), 64 << 20)
-    return stream_bandwidth.read_bandwidth(min(size, 1 << 30), device="cpu")
+        return stream_bandwidth.read_bandwidth(_BUFFER_ON_GPU, device=device)
+    size = _BUFFER_IN_CACHES * stream_bandwidth.last_level_cache_bytes()
+    size = min(max(size, _SMALLEST_BUFFER), _LARGEST_BUFFER)
+    return stream_bandwidth.read_bandwidth(size, device="cpu")
 
 
-def _size(*tensors: Tensor | None) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+def _byte_count(*tensors: Tensor) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -112,37 +165,41 @@ def _bytes(generator: torch.Generator, low: int, high: int, *shape: int) -> Tens
     )
 
 
-def _by_rows(
+def _judge_rows(
     operation: Any,
     expected: Callable[[], Tensor],
     rows: Callable[[Tensor], Tensor],
     declared: Declaration,
 ) -> Callable[[Any], list[Fact]]:
+    """Return a judgement that compares some rows of an output with the oracle's."""
+
     def judge(output: Any) -> list[Fact]:
-        if not isinstance(output, Tensor) or not (
-            limit := comparison.tolerance(operation, output.dtype, declared)
-        ):
+        limit = None
+        if isinstance(output, Tensor):
+            limit = comparison.tolerance(operation, output.dtype, declared)
+        if limit is None:
             return [Fact("a bfloat16 or float32 tensor", "another")]
         reference = expected()
         observed = rows(output).reshape(reference.shape).cpu()
         errors = comparison.measure(observed, reference, limit.floor)
-        return errors.beyond(limit) + _unwritten(output)
+        return errors.beyond(limit) + _find_unwritten(output)
 
     return judge
 
 
-def _unwritten(output: Tensor) -> list[Fact]:
+def _find_unwritten(output: Tensor) -> list[Fact]:
     if not bool(output.isfinite().all()):
         return [Fact("finite values throughout", "others")]
-    whole = output.shape[-1] // _EVERYWHERE * _EVERYWHERE
-    blocks = output[..., :whole].unflatten(-1, (-1, _EVERYWHERE))
+    whole = output.shape[-1] // _ZERO_COLUMNS * _ZERO_COLUMNS
+    blocks = output[..., :whole].unflatten(-1, (-1, _ZERO_COLUMNS))
     zero = int((blocks == 0).all(-1).sum())
     if zero:
-        return [Fact(f"{_EVERYWHERE} neighbours are not all zero", f"{zero} times")]
+        return [Fact(f"{_ZERO_COLUMNS} neighbours are not all zero", f"{zero} times")]
     return []
 
 
-def _some(generator: torch.Generator, size: int, count: int) -> Tensor:
+def _choose(generator: torch.Generator, size: int, count: int) -> Tensor:
+    """Return some places below `size`, sorted: the first, the last, and random ones."""
     permutation = torch.randperm(size, generator=generator, device=generator.device)
     ends = torch.tensor([0, size - 1], device=generator.device)
     return torch.cat([ends, permutation])[: min(count, size)].unique()
@@ -151,33 +208,47 @@ def _some(generator: torch.Generator, size: int, count: int) -> Tensor:
 def _experts(
     provider: Any, declared: Declaration, case: BenchmarkCase, generator: torch.Generator
 ) -> Timed:
-    e, h, i = case.experts, case.hidden, case.intermediate
-    w1 = _bytes(generator, 0, 256, e, 2 * i, h // 2), _bytes(generator, 119, 121, e, 2 * i, h // 32)
-    w2 = _bytes(generator, 0, 256, e, h, i // 2), _bytes(generator, 117, 119, e, h, i // 32)
-    b1, b2 = _normal(generator, e, 2 * i), _normal(generator, e, h)
+    e = case.experts
+    h = case.hidden
+    i = case.intermediate
+    w1 = (
+        _bytes(generator, 0, 256, e, 2 * i, h // 2),
+        _bytes(generator, *_FIRST_SCALES, e, 2 * i, h // mxfp4.BLOCK),
+    )
+    w2 = (
+        _bytes(generator, 0, 256, e, h, i // 2),
+        _bytes(generator, *_SECOND_SCALES, e, h, i // mxfp4.BLOCK),
+    )
+    b1 = _normal(generator, e, 2 * i)
+    b2 = _normal(generator, e, h)
     x = _normal(generator, case.tokens, h)
     shares = _normal(generator, case.tokens, case.top_k).float().softmax(-1)
     order = torch.rand(case.tokens, e, generator=generator, device=generator.device).argsort(-1)
     ids = order[:, : case.top_k].int().contiguous()
-    constants: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
-    call = prepared(provider, "fused_moe", x, shares, ids, w1, b1, w2, b2, **constants)
-    at = _some(generator, case.tokens, _ROWS)
+    swiglu: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
+    call = prepared(provider, "fused_moe", x, shares, ids, w1, b1, w2, b2, **swiglu)
+    at = _choose(generator, case.tokens, _ROWS)
 
     def expected() -> Tensor:
+        # The oracle gets the experts of these rows alone, numbered anew in sorted order.
         chosen = ids[at].unique().long()
-        of = {int(old): new for new, old in enumerate(chosen)}
-        local = torch.tensor([[of[int(old)] for old in row] for row in ids[at]], dtype=torch.int32)
-        first, second = ((w[0][chosen].cpu(), w[1][chosen].cpu()) for w in (w1, w2))
-        biases = b1[chosen].cpu(), b2[chosen].cpu()
+        local = torch.searchsorted(chosen, ids[at].long()).int().cpu()
         return moe.fused_moe(
-            x[at].cpu(), shares[at].cpu(), local, first, biases[0], second, biases[1], **constants,
-            roundings=problems.roundings(declared),
-        )  # fmt: skip
+            x[at].cpu(),
+            shares[at].cpu(),
+            local,
+            (w1[0][chosen].cpu(), w1[1][chosen].cpu()),
+            b1[chosen].cpu(),
+            (w2[0][chosen].cpu(), w2[1][chosen].cpu()),
+            b2[chosen].cpu(),
+            **swiglu,
+            roundings=expert_problems.roundings(declared),
+        )
 
-    touched = len(ids.unique())
-    weights = _size(*w1, *w2, b1, b2) // e * touched
-    moved = weights + _size(x, shares, ids) + _size(x)
-    judge = _by_rows("fused_moe", expected, lambda y: y[at], declared)
+    experts_read = len(ids.unique())
+    weights = _byte_count(*w1, *w2, b1, b2) // e * experts_read
+    moved = weights + _byte_count(x, shares, ids) + _byte_count(x)
+    judge = _judge_rows("fused_moe", expected, lambda y: y[at], declared)
     return Timed(call, moved, judge, x)
 
 
@@ -192,21 +263,20 @@ def _decode(
     order = torch.randperm(pages, generator=generator, device=generator.device)
     table = order.int()[None].contiguous()
     lengths = torch.tensor([length], dtype=torch.int32, device=generator.device)
-    keywords: dict[str, Any] = {
-        "sinks": _normal(generator, case.query_heads).float(),
-        "window": case.window,
-        "scale": case.head_dim**-0.5,
-    }
-    call = prepared(provider, "decode_attention", q, cache, table, lengths, **keywords)
+    sinks = _normal(generator, case.query_heads).float()
+    keywords: dict[str, Any] = {"window": case.window, "scale": case.head_dim**-0.5}
+    call = prepared(provider, "decode_attention", q, cache, table, lengths, sinks=sinks, **keywords)
 
     def expected() -> Tensor:
-        arguments = [t.cpu() for t in (q, cache, table, lengths)]
-        on_cpu = keywords | {"sinks": keywords["sinks"].cpu()}
-        return attention.decode(*arguments, **on_cpu).flatten(0, 1)
+        output = attention.decode(
+            q.cpu(), cache.cpu(), table.cpu(), lengths.cpu(), sinks=sinks.cpu(), **keywords
+        )
+        return output.flatten(0, 1)
 
     visible = length if case.window is None else min(length, case.window)
-    moved = visible * 2 * case.kv_heads * case.head_dim * 2 + 2 * _size(q)
-    judge = _by_rows("decode_attention", expected, lambda o: o.flatten(0, 1), declared)
+    key_and_value_bytes = 2 * case.kv_heads * case.head_dim * cache.element_size()
+    moved = visible * key_and_value_bytes + 2 * _byte_count(q)
+    judge = _judge_rows("decode_attention", expected, lambda o: o.flatten(0, 1), declared)
     return Timed(call, moved, judge, q)
 
 
@@ -215,12 +285,12 @@ def _quantise(
 ) -> Timed:
     x = _normal(generator, case.tokens, case.hidden)
     call = prepared(provider, case.operation, x)
-    form = case.operation.removesuffix("_quantize")
+    form = "mxfp4" if case.operation == "mxfp4_quantize" else "mxfp8"
     elements = x.numel() // 2 if form == "mxfp4" else x.numel()
-    moved = _size(x) + elements + x.numel() // 32
+    moved = _byte_count(x) + elements + x.numel() // mxfp4.BLOCK
 
     def judge(output: Any) -> list[Fact]:
-        return problems.quantisation(x.cpu(), form).judge(output, declared)
+        return codec_problems.quantisation(x.cpu(), form).judge(output, declared)
 
     return Timed(call, moved, judge, x)
 
@@ -231,13 +301,15 @@ def _lm_head(
     x = _normal(generator, case.tokens, case.hidden)
     weight = _normal(generator, case.vocabulary, case.hidden)
     call = prepared(provider, "lm_head", x, weight)
-    at = _some(generator, case.vocabulary, _COLUMNS)
+    at = _choose(generator, case.vocabulary, _COLUMNS)
 
     def expected() -> Tensor:
         return x.cpu().double() @ weight[at].cpu().double().T
 
-    moved = _size(x, weight) + 2 * case.tokens * case.vocabulary
-    return Timed(call, moved, _by_rows("lm_head", expected, lambda y: y[:, at], declared), x)
+    output_bytes = x.element_size() * case.tokens * case.vocabulary
+    moved = _byte_count(x, weight) + output_bytes
+    judge = _judge_rows("lm_head", expected, lambda y: y[:, at], declared)
+    return Timed(call, moved, judge, x)
 
 
 _BUILDERS: dict[str, Callable[..., Timed]] = {
@@ -247,10 +319,6 @@ _BUILDERS: dict[str, Callable[..., Timed]] = {
     "mxfp8_quantize": _quantise,
     "lm_head": _lm_head,
 }
-
-
-_HOLD_CYCLES = 2_000_000
-"""About a millisecond in which the GPU waits, so that the host's slowness is not timed."""
 
 
 class HostClock:
@@ -263,6 +331,7 @@ class HostClock:
         self._other = np.ones(3 * stream_bandwidth.last_level_cache_bytes() // 8, dtype=np.int64)
 
     def before(self) -> None:
+        """Replace the content of the caches."""
         np.bitwise_or.reduce(self._other)
 
 
@@ -279,7 +348,11 @@ class _Moment:
 
 
 class EventClock:
-    """CUDA events around the enqueued work, with the L2 cache overwritten before each round."""
+    """CUDA events around the enqueued work, with the L2 cache overwritten before each round.
+
+    Args:
+        device: The device, as PyTorch names it.
+    """
 
     how = "CUDA events, cold L2 cache"
 
@@ -288,9 +361,11 @@ class EventClock:
         self._other = torch.empty(max(4 * cache, 64 << 20), dtype=torch.uint8, device=device)
 
     def now(self) -> Any:
+        """Return a moment; the difference of two is in seconds."""
         return _Moment()
 
     def before(self) -> None:
+        """Replace the content of the L2 cache, and let the GPU wait for the host."""
         torch.cuda.synchronize()
         self._other.zero_()
         torch.cuda._sleep(_HOLD_CYCLES)
@@ -298,6 +373,14 @@ class EventClock:
 
 @functools.cache
 def clock_of(device: str) -> HostClock | EventClock:
-    """The clock for a provider's device: one for all tests, for pytest-benchmark keeps the timer of
-    each of them to the end of the session, and a timer holds gigabytes where caches are large."""
-    return HostClock() if device == "cpu" else EventClock(device)
+    """Return the clock of a device.
+
+    All tests share one clock: pytest-benchmark keeps each test's timer to the end of the session,
+    and a timer holds gigabytes if caches are large.
+
+    Args:
+        device: The device, as PyTorch names it.
+    """
+    if device == "cpu":
+        return HostClock()
+    return EventClock(device)

@@ -1,6 +1,7 @@
-"""One operation of a provider on one problem: what is wrong with what it did."""
+"""Run one operation of a provider on one problem, and judge the results."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from sm121.core.unmet import Fact, of
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import poison
-from sm121.kernels.problems import Problem
+from sm121.kernels.problem import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
 
-# What a provider may say "not these strides" with. Anything else is an error of its own.
+#: Exceptions by which a provider may refuse strides. Any other one is an error of its own.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
+#: Calls before a graph is recorded.
 _WARM_UPS = 3
 
 #: Runs of an operation with the same inputs, where more than the two with poison. FlashInfer's own
@@ -24,91 +26,152 @@ _WARM_UPS = 3
 #: cases: 97 % for one in five, 64 % for one in sixteen.
 RUNS = {"decode_attention": 16, "decode_attention_fp8": 16}
 
+#: Records a call. Returns its replay, and the output that a replay writes.
 Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
-"""Records a call; gives its replay, and the output that a replay writes."""
 
 
 class DeviceFault(RuntimeError):
-    """The device reported an error; where its context is broken, whatever comes next fails too."""
+    """The device reported an error. If its context is broken, each later call fails, too."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One operation of a provider, on one problem."""
+
+    declared: Declaration
+    operation: Callable[..., Any]
+    problem: Problem
+
+    @property
+    def is_declared_deterministic(self) -> bool:
+        return self.problem.operation in self.declared.deterministic
+
+    def copy_arguments(self) -> list[Any]:
+        """Return the problem's arguments on the device, in new memory with the same strides."""
+        return list(_copy_to_device(self.problem.arguments, self.declared.device))
+
+    def copy_keywords(self) -> dict[str, Any]:
+        keywords: dict[str, Any] = _copy_to_device(self.problem.keywords, self.declared.device)
+        return keywords
+
+    def call_poisoned(self, kind: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+        """Run the operation into poisoned memory, and check that the device still computes."""
+        try:
+            with poison.Poisoned(kind):
+                output = self.operation(*arguments, **keywords)
+        except _REFUSALS as error:
+            # A fault of the device is a RuntimeError too, and is never a refusal.
+            if is_device_fault(error):
+                raise self.fault(error) from error
+            if self.problem.strided:
+                words = str(error).splitlines()[0]
+                why = f"provider {self.declared.name} refuses strided inputs: {words}"
+                raise Inapplicable(why) from error
+            raise
+        self.probe()
+        return output
+
+    def probe(self) -> None:
+        """Check that the device computes, so that a fault shows at the kernel that made it."""
+        try:
+            total = int(torch.ones(1024, device=self.declared.device).sum())
+        except RuntimeError as error:
+            raise self.fault(error) from error
+        if total != 1024:
+            raise self.fault(RuntimeError(f"1024 ones add up to {total}"))
+
+    def fault(self, error: Exception) -> DeviceFault:
+        operation = f"{self.declared.name}'s {self.problem.operation}"
+        required = f"{self.declared.device} computes on after {operation}"
+        return DeviceFault(Fact(required, str(error).splitlines()[0]))
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice, on fresh inputs and into differently poisoned memory, and then as
-    often as `RUNS` has it; a line for each thing that is wrong: values, shapes, poison that was
-    left, inputs that were changed, bits that differ although the provider declares them the same.
-    Raises NotRun: the provider lacks the operation; Inapplicable: it refuses the input aloud, so
-    that it never serves it wrong."""
-    declared, operation = _operation_of(provider, problem)
-    if problem.block is not None and problem.block not in declared.block_sizes:
+    """Run an operation twice, into differently poisoned memory, and then as often as `RUNS` has it.
+
+    Each of the first two runs has fresh inputs.
+
+    Args:
+        provider: The kernel provider.
+        problem: The problem.
+
+    Returns:
+        One fact for each fault: wrong values or shapes, poison that was left, inputs that were
+        changed, bits that differ although the provider declares them the same.
+
+    Raises:
+        NotRun: The provider lacks the operation.
+        Inapplicable: The provider refuses the input with an error, so it never serves it wrong.
+        DeviceFault: The device reported an error.
+    """
+    run = _prepare_run(provider, problem)
+    if problem.block is not None and problem.block not in run.declared.block_sizes:
         raise Inapplicable(
-            f"provider {declared.name} has pages of {declared.block_sizes} tokens only"
+            f"provider {run.declared.name} has pages of {run.declared.block_sizes} tokens only"
         )
     wrong: list[Fact] = []
     outputs: list[Any] = []
     for kind in poison.KINDS:
-        arguments, keywords = _on(problem.arguments, declared), _on(problem.keywords, declared)
-        try:
-            with poison.Poisoned(kind):
-                output = operation(*arguments, **keywords)
-        except _REFUSALS as error:
-            # A fault of the device is a RuntimeError too, and is never a polite refusal.
-            if is_device_fault(error):
-                raise _fault(declared, problem, error) from error
-            if problem.strided:
-                words = str(error).splitlines()[0]
-                why = f"provider {declared.name} refuses strided inputs: {words}"
-                raise Inapplicable(why) from error
-            raise
-        _probe(declared, problem)
-        about = f"{problem.operation} into memory of {kind}"
-        if not outputs or wrong or not _same_bits(outputs[0], output):  # the same bits are as right
-            wrong += of(about, problem.judge(output, declared))
-        if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
+        arguments = run.copy_arguments()
+        keywords = run.copy_keywords()
+        output = run.call_poisoned(kind, arguments, keywords)
+        # An output with the bits of a right one is right.
+        if not outputs or wrong or not _same_bits(outputs[0], output):
+            about = f"{problem.operation} into memory of {kind}"
+            wrong += of(about, problem.judge(output, run.declared))
+        if not _same_bits((arguments, keywords), (list(problem.arguments), problem.keywords)):
             wrong.append(Fact("inputs as they were", "changed", problem.operation))
         outputs.append(tree_map_only(Tensor, Tensor.clone, output))
-    repeats = problem.operation in declared.deterministic
-    if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
+    if wrong:
+        return wrong
+    if run.is_declared_deterministic and not _same_bits(outputs[0], outputs[1]):
         differ = "two runs differ; take it out of `deterministic` or make it so"
-        wrong.append(Fact("deterministic, as declared", differ, problem.operation))
-    return wrong or _wrong_again(declared, operation, problem, outputs[0])
+        return [Fact("deterministic, as declared", differ, problem.operation)]
+    return _check_repeats(run, outputs[0])
 
 
-def _wrong_again(
-    declared: Declaration, operation: Callable[..., Any], problem: Problem, first: Any
-) -> list[Fact]:
+def _check_repeats(run: _Run, first: Any) -> list[Fact]:
     """Run an operation again and again on one set of inputs, and compare with its first output.
 
     Args:
-        declared: what the provider says of itself.
-        operation: of the provider.
-        problem: whose first two outputs were right.
-        first: output of the first run.
+        run: The operation and the problem, whose first two outputs were right.
+        first: The output of the first run.
 
     Returns:
-        What is wrong with the first output beyond tolerance, and how many runs gave other bits if
-        the provider declares the same each time.
+        The faults of the first output beyond tolerance, and the number of runs with other bits if
+        the provider declares the same bits each time.
     """
+    problem = run.problem
     runs = RUNS.get(problem.operation, len(poison.KINDS))
-    arguments, keywords = _on(problem.arguments, declared), _on(problem.keywords, declared)
-    beyond: list[Fact] = []
+    arguments = run.copy_arguments()
+    keywords = run.copy_keywords()
+    wrong: list[Fact] = []
     different: list[int] = []
     for number in range(len(poison.KINDS) + 1, runs + 1):
         with poison.Poisoned(poison.NAN):
-            output = operation(*arguments, **keywords)
-        _probe(declared, problem)
+            output = run.operation(*arguments, **keywords)
+        run.probe()
         if _same_bits(first, output):
             continue
         different.append(number)
-        if not beyond:
+        if not wrong:
             about = f"{problem.operation}, run {number} of {runs} with the same inputs"
-            beyond = of(about, problem.judge(output, declared))
-    if different and problem.operation in declared.deterministic:
+            wrong = of(about, problem.judge(output, run.declared))
+    if different and run.is_declared_deterministic:
         observed = f"{len(different)} with other bits (the first is run {different[0]})"
-        beyond.append(Fact(f"{runs} equal runs, as declared", observed, problem.operation))
-    return beyond
+        wrong.append(Fact(f"{runs} equal runs, as declared", observed, problem.operation))
+    return wrong
 
 
 def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Record a call as a CUDA graph.
+
+    Args:
+        call: A call without arguments.
+
+    Returns:
+        The graph's replay, and the output that a replay writes.
+    """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
@@ -123,104 +186,115 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[Fact]:
     """Capture an operation on other values than the problem's, then replay it on the problem's.
-    What was captured has to follow its inputs, write its whole output each time, and be bit for bit
-    what an eager call gives, where the operation is declared deterministic. Raises NotRun when the
-    provider does not declare the operation capturable."""
-    declared, _ = _operation_of(provider, problem)
-    if problem.operation not in declared.graphs:
+
+    The replay has to follow its inputs and to write its whole output each time. If the operation is
+    declared deterministic, it has to give the bits of an eager call.
+
+    Args:
+        provider: The kernel provider.
+        problem: The problem.
+        record: Records the call.
+
+    Returns:
+        One fact for each fault.
+
+    Raises:
+        NotRun: The provider lacks the operation.
+        Inapplicable: The provider does not declare the operation capturable.
+        DeviceFault: The device reported an error.
+    """
+    run = _prepare_run(provider, problem)
+    if problem.operation not in run.declared.graphs:
         raise Inapplicable(
-            f"provider {declared.name} does not declare {problem.operation} capturable"
+            f"provider {run.declared.name} does not declare {problem.operation} capturable"
         )
-    arguments = list(_on(problem.arguments, declared))
-    keywords = _on(problem.keywords, declared)
+    arguments = run.copy_arguments()
     read_anew = ACTIVATIONS[problem.operation]
-    real = {at: arguments[at].clone() for at in read_anew}
-    for at in read_anew:
-        arguments[at].copy_(real[at].roll(1, -1))
-    call = prepared(provider, problem.operation, *arguments, **keywords)
+    real = {position: arguments[position].clone() for position in read_anew}
+    for position, values in real.items():
+        arguments[position].copy_(values.roll(1, -1))
+    call = prepared(provider, problem.operation, *arguments, **run.copy_keywords())
     try:
         replay, output = record(call)
-        for at in read_anew:
-            arguments[at].copy_(real[at])
+        for position, values in real.items():
+            arguments[position].copy_(values)
         wrong = []
         for kind in poison.KINDS:
-            for part in output if isinstance(output, tuple) else (output,):
+            parts = output if isinstance(output, tuple) else (output,)
+            for part in parts:
                 poison.fill(part, kind)
             replay()
-            _probe(declared, problem)
+            run.probe()
             about = f"{problem.operation} replayed into {kind}"
-            wrong += of(about, problem.judge(output, declared))
+            wrong += of(about, problem.judge(output, run.declared))
         result = tree_map_only(Tensor, Tensor.clone, output)
-        same = problem.operation not in declared.deterministic or _same_bits(result, call())
+        same = not run.is_declared_deterministic or _same_bits(result, call())
     except RuntimeError as error:
         if is_device_fault(error):
-            raise _fault(declared, problem, error) from error
+            raise run.fault(error) from error
         raise
     if not wrong and not same:
         wrong.append(Fact("replay as eager", "other bits", problem.operation))
     return wrong
 
 
-def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callable[..., Any]]:
+def _prepare_run(provider: Any, problem: Problem) -> _Run:
     declared = declaration(provider)
     operation: Callable[..., Any] | None = getattr(provider, problem.operation, None)
-    if operation is None and problem.operation in declared.absent:
+    if operation is not None:
+        return _Run(declared, operation, problem)
+    if problem.operation in declared.absent:
         raise Inapplicable(
             f"provider {declared.name} has no {problem.operation}: "
             f"{declared.absent[problem.operation]}"
         )
-    if operation is None:
-        raise NotRun(
-            f"provider {declared.name} has no {problem.operation}; another one may "
-            "(--kernel-provider)"
-        )
-    return declared, operation
+    raise NotRun(
+        f"provider {declared.name} has no {problem.operation}; another one may (--kernel-provider)"
+    )
 
 
-def _on(value: Any, declared: Declaration) -> Any:
-    def copied(tensor: Tensor) -> Tensor:
-        storage = _whole(tensor).to(declared.device, copy=True).untyped_storage()
-        copy = torch.empty(0, dtype=tensor.dtype, device=declared.device)
-        return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+def _copy_to_device(value: Any, device: str) -> Any:
+    """Copy all tensors of a structure, with the whole of their storage."""
 
-    return tree_map_only(Tensor, copied, value)
+    def copy(tensor: Tensor) -> Tensor:
+        storage = _whole_storage(tensor).to(device, copy=True).untyped_storage()
+        new = torch.empty(0, dtype=tensor.dtype, device=device)
+        return new.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    return tree_map_only(Tensor, copy, value)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole_storage(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's storage, also those between its strides."""
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return view.set_(tensor.untyped_storage())
 
 
 def _same_bits(a: Any, b: Any) -> bool:
-    """Equal bit for bit, tensors with all of their storage (so also what lies between strides)."""
-    mine, others = tree_leaves(a), tree_leaves(b)
-    return len(mine) == len(others) and all(map(_same, mine, others))
+    """Return whether two structures are equal bit for bit, tensors with their whole storage."""
+    leaves = tree_leaves(a)
+    others = tree_leaves(b)
+    return len(leaves) == len(others) and all(map(_is_same_leaf, leaves, others))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_leaf(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor):
         return bool(a == b)
-    first, second = (
-        (t.reshape(-1).view(torch.uint8) if t.is_contiguous() else _whole(t)).cpu() for t in (a, b)
-    )
-    return (a.shape, a.dtype) == (b.shape, b.dtype) and bool(torch.equal(first, second))
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    return bool(torch.equal(_bytes_of(a), _bytes_of(b)))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    if tensor.is_contiguous():
+        return tensor.reshape(-1).view(torch.uint8).cpu()
+    return _whole_storage(tensor).cpu()
 
 
 def is_device_fault(error: Exception) -> bool:
-    """Whether an error says that the device, and not the call, is at fault."""
+    """Return whether the device, and not the call, is at fault.
+
+    Args:
+        error: An exception of a call on the device.
+    """
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)
-
-
-def _probe(declared: Declaration, problem: Problem) -> None:
-    """The device still computes: a fault of the last kernel shows here, not in the next test."""
-    try:
-        total = int(torch.ones(1024, device=declared.device).sum())
-    except RuntimeError as error:
-        raise _fault(declared, problem, error) from error
-    if total != 1024:
-        raise _fault(declared, problem, RuntimeError(f"1024 ones add up to {total}"))
-
-
-def _fault(declared: Declaration, problem: Problem, error: Exception) -> DeviceFault:
-    required = f"{declared.device} computes on after {declared.name}'s {problem.operation}"
-    return DeviceFault(Fact(required, str(error).splitlines()[0]))

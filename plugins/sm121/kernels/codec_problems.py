@@ -1,0 +1,158 @@
+"""Problems of the quantisers and of the decoder."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sm121.core.unmet import Fact
+from sm121.kernels import cases, quantised
+from sm121.kernels.comparison import describe
+from sm121.kernels.problem import Problem, normal, widened
+from sm121.kernels.protocol import Declaration, Operation
+from sm121.oracles import mxfp4, mxfp8
+
+#: The least normal value of float32.
+_LEAST_NORMAL = 2.0**-126
+_LARGEST_FLOAT = float(np.finfo(np.float32).max)
+#: Bytes of the elements of one MXFP4 block.
+_ELEMENT_BYTES = mxfp4.BLOCK // 2
+
+
+def dequantise(case: cases.DequantiseCase) -> Problem:
+    """Build the problem of decoding chosen or random bytes.
+
+    Args:
+        case: The case.
+    """
+    generator = np.random.default_rng(case.seed)
+    shape = (case.rows, case.blocks * mxfp4.BLOCK // 2)
+    every_byte = np.arange(256, dtype=np.uint8)
+    if case.kind == "all":
+        packed = np.broadcast_to(every_byte, shape).copy()
+        scales = np.repeat(every_byte[:, None], case.blocks, 1)
+    else:
+        packed = generator.integers(0, 256, shape, dtype=np.uint8)
+        scales = generator.integers(100, 150, (case.rows, case.blocks), dtype=np.uint8)
+        if case.kind == "nan":
+            scales[:, ::7] = mxfp4.E8M0_NAN
+    return mxfp4_dequantisation(packed, scales)
+
+
+def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Problem:
+    """Build the problem of decoding MXFP4, which is exact: each code has one value.
+
+    The judgement leaves three things open: a value below 2^-126 may be flushed to zero, a value
+    from 2^128 on may be infinite or the largest number, and zero may have either sign.
+
+    Args:
+        packed: [M, K/2].
+        scales: [M, K/32] E8M0.
+    """
+    expected = mxfp4.dequantise(packed, scales)
+
+    def judge(output: Any, _declared: Declaration) -> list[Fact]:
+        if not isinstance(output, Tensor) or tuple(output.shape) != expected.shape:
+            return [Fact(f"a tensor of shape {expected.shape}", describe(output))]
+        if output.dtype is not torch.float32:
+            return [Fact("float32", describe(output))]
+        observed = output.cpu().double().numpy()
+        wrong = ~_is_decoded(observed, expected)
+        if not wrong.any():
+            return []
+        row, column = (int(axis[0]) for axis in np.nonzero(wrong))
+        return [
+            Fact(
+                "every value exact",
+                f"{int(wrong.sum())} of {wrong.size} wrong",
+                evidence=f"first at row {row}, column {column}: {observed[row, column]} for "
+                f"{expected[row, column]}, scale byte {scales[row, column // mxfp4.BLOCK]}",
+            )
+        ]
+
+    arguments = (torch.from_numpy(packed.copy()), torch.from_numpy(scales.copy()))
+    return Problem("mxfp4_dequantize", arguments, judge)
+
+
+def _is_decoded(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which values are right; see `mxfp4_dequantisation`."""
+    same = (observed == expected) | (np.isnan(observed) & np.isnan(expected))
+    flushed = (np.abs(expected) < _LEAST_NORMAL) & (observed == 0)
+    overflow = (np.abs(expected) > _LARGEST_FLOAT) & (np.abs(observed) >= _LARGEST_FLOAT)
+    same_sign = np.signbit(observed) == np.signbit(expected)
+    decoded: NDArray[np.bool_] = same | flushed | (overflow & same_sign)
+    return decoded
+
+
+def quantise(case: cases.QuantiseCase) -> Problem:
+    """Build the problem of encoding values of a kind.
+
+    Args:
+        case: The case.
+    """
+    generator = torch.Generator().manual_seed(case.seed)
+    x = normal(generator, case.rows, case.blocks * mxfp4.BLOCK)
+    if case.kind == "zeros":
+        x = x * (torch.rand(case.rows, 1, generator=generator) < 0.5)
+        x[:, : mxfp4.BLOCK] = 0
+    elif case.kind == "magnitudes":
+        x = torch.ldexp(x, torch.randint(-124, 120, (case.rows, 1), generator=generator))
+    elif case.kind == "midpoints":
+        x = torch.from_numpy(quantised.midpoints(case)).float()
+    return quantisation(x.bfloat16(), case.format, strided=case.strided)
+
+
+def from_bytes(case: cases.BytesCase) -> Problem:
+    """Build the problem of decoding or encoding raw bytes.
+
+    Args:
+        case: The case; see it for the layout of its bytes.
+    """
+    data = np.frombuffer(case.data, dtype=np.uint8)
+    if case.codec == "mxfp4-decode":
+        edge = case.rows * case.blocks * _ELEMENT_BYTES
+        packed = data[:edge].reshape(case.rows, case.blocks * _ELEMENT_BYTES)
+        scales = data[edge:].reshape(case.rows, case.blocks)
+        return mxfp4_dequantisation(packed, scales)
+    bits = data.view(np.uint16)
+    # As float32 bits: bfloat16 is their upper half.
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(0))
+    x = torch.from_numpy(values.reshape(case.rows, case.blocks * mxfp4.BLOCK)).bfloat16()
+    return quantisation(x, case.codec)
+
+
+def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
+    """Build the problem of encoding values: the provider's scales, and the nearest elements.
+
+    Bytes of different scale rules are not compared. The scales have to follow the declared rule, or
+    one rule throughout. The judgement leaves three things open: the neighbour that a tie goes to,
+    blocks whose scale is at the ends of E8M0, and the sign of zero.
+
+    Args:
+        x: [M, K] bfloat16.
+        form: "mxfp4" or "mxfp8".
+        strided: Whether the operation gets x with strides.
+    """
+    values = x.double().numpy()
+    is_mxfp4 = form == "mxfp4"
+    rules = mxfp4.ScaleRule if is_mxfp4 else mxfp8.ScaleRule
+    operation: Operation = "mxfp4_quantize" if is_mxfp4 else "mxfp8_quantize"
+
+    def judge(output: Any, declared: Declaration) -> list[Fact]:
+        wrong = quantised.wrong_shapes(output, x.shape, form)
+        if wrong:
+            return wrong
+        codes = output[0].cpu().contiguous().view(torch.uint8).numpy()
+        scales = output[1].cpu().numpy()
+        if is_mxfp4:
+            codes = mxfp4.unpack(codes)
+            name = declared.mxfp4_scale_rule
+        else:
+            name = declared.mxfp8_scale_rule
+        candidates = [rule for rule in rules if name in (None, rule.value)]
+        return quantised.judge_blocks(values, codes, scales, candidates, form)
+
+    return Problem(operation, (widened(x, strided),), judge, strided=strided)
