@@ -16,7 +16,8 @@ from servers import executable
 
 from sm121.core.verdict import NotRun
 from sm121.kernels import builds, cases, checks, problems, registry, vllm_cuda
-from sm121.kernels.flashinfer_provider import FlashInferProvider, since
+from sm121.kernels.flashinfer_provider import FlashInferProvider
+from sm121.kernels.flashinfer_releases import since
 from sm121.oracles import attention
 
 pytestmark = pytest.mark.timeout(300)

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from sm121.core.verdict import NotRun
 from sm121.kernels import cases, checks, problems, protocol
-from sm121.kernels.flashinfer_provider import api_data, since
+from sm121.kernels.flashinfer_releases import api_data, since
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

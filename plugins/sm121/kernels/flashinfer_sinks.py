@@ -3,7 +3,8 @@
 Before 0.7.4 the wrapper names its module after the queries' type alone. A process that loaded the
 module of a BF16 cache then gets it for an FP8 cache as well, and computes garbage. Such a module
 gets a name of its own here. The engine's module, which has FlashInfer's name, stays as it is in the
-shared cache. From 0.7.4 on FlashInfer's name is kept, so that the engine's own module is judged."""
+shared cache. From 0.7.4 on FlashInfer's name is kept, so that the engine's own module is judged.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Types of a cache that a name has to tell apart.
 _CACHES = (torch.bfloat16, torch.float8_e4m3fn)
-"""Types of a cache that a name has to tell apart."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of an attention layer."""
+    """The sizes of an attention layer."""
 
     query_heads: int
     kv_heads: int
@@ -27,29 +28,39 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Batch:
-    """Where queries and pages of the sequences are: int32 tensors, as FlashInfer takes them."""
+    """The places of the sequences' queries and pages: int32 tensors, as FlashInfer takes them.
+
+    Attributes:
+        q_edges: [sequences + 1], the first query of each sequence, and the end of the last one.
+        page_edges: [sequences + 1], places in `pages`.
+        pages: The numbers of all pages, sequence by sequence.
+        last: [sequences], tokens in each last page.
+        page: Tokens a page.
+    """
 
     q_edges: Tensor
-    """[sequences + 1]"""
     page_edges: Tensor
-    """[sequences + 1], into `pages`."""
     pages: Tensor
     last: Tensor
-    """[sequences]: tokens in each last page."""
     page: int
-    """Tokens a page."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the wrapper compiles a module for."""
+    """The properties that the wrapper compiles a module for.
+
+    Attributes:
+        layout: The layout of a page, NHD or HND.
+        queries: The type of the queries.
+        cache: The type of the cache.
+        window: Tokens that a query attends to, itself included; None for all.
+        sizes: The sizes of the layer.
+    """
 
     layout: str
-    """Of a page: NHD or HND."""
     queries: torch.dtype
     cache: torch.dtype
     window: int | None
-    """Tokens that each sees, itself included."""
     sizes: Sizes
 
     def planned(self, wrapper: Any, workspace: Tensor, batch: Batch) -> Any:
@@ -63,8 +74,9 @@ class Kernel:
         Returns:
             The object, whose `run(q, cache, sinks, scale)` gives o [T, Hq, D].
         """
-        made = _with_own_name(wrapper) if self._shares_its_name(wrapper) else wrapper
-        planned = made(workspace, kv_layout=self.layout, **self._made_with(self.cache))
+        if self._shares_its_name(wrapper):
+            wrapper = _with_own_name(wrapper)
+        planned = wrapper(workspace, kv_layout=self.layout, **self._options(self.cache))
         planned.plan(
             batch.q_edges,
             batch.page_edges,
@@ -85,7 +97,7 @@ class Kernel:
     def _window_left(self) -> int:
         return -1 if self.window is None else self.window - 1
 
-    def _made_with(self, cache: torch.dtype) -> dict[str, Any]:
+    def _options(self, cache: torch.dtype) -> dict[str, Any]:
         return {
             "backend": "fa2",
             "q_data_type": self.queries,
@@ -96,9 +108,12 @@ class Kernel:
         }
 
     def _shares_its_name(self, wrapper: Any) -> bool:
-        asked = _asked_for_its_name(wrapper)
+        """Return whether the wrapper's module has one name for all types of a cache."""
+        recorder = _name_recorder(wrapper)
         nothing = torch.empty(0, dtype=torch.uint8)
-        names = {asked(nothing, **self._made_with(cache)).module_name for cache in _CACHES}
+        names = set()
+        for cache in _CACHES:
+            names.add(recorder(nothing, **self._options(cache)).module_name)
         return len(names) == 1
 
 
@@ -107,25 +122,26 @@ def _parent(wrapper: Any) -> Any:
 
 
 @functools.cache
-def _asked_for_its_name(wrapper: Any) -> Any:
-    """The wrapper, which keeps the name of its module and compiles nothing."""
+def _name_recorder(wrapper: Any) -> Any:
+    """Return a class like the wrapper that keeps the name of its module and compiles nothing."""
 
-    class Asked(_parent(wrapper)):  # type: ignore[misc]
+    class Recorder(_parent(wrapper)):  # type: ignore[misc]
         def __init__(self, *_arguments: Any, jit_args: list[Any], **_keywords: Any) -> None:
             self.module_name = jit_args[0]
 
-    return type("AskedSinks", (wrapper, Asked), {})
+    return type("RecordedSinks", (wrapper, Recorder), {})
 
 
 @functools.cache
 def _with_own_name(wrapper: Any) -> Any:
-    """The wrapper, whose module is named after its cache and its head sizes as well."""
+    """Return a class like the wrapper, with its cache and its head sizes in its module's name."""
 
     class Named(_parent(wrapper)):  # type: ignore[misc]
         def __init__(self, *arguments: Any, jit_args: list[Any], **keywords: Any) -> None:
-            name, _queries, cache, *_rest = jit_args
-            sizes = jit_args[5:7]
-            kinds = "_".join(str(kind).removeprefix("torch.") for kind in (cache, *sizes))
+            # FlashInfer's order: name, queries, cache, output, indices, two head sizes, ...
+            name, _queries, cache, _output, _indices, *rest = jit_args
+            head_sizes = rest[:2]
+            kinds = "_".join(str(kind).removeprefix("torch.") for kind in (cache, *head_sizes))
             own = [f"{name}_kv_{kinds}", *jit_args[1:]]
             super().__init__(*arguments, jit_args=own, **keywords)
 

@@ -1,0 +1,85 @@
+"""The functions of FlashInfer that not every release has (`fixtures/kernels/flashinfer.toml`)."""
+
+import functools
+import importlib
+import inspect
+from typing import Any
+
+from pydantic import Field
+
+from sm121.core import data_file
+from sm121.core.verdict import NotRun
+
+
+class _Api(data_file.DataTable):
+    name: str
+    #: An argument of the function; None for the function itself.
+    argument: str | None = None
+    #: The first release that has it.
+    since: str = Field(pattern=r"^\d+(\.\d+)+$")
+    source: str = Field(min_length=3)
+
+
+class _ApiData(data_file.DataTable):
+    #: The releases whose wheels were read for the rows.
+    releases: tuple[str, ...]
+    api: tuple[_Api, ...]
+
+
+def api_data() -> _ApiData:
+    """Return the content of the file.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
+    return data_file.load("kernels/flashinfer.toml", _ApiData)
+
+
+@functools.cache
+def since() -> dict[tuple[str, str | None], str]:
+    """Return the first release that has a function, or an argument of it, by their names."""
+    return {(row.name, row.argument): row.since for row in api_data().api}
+
+
+def find_function(module: str, name: str, arguments: tuple[str, ...], version: str | None) -> Any:
+    """Return a function of FlashInfer.
+
+    Args:
+        module: Its module.
+        name: Its name.
+        arguments: The arguments that it has to take by name.
+        version: The installed release; None if it is not known.
+
+    Raises:
+        NotRun: This release does not have the function, or an argument of it.
+    """
+    try:
+        function = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # FlashInfer has the module, and a package that it imports is missing
+        function = None
+    if function is None:
+        raise _too_old(name, None, f"no {module}.{name}", version)
+    parameters = inspect.signature(function).parameters
+    kinds = [parameter.kind for parameter in parameters.values()]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return function
+    for argument in arguments:
+        if argument not in parameters:
+            raise _too_old(name, argument, f"no {argument}= of {name}", version)
+    return function
+
+
+def _too_old(name: str, argument: str | None, lacks: str, version: str | None) -> NotRun:
+    first = since().get((name, argument))
+    if first is None:
+        needed = "another release may have it"
+        requirement = "another flashinfer-python"
+    else:
+        needed = f"{first} or newer has it"
+        requirement = f"'flashinfer-python>={first}'"
+    return NotRun(
+        f"FlashInfer {version or '(version not known)'} has {lacks}: {needed}; "
+        f"pip install {requirement}, of which vLLM must be a release that takes it"
+    )
