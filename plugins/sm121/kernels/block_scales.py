@@ -1,10 +1,13 @@
-"""Is any block scale of an expert another one? By what it would do to the output. A scale of the
-second matrix that is one exponent too high adds what its block gives to the output once more; one
-too low takes half of it away. How much of a block's part is in the error is found by projecting one
-on the other over all tokens of the expert (least squares): 1, -1/2, or near 0. Rounding is no part
-of any block, so it averages out. A scale of the first matrix moves one hidden activation of every
-token that lives in its block. What both wrong scales would do is computed, and the error projected
-on each: 1 or near 0."""
+"""Find wrong block scales of an expert by their effect on the output.
+
+A scale of the second matrix that is one exponent too high adds its block's part to the output once
+more; one too low takes half of it away. The share of a block's part in the error is found by
+projecting the error on the part, over all tokens of the expert (least squares): 1, -1/2, or near 0.
+Rounding is no part of any block, so it averages out.
+
+A scale of the first matrix moves one hidden activation of every token that lives in its block. The
+effects of both wrong scales are computed, and the error is projected on each: 1 or near 0.
+"""
 
 import functools
 import math
@@ -21,13 +24,30 @@ from sm121.oracles import moe, mxfp4
 #: Half of what the least wrong scale of the second matrix shows.
 LIMIT = 0.25
 
-#: Of a hidden activation: what moves it by less is hidden by the output's own rounding.
+#: The share of each block's part that a scale adds if it is one too high, and one too low.
+WRONG = (1.0, -0.5)
+
+#: The least relative change of a hidden activation that the rounding of the output does not hide.
 _LEAST = 2.0**-9
+#: A divisor for parts of size zero, whose quotient is not used.
+_TINY = 1e-300
+
+#: For each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts
+#: in the error.
+Shares = Iterator[tuple[int, Tensor]]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The largest share of a block's part in the error of an output, and whose it is."""
+    """The block whose part has the largest share in the error of an output.
+
+    Attributes:
+        matrix: "w1" or "w2".
+        share: The share; NaN if one is.
+        expert: The number of the expert; -1 if no block has a part in the error.
+        row: The row of the matrix.
+        block: The block of 32 elements in the row.
+    """
 
     matrix: str
     share: float = 0.0
@@ -36,7 +56,7 @@ class Projection:
     block: int = -1
 
     def beyond(self) -> list[Fact]:
-        """One fact where it is more than `LIMIT`; NaN always is."""
+        """Return one fact if the share is more than `LIMIT`, as NaN always is."""
         if abs(self.share) <= LIMIT:
             return []
         return [
@@ -51,21 +71,26 @@ class Projection:
         ]
 
 
-Shares = Iterator[tuple[int, Tensor]]
-"""Of each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts in
-the error."""
-
-
 def worst(matrix: str, shares: Shares) -> Projection:
-    """The block whose part the error has most of; NaN before any other."""
+    """Return the block whose part has the largest share in the error.
+
+    Args:
+        matrix: "w1" or "w2".
+        shares: The shares of each expert.
+
+    Returns:
+        The projection; the first NaN if there is one.
+    """
     largest = Projection(matrix)
-    for expert, each in shares:
-        at = int(each.abs().nan_to_num(nan=math.inf).argmax())
-        share = float(each.flatten()[at])
-        if math.isnan(share) or abs(share) > abs(largest.share):
-            largest = Projection(matrix, share, expert, *divmod(at, each.shape[1]))
+    for expert, expert_shares in shares:
+        at = int(expert_shares.abs().nan_to_num(nan=math.inf).argmax())
+        share = float(expert_shares.flatten()[at])
+        row, block = divmod(at, expert_shares.shape[1])
+        found = Projection(matrix, share, expert, row, block)
         if math.isnan(share):
-            break
+            return found
+        if abs(share) > abs(largest.share):
+            largest = found
     return largest
 
 
@@ -76,19 +101,31 @@ def of_second_matrix(
     roundings: moe.Roundings = moe.EXACT,
     **swiglu: float,
 ) -> Shares:
-    """The shares of w2. error [T, H] float64: output minus oracle; arguments and keywords: those of
-    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none."""
+    """Yield the shares of the blocks of w2.
+
+    Args:
+        error: [T, H] float64, output minus oracle.
+        arguments: Those of `oracles.moe.fused_moe`.
+        roundings: The roundings of the path.
+        **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
+
+    Yields:
+        The number of each expert that has tokens, and its shares [H, I/32]. A block that gives
+        nothing to any token has the share 0.
+    """
     x, weights, ids, w1, b1, w2, _ = arguments
-    for e, tokens, rank in _tokens(ids, weights):
-        hidden = moe.hidden(x[tokens].double(), w1, b1, e, roundings=roundings, **swiglu)
-        hidden = hidden * weights[tokens, rank, None].double()
-        down = moe.expert_matrix(w2, e)
-        along = _by_block(down * (error[tokens].T @ hidden)).sum(-1)
-        blocks, activations = _by_block(down), _by_block(hidden)
+    for group in _token_groups(ids, weights):
+        tokens = group.tokens
+        hidden = moe.hidden(x[tokens].double(), w1, b1, group.expert, roundings=roundings, **swiglu)
+        hidden = hidden * weights[tokens, group.rank, None].double()
+        down = moe.expert_matrix(w2, group.expert)
+        along = _in_blocks(down * (error[tokens].T @ hidden)).sum(-1)
+        blocks = _in_blocks(down)
+        activations = _in_blocks(hidden)
         # The square of a block's part, summed over the tokens: w' (sum of h h') w.
         gram = torch.einsum("tbi,tbj->bij", activations, activations)
         size = (torch.einsum("rbi,bij->rbj", blocks, gram) * blocks).sum(-1)
-        yield e, torch.where(size > 0, along / size.clamp(min=1e-300), 0.0)
+        yield group.expert, torch.where(size > 0, along / size.clamp(min=_TINY), 0.0)
 
 
 def of_first_matrix(
@@ -98,35 +135,51 @@ def of_first_matrix(
     roundings: moe.Roundings = moe.EXACT,
     **swiglu: float,
 ) -> Shares:
-    """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
-    alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
-    an activation cannot always be told apart."""
-    _, weights, ids, *_ = arguments
-    for e, tokens, rank in _tokens(ids, weights):
-        moved = Moved.of(arguments, e, tokens, roundings=roundings, **swiglu)
-        # Where w2 has its one: the output that an activation is read out in.
-        read_in = moe.expert_matrix(arguments[5], e).argmax(0)
-        observed = error[tokens][:, read_in] / weights[tokens, rank, None].double()
+    """Yield the shares of the blocks of w1.
+
+    Each token has to live in one block, and w2 has to read out each hidden activation alone. The
+    gate row and the up row of an activation cannot always be told apart.
+
+    Args:
+        error: [T, H] float64, output minus oracle.
+        arguments: Those of `oracles.moe.fused_moe`.
+        roundings: The roundings of the path.
+        **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
+
+    Yields:
+        The number of each expert that has tokens, and its shares [2I, H/32]: of both wrong scales
+        the share that is larger.
+    """
+    _, weights, ids, _, _, w2, _ = arguments
+    for group in _token_groups(ids, weights):
+        tokens = group.tokens
+        moved = Moved.of(arguments, group.expert, tokens, roundings=roundings, **swiglu)
+        # The place of w2's one is the output that an activation is read out in.
+        read_in = moe.expert_matrix(w2, group.expert).argmax(0)
+        observed = error[tokens][:, read_in] / weights[tokens, group.rank, None].double()
         sides = torch.stack([moved.shares(observed, factor) for factor in WRONG])
         sides = sides.nan_to_num(nan=math.inf)
-        yield e, sides.gather(0, sides.abs().argmax(0, keepdim=True))[0]
-
-
-WRONG = (1.0, -0.5)
-"""What a scale one too high and one too low adds of its block's part."""
+        larger = sides.abs().argmax(0, keepdim=True)
+        yield group.expert, sides.gather(0, larger)[0]
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What wrong scales of an expert's first matrix do to its hidden activations, where each token
-    lives in one block."""
+    """The effects of wrong scales of an expert's first matrix on its hidden activations.
+
+    Each token lives in one block. The matrix has gate rows (part 0) and up rows (part 1) in turns.
+
+    Attributes:
+        inside: [n, 2I], the first product.
+        sums: [n, 2I], as the path rounds them, with the bias.
+        block: [n], the block that each token lives in.
+        blocks: The number of blocks.
+        swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
+    """
 
     inside: Tensor
-    """[n, 2I], the first product."""
     sums: Tensor
-    """[n, 2I], as the path rounds them, with the bias."""
     block: Tensor
-    """[n], where each token lives."""
     blocks: int
     swiglu: dict[str, float]
 
@@ -140,69 +193,122 @@ class Moved:
         roundings: moe.Roundings = moe.EXACT,
         **swiglu: float,
     ) -> "Moved":
-        """Of one expert's tokens."""
-        x, _, _, w1, b1, *_ = arguments
-        rows = _by_block(roundings.x(x[tokens].double()))
-        matrix = _by_block(moe.expert_matrix(w1, expert))
+        """Compute the first product of one expert's tokens.
+
+        Args:
+            arguments: Those of `oracles.moe.fused_moe`.
+            expert: The number of the expert.
+            tokens: [n], the numbers of its tokens.
+            roundings: The roundings of the path.
+            **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
+        """
+        x, _, _, w1, b1, _, _ = arguments
+        rows = _in_blocks(roundings.x(x[tokens].double()))
+        matrix = _in_blocks(moe.expert_matrix(w1, expert))
         lives = rows.abs().amax(-1).argmax(-1)
         inside = rows.new_zeros(len(rows), len(matrix))
         for block in lives.unique().tolist():  # a token's other elements are zeros
             members = lives == block
             inside[members] = rows[members, block] @ matrix[:, block].T
-        sums = roundings.sums(inside) + (0.0 if b1 is None else b1[expert].double())
+        sums = roundings.sums(inside)
+        if b1 is not None:
+            sums = sums + b1[expert].double()
         return cls(inside, sums, lives, rows.shape[1], swiglu)
 
     def factor(self, part: int, factor: float = 0.0) -> Tensor:
-        """What SwiGLU has of the gate rows (part 0) or of the up rows (part 1), [n, I], with that
-        much more of each block's part in them."""
+        """Return the factor that the gate rows or the up rows have in SwiGLU.
+
+        Args:
+            part: 0 for the gate rows, 1 for the up rows.
+            factor: The share of each block's part that is added to them.
+
+        Returns:
+            [n, I].
+        """
         rows = self.sums[:, part::2] + factor * self.inside[:, part::2]
-        return (
-            moe.of_up(rows, limit=self.swiglu["limit"])
-            if part
-            else moe.of_gate(rows, **self.swiglu)
-        )
+        if part:
+            return moe.of_up(rows, limit=self.swiglu["limit"])
+        return moe.of_gate(rows, **self.swiglu)
 
     @functools.cached_property
     def factors(self) -> tuple[Tensor, Tensor]:
+        """The factors of the gate rows and of the up rows, [n, I] each, with the right scales."""
         return self.factor(0), self.factor(1)
 
     def hidden(self, factor: float, part: int) -> Tensor:
-        """The hidden activations [n, I] with that much more in one of both."""
+        """Return the hidden activations [n, I] with a wrong scale in one part.
+
+        Args:
+            factor: The share of each block's part that is added.
+            part: 0 for the gate rows, 1 for the up rows.
+        """
         return self.factor(part, factor) * self.factors[1 - part]
 
     @functools.cached_property
     def right(self) -> Tensor:
-        """The hidden activations [n, I], not rounded."""
+        """The hidden activations [n, I] with the right scales, not rounded."""
         return self.hidden(0.0, 0)
 
     @functools.cached_property
     def least(self) -> Tensor:
-        """What an effect's square, summed by block, must be above to be seen: [blocks, I]."""
+        """The least square of an effect, summed by block, that the rounding does not hide.
+
+        Its shape is [blocks, I].
+        """
         return self._by_block((self.right * _LEAST).square_())
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
-        """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""
-        return torch.stack([self.share(error, factor, part) for part in (0, 1)], 1).flatten(0, 1)
+        """Return the shares of the effects of a wrong scale in an error.
+
+        Args:
+            error: [n, I].
+            factor: The share of each block's part that the wrong scale adds.
+
+        Returns:
+            [2I, blocks].
+        """
+        gate = self.share(error, factor, 0)
+        up = self.share(error, factor, 1)
+        return torch.stack([gate, up], 1).flatten(0, 1)
 
     def share(self, error: Tensor, factor: float, part: int) -> Tensor:
-        """The same of the gate rows or of the up rows: [I, blocks]."""
+        """Return the shares of one part; see `shares`.
+
+        Args:
+            error: [n, I].
+            factor: The share of each block's part that the wrong scale adds.
+            part: 0 for the gate rows, 1 for the up rows.
+
+        Returns:
+            [I, blocks].
+        """
         effect = self.hidden(factor, part) - self.right
-        along, size = self._by_block(error * effect), self._by_block(effect.square_())
-        return torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T
+        along = self._by_block(error * effect)
+        size = self._by_block(effect.square_())
+        return torch.where(size > self.least, along / size.clamp(min=_TINY), 0.0).T
 
     def _by_block(self, values: Tensor) -> Tensor:
-        """Sums over the tokens that live in each block: [n, I] -> [blocks, I]."""
+        """Sum over the tokens that live in each block: [n, I] -> [blocks, I]."""
         sums = values.new_zeros(self.blocks, values.shape[1])
         return sums.index_add_(0, self.block, values)
 
 
-def _tokens(ids: Tensor, weights: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each expert that has tokens with a share: its number, the tokens, its place in each."""
-    for e in ids.unique().tolist():
-        tokens, rank = ((ids == e) & (weights > 0)).nonzero(as_tuple=True)
+@dataclass(frozen=True)
+class _TokenGroup:
+    """The tokens of one expert, and the place of the expert in each token's list."""
+
+    expert: int
+    tokens: Tensor
+    rank: Tensor
+
+
+def _token_groups(ids: Tensor, weights: Tensor) -> Iterator[_TokenGroup]:
+    """Yield each expert that has tokens with a share above zero."""
+    for expert in ids.unique().tolist():
+        tokens, rank = ((ids == expert) & (weights > 0)).nonzero(as_tuple=True)
         if len(tokens):
-            yield e, tokens, rank
+            yield _TokenGroup(expert, tokens, rank)
 
 
-def _by_block(matrix: Tensor) -> Tensor:
+def _in_blocks(matrix: Tensor) -> Tensor:
     return matrix.unflatten(-1, (-1, mxfp4.BLOCK))

@@ -1,7 +1,10 @@
-"""How far a kernel's output is from the oracle, and how far it may be. Four measures, because each
-is blind to something: the largest error sees one wrong element, the row's RMS one wrong row, the
-slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
-the mean error a bias. The measures of `peer-survey.md` §3.2."""
+"""Measure the error of a kernel's output against the oracle, and load the tolerances.
+
+There are four measures, because each of them misses some faults. The largest error shows one wrong
+element, the RMS of a row shows one wrong row, the slope <a, r>/<r, r> shows a scale error, and the
+mean error shows a bias. The last two sum over the whole output, so noise averages out. The measures
+are those of `peer-survey.md` §3.2.
+"""
 
 import math
 from dataclasses import dataclass
@@ -16,10 +19,12 @@ from sm121.kernels.protocol import Declaration
 
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
+#: The factor of `widened` on the largest error of the oracle's own rounding.
+_ROUNDING_MARGIN = 1.25
 
 
 class KernelTolerance(data_file.DataTable):
-    """What an operation's output may be away from the oracle."""
+    """The largest accepted errors of an operation's output against the oracle."""
 
     operation: str
     #: The dtype of the output.
@@ -32,7 +37,7 @@ class KernelTolerance(data_file.DataTable):
     slope: PositiveFloat
     #: |mean(a - r)| / RMS of r.
     bias: PositiveFloat
-    #: A row's RMS counts as at least this: the size below which an output is as good as zero.
+    #: The least RMS of a row in these quotients: an output below this size counts as zero.
     floor: PositiveFloat
     #: For providers that declare these activations alone.
     activations: Literal["mxfp8", "e4m3"] | None = None
@@ -46,8 +51,11 @@ class KernelTolerance(data_file.DataTable):
 
 
 def tolerances() -> tuple[KernelTolerance, ...]:
-    """All tolerances of `fixtures/kernels/tolerances.toml`. Raises DataFileError when the file does
-    not say what it has to."""
+    """Return all tolerances of `fixtures/kernels/tolerances.toml`.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
     return data_file.load_key("kernels/tolerances.toml", "tolerance", tuple[KernelTolerance, ...])
 
 
@@ -59,70 +67,121 @@ def tolerance(
     below_limit: bool = False,
     readout: bool = False,
 ) -> KernelTolerance | None:
-    """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
-    None where there is none."""
-    # An FP8 cache's values are exact in bfloat16, and what writing it rounds is in the oracle.
+    """Return the most specific tolerance of an operation.
+
+    Args:
+        operation: Its name; one with `_fp8` has the tolerance of the plain operation.
+        dtype: The dtype of its output.
+        declared: The provider's declaration.
+        below_limit: Whether every gate of the case is below -limit.
+        readout: Whether the case reads hidden activations out one by one.
+
+    Returns:
+        The tolerance, or None if there is none for this dtype.
+    """
+    # An FP8 cache's values are exact in bfloat16, and the oracle has the rounding of its writing.
     operation = operation.removesuffix("_fp8")
-    key = (operation, str(dtype).removeprefix("torch."), below_limit)
-    fitting = [
-        t
-        for t in tolerances()
-        if (t.operation, t.dtype, t.below_limit) == key
-        and t.activations in (None, declared.activations)
-        and t.each_expert_rounded <= declared.rounds_each_expert
-        and t.readout <= readout
-    ]
-    return max(
-        fitting,
-        key=lambda t: (t.activations is not None, t.readout, t.each_expert_rounded),
-        default=None,
-    )
+    dtype_name = str(dtype).removeprefix("torch.")
+    fitting = []
+    for row in tolerances():
+        if (row.operation, row.dtype, row.below_limit) != (operation, dtype_name, below_limit):
+            continue
+        if row.activations not in (None, declared.activations):
+            continue
+        if row.each_expert_rounded and not declared.rounds_each_expert:
+            continue
+        if row.readout and not readout:
+            continue
+        fitting.append(row)
+    return max(fitting, key=_specificity, default=None)
+
+
+def _specificity(row: KernelTolerance) -> tuple[bool, bool, bool]:
+    """Return the order of rows that fit: the last one is for the fewest cases."""
+    return row.activations is not None, row.readout, row.each_expert_rounded
 
 
 @dataclass(frozen=True)
 class Errors:
-    """The four measures of one output, and the row and element of the largest error."""
+    """The four measures of one output; see `KernelTolerance`."""
 
     max: float
     rms: float
     slope: float
     bias: float
+    #: The row and the element of the largest error.
     where: tuple[int, int]
 
     def beyond(self, limit: KernelTolerance) -> list[unmet.Fact]:
-        """One fact for each measure that is beyond its tolerance; NaN always is."""
-        return [
-            unmet.Fact(
-                f"{measure} of the error at most",
-                value=getattr(self, measure),
-                limit=getattr(limit, measure),
-                evidence=f"worst at row {self.where[0]}, element {self.where[1]}",
+        """Return one fact for each measure that is beyond its tolerance, as NaN always is.
+
+        Args:
+            limit: The tolerance.
+        """
+        row, element = self.where
+        facts = []
+        for measure in MEASURES:
+            value = getattr(self, measure)
+            most = getattr(limit, measure)
+            if value <= most:
+                continue
+            facts.append(
+                unmet.Fact(
+                    f"{measure} of the error at most",
+                    value=value,
+                    limit=most,
+                    evidence=f"worst at row {row}, element {element}",
+                )
             )
-            for measure in MEASURES
-            if not getattr(self, measure) <= getattr(limit, measure)
-        ]
+        return facts
 
 
 def describe(output: Any) -> str:
+    """Return the dtype and the shape of a tensor, or the type of another object.
+
+    Args:
+        output: The result of an operation.
+    """
     if isinstance(output, Tensor):
         return f"{str(output.dtype).removeprefix('torch.')} {tuple(output.shape)}"
     return type(output).__name__
 
 
 def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> KernelTolerance:
-    """The tolerance with a quarter more than the largest error of `rounded` [rows, n], the oracle's
-    own rounding, where that is more: it grows with the rows, and `max` is of some hundred."""
-    largest = 1.25 * measure(rounded, reference, limit.floor).max
+    """Widen a tolerance to the oracle's own rounding, with a margin of a quarter.
+
+    The largest error of a rounding grows with the number of rows, and `max` is of some hundred.
+
+    Args:
+        limit: The tolerance.
+        rounded: The rounded reference [rows, n].
+        reference: The reference [rows, n] float64.
+
+    Returns:
+        The tolerance with 1.25 times the largest error of `rounded` as its `max`, if that is more.
+    """
+    largest = _ROUNDING_MARGIN * measure(rounded, reference, limit.floor).max
     return limit.model_copy(update={"max": max(limit.max, largest)})
 
 
 def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
-    """Compare actual [rows, n] of any dtype with reference [rows, n] float64, which is finite. No
-    rows at all have no errors. Raises ValueError for different shapes."""
+    """Compare an output with the oracle.
+
+    Args:
+        actual: [rows, n] of any dtype.
+        reference: [rows, n] float64, finite.
+        floor: The least RMS of a row; see `KernelTolerance`.
+
+    Returns:
+        The errors; zeros if there are no rows.
+
+    Raises:
+        ValueError: The shapes differ.
+    """
     if actual.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(actual.shape)} and {tuple(reference.shape)}")
     if not reference.numel():
-        return Errors(0.0, 0.0, 0.0, 0.0, (0, 0))
+        return Errors(max=0.0, rms=0.0, slope=0.0, bias=0.0, where=(0, 0))
     error = actual.double().cpu() - reference
     size = reference.square().mean(-1, keepdim=True).sqrt().clamp(min=floor)
     relative = (error / torch.maximum(reference.abs(), size)).abs()
@@ -134,5 +193,5 @@ def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
         rms=float((error.square().mean(-1, keepdim=True).sqrt() / size).max()),
         slope=abs(slope),
         bias=abs(float(error.mean())) / whole,
-        where=(worst // reference.shape[-1], worst % reference.shape[-1]),
+        where=divmod(worst, reference.shape[-1]),
     )

@@ -11,12 +11,22 @@ from torch import Tensor
 from sm121.kernels.cases import MoeCase
 from sm121.oracles import moe, mxfp4
 
-ALPHA, LIMIT = 1.702, 7.0
-"""gpt-oss's SwiGLU constants."""
+#: gpt-oss's SwiGLU constants (`swiglu_alpha` and `swiglu_limit` of its configuration).
+ALPHA = 1.702
+LIMIT = 7.0
+#: The bias of every gate for the cases with `below_limit`. A gate of -8 gives -1.0e-5, and -4.7e-5
+#: if it is clamped. Further below -limit, float32 may have nothing left.
+BELOW_LIMIT = -(LIMIT + 1.0)
+#: Root mean square of a random E2M1 code times a scale of 1/2, 1 or 2.
+_SPREAD = 3.87
+#: The code of 1 in E2M1.
+_E2M1_ONE = 2
 
 
 @dataclass(frozen=True)
 class Layer:
+    """The weights of a layer's experts, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
+
     w1: moe.Packed
     w1_bias: Tensor
     w2: moe.Packed
@@ -25,50 +35,77 @@ class Layer:
 
 @functools.lru_cache(maxsize=4)
 def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> Layer:
-    """Random bytes with scales that give the hidden layer values around the SwiGLU limit."""
+    """Make a layer of random bytes.
+
+    The scales give the hidden layer values around the SwiGLU limit.
+
+    Args:
+        hidden: The size H.
+        intermediate: The size I.
+        experts: The number of experts.
+        seed: The seed of the random bytes.
+    """
     generator = torch.Generator().manual_seed(seed)
-    # Root mean square of a random E2M1 code times a scale of 1/2, 1 or 2.
-    spread = 3.87
-    first = round(math.log2(3.5 / (spread * math.sqrt(hidden))))
-    second = round(math.log2(0.5 / (spread * math.sqrt(intermediate))))
+    first = round(math.log2(3.5 / (_SPREAD * math.sqrt(hidden))))
+    second = round(math.log2(0.5 / (_SPREAD * math.sqrt(intermediate))))
 
     def packed(rows: int, k: int, exponent: int) -> moe.Packed:
         codes = torch.randint(0, 256, (experts, rows, k // 2), generator=generator)
         jitter = torch.randint(-1, 2, (experts, rows, k // mxfp4.BLOCK), generator=generator)
         return codes.to(torch.uint8), (mxfp4.E8M0_BIAS + exponent + jitter).to(torch.uint8)
 
+    # The order of these lines is the order of the random numbers.
     return Layer(
-        packed(2 * intermediate, hidden, first),
-        torch.randn(experts, 2 * intermediate, generator=generator).bfloat16(),
-        packed(hidden, intermediate, second),
-        torch.randn(experts, hidden, generator=generator).bfloat16(),
+        w1=packed(2 * intermediate, hidden, first),
+        w1_bias=torch.randn(experts, 2 * intermediate, generator=generator).bfloat16(),
+        w2=packed(hidden, intermediate, second),
+        w2_bias=torch.randn(experts, hidden, generator=generator).bfloat16(),
     )
 
 
 def routing_of(case: MoeCase, generator: torch.Generator) -> Tensor:
-    """[T, k] int32, different within a token."""
+    """Return the experts of a case's tokens.
+
+    Args:
+        case: The case, with its kind of routing.
+        generator: The source of random numbers.
+
+    Returns:
+        [T, k] int32, different within a token.
+    """
     if case.routing == "random":
-        order = torch.rand(case.tokens, case.experts, generator=generator).argsort(-1)
-        return order[:, : case.top_k].int()
+        return _random_experts(case, case.experts, generator)
     if case.routing == "skewed":
-        order = torch.rand(case.tokens, case.experts // 2, generator=generator).argsort(-1)
-        return order[:, : case.top_k].int()
-    if case.routing in ("one", "last"):
-        number = 1 if case.routing == "one" else case.experts - 1
-        first = torch.full((case.tokens,), number)
+        return _random_experts(case, case.experts // 2, generator)
+    if case.routing == "one":
+        first = torch.full((case.tokens,), 1)
+    elif case.routing == "last":
+        first = torch.full((case.tokens,), case.experts - 1)
     else:
         first = torch.arange(case.tokens) // (case.hidden // mxfp4.BLOCK)
     return ((first[:, None] + torch.arange(case.top_k)) % case.experts).int()
 
 
+def _random_experts(case: MoeCase, experts: int, generator: torch.Generator) -> Tensor:
+    """Return k of the first `experts` for each token, in random order."""
+    order = torch.rand(case.tokens, experts, generator=generator).argsort(-1)
+    return order[:, : case.top_k].int()
+
+
 def reading_out(layer: Layer) -> Layer:
-    """The layer with a second matrix of ones at j mod H, and biases at which SwiGLU is steep in the
-    gate and in the up part."""
+    """Return a layer whose outputs are its hidden activations, one by one.
+
+    The second matrix has ones at j mod H. The first biases are where SwiGLU is steep, in the gate
+    and in the up part.
+
+    Args:
+        layer: The layer with the first matrix and its biases.
+    """
     experts, hidden, _ = layer.w2[0].shape
     intermediate = layer.w1_bias.shape[1] // 2
     codes = torch.zeros(experts, hidden, intermediate, dtype=torch.uint8)
     at = torch.arange(intermediate)
-    codes[:, at % hidden, at] = 2  # E2M1 of 1
+    codes[:, at % hidden, at] = _E2M1_ONE
     packed = torch.from_numpy(mxfp4.pack(codes.numpy()))
     bias = layer.w1_bias * 0.25
     bias[:, 0::2] += 1.5
@@ -77,21 +114,31 @@ def reading_out(layer: Layer) -> Layer:
     return Layer(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
 
 
-BELOW_LIMIT = -(LIMIT + 1.0)
-"""A gate of -8 gives -1.0e-5, clamped -4.7e-5. Further below float32 may have nothing left."""
-
-
 def with_gates(layer: Layer, bias: float) -> Layer:
-    """The layer with this bias of every gate, for small activations, and nothing beside what the
-    hidden ones give."""
+    """Return a layer with one bias for every gate and without the second biases.
+
+    With small activations each gate then is about this bias.
+
+    Args:
+        layer: The layer.
+        bias: The bias of every gate.
+    """
     biases = layer.w1_bias.clone()
     biases[:, 0::2] = bias
     return Layer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))
 
 
 def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
-    """The layer and x [T, H] with the first block's activations 2^power times as large, and its
-    scales in the first matrix as much lower."""
+    """Enlarge the first block's activations, and reduce its scales in the first matrix as much.
+
+    Args:
+        layer: The layer.
+        x: Activations [T, H].
+        power: The activations get 2^power times as large.
+
+    Returns:
+        The new layer and the new activations; the product of both is the same.
+    """
     scales = layer.w1[1].clone()
     scales[..., 0] -= power
     x = x.clone()
@@ -100,9 +147,21 @@ def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
 
 
 def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
-    """The weight with its first block as the last, too. In x [T, K] the first is made larger, and
-    the last takes it away: what a sum loses in between is lost."""
-    codes, scales = (part.clone() for part in weight)
+    """Make the last block of a product cancel the first one, which is made larger.
+
+    A sum that loses digits in between then shows it.
+
+    Args:
+        weight: Packed elements and scales; the result has the first block as the last, too.
+        x: Activations [T, K]. They are changed in place: the first block is enlarged, the last is
+            its negative.
+        factor: The factor of the first block.
+
+    Returns:
+        The new weight.
+    """
+    codes = weight[0].clone()
+    scales = weight[1].clone()
     codes[..., -mxfp4.BLOCK // 2 :] = codes[..., : mxfp4.BLOCK // 2]
     scales[..., -1] = scales[..., 0]
     x[:, : mxfp4.BLOCK] *= factor
@@ -112,21 +171,45 @@ def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
 
 @functools.lru_cache(maxsize=2)
 def dense(outputs: int, inputs: int) -> moe.Packed:
-    """A dense weight that gives outputs around one: packed [N, K/2], scales [N, K/32]."""
+    """Make a dense weight that gives outputs around one.
+
+    Args:
+        outputs: The size N.
+        inputs: The size K.
+
+    Returns:
+        packed [N, K/2], scales [N, K/32].
+    """
     generator = torch.Generator().manual_seed(outputs + inputs)
 
     def random(low: int, high: int, columns: int) -> Tensor:
         shape = (outputs, columns)
         return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
 
-    middle = mxfp4.E8M0_BIAS + round(math.log2(1 / (3.87 * math.sqrt(inputs))))
+    middle = mxfp4.E8M0_BIAS + round(math.log2(1 / (_SPREAD * math.sqrt(inputs))))
     codes = random(0, 256, inputs // 2)
-    return codes, random(middle - 1, middle + 2, inputs // mxfp4.BLOCK)
+    scales = random(middle - 1, middle + 2, inputs // mxfp4.BLOCK)
+    return codes, scales
 
 
 def with_nan(layer: Layer, idle: Tensor) -> Layer:
-    """The experts `idle` made NaN, in every scale and bias."""
-    parts = [part.clone() for part in (layer.w1[1], layer.w1_bias, layer.w2[1], layer.w2_bias)]
-    for part in parts:
-        part[idle] = mxfp4.E8M0_NAN if part.dtype == torch.uint8 else torch.nan
-    return Layer((layer.w1[0], parts[0]), parts[1], (layer.w2[0], parts[2]), parts[3])
+    """Return a layer with NaN in every scale and bias of some experts.
+
+    Args:
+        layer: The layer.
+        idle: The numbers of the experts.
+    """
+    w1_scales = layer.w1[1].clone()
+    w2_scales = layer.w2[1].clone()
+    w1_bias = layer.w1_bias.clone()
+    w2_bias = layer.w2_bias.clone()
+    w1_scales[idle] = mxfp4.E8M0_NAN
+    w2_scales[idle] = mxfp4.E8M0_NAN
+    w1_bias[idle] = torch.nan
+    w2_bias[idle] = torch.nan
+    return Layer(
+        w1=(layer.w1[0], w1_scales),
+        w1_bias=w1_bias,
+        w2=(layer.w2[0], w2_scales),
+        w2_bias=w2_bias,
+    )

@@ -1,4 +1,4 @@
-"""Quantised blocks: values on the edges of rounding, and what is wrong with a quantiser's bytes."""
+"""Quantised blocks: inputs on the edges of rounding, and the judgement of a quantiser's bytes."""
 
 from typing import Any
 
@@ -11,20 +11,41 @@ from sm121.core.unmet import Fact
 from sm121.kernels import cases, comparison
 from sm121.oracles import mxfp4, mxfp8
 
+#: Largest values of blocks on both sides of the edges between two scales.
+_MXFP4_EDGES = (3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875)
+_MXFP8_EDGES = (224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0)
+#: Relative distance of the values beside a midpoint: the last bit of bfloat16.
+_BESIDE = 2.0**-7
+#: Blocks with a largest magnitude within these bounds have a defined scale. At the ends of E8M0
+#: implementations clamp, flush or special-case: there only the size of the values is required.
+_SMALLEST_SETTLED = 2.0**-100
+_LARGEST_SETTLED = 2.0**120
+#: An error up to this size is accepted in a block of zeros and denormal values.
+_LEAST_SIZE = 2.0**-120
+
 
 def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
-    """Blocks with one value that sets the scale, on the edges between scales, and values on and
-    beside the midpoints between elements."""
+    """Return blocks on the edges of rounding.
+
+    Each block has one value on the edge between two scales; the others are elements of the format,
+    the midpoints between elements, and values beside the midpoints.
+
+    Args:
+        case: The format, the sizes and the seed.
+
+    Returns:
+        Values [rows, 32 * blocks].
+    """
     if case.format == "mxfp4":
         elements = np.array(mxfp4.E2M1_VALUES)
-        edges = np.array([3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875])
+        edges = np.array(_MXFP4_EDGES)
     else:
         elements = mxfp8.E4M3_VALUES[:127]
-        edges = np.array([224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0])
+        edges = np.array(_MXFP8_EDGES)
     midpoints = (elements[1:] + elements[:-1]) / 2
-    points = np.concatenate(
-        (elements, midpoints, midpoints * (1 + 2.0**-7), midpoints * (1 - 2**-7))
-    )
+    above = midpoints * (1 + _BESIDE)
+    below = midpoints * (1 - _BESIDE)
+    points = np.concatenate((elements, midpoints, above, below))
     generator = np.random.default_rng(case.seed)
     blocks = generator.choice(points, (case.rows, case.blocks, mxfp4.BLOCK))
     blocks *= generator.choice((-1.0, 1.0), blocks.shape)
@@ -37,16 +58,31 @@ def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
 
 
 def wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[Fact]:
+    """Compare the shapes and types of a quantiser's output with the protocol.
+
+    Args:
+        output: The result of the operation.
+        shape: [M, K] of its input.
+        form: "mxfp4" or "mxfp8".
+
+    Returns:
+        One fact for each part that differs.
+    """
     if not (isinstance(output, tuple) and len(output) == 2):
         return [Fact("elements and scales", comparison.describe(output))]
+    elements, scales = output
     rows, k = shape
-    width, dtype = (k // 2, torch.uint8) if form == "mxfp4" else (k, torch.float8_e4m3fn)
-    required = (((rows, width), dtype), ((rows, k // mxfp4.BLOCK), torch.uint8))
-    return [
-        Fact(f"{dtype} {shape}", comparison.describe(part))
-        for part, (shape, dtype) in zip(output, required, strict=True)
-        if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
-    ]
+    if form == "mxfp4":
+        facts = _wrong_part(elements, (rows, k // 2), torch.uint8)
+    else:
+        facts = _wrong_part(elements, (rows, k), torch.float8_e4m3fn)
+    return facts + _wrong_part(scales, (rows, k // mxfp4.BLOCK), torch.uint8)
+
+
+def _wrong_part(part: Any, shape: tuple[int, int], dtype: torch.dtype) -> list[Fact]:
+    if isinstance(part, Tensor) and tuple(part.shape) == shape and part.dtype == dtype:
+        return []
+    return [Fact(f"{dtype} {shape}", comparison.describe(part))]
 
 
 def judge_blocks(
@@ -56,30 +92,41 @@ def judge_blocks(
     candidates: list[Any],
     form: str,
 ) -> list[Fact]:
+    """Judge the bytes of a quantiser.
+
+    Args:
+        values: The input [M, K].
+        codes: The elements [M, K], one code a byte.
+        scales: The scales [M, K/32] E8M0.
+        candidates: The scale rules that the provider may follow; it has to follow one throughout.
+        form: "mxfp4" or "mxfp8".
+
+    Returns:
+        One fact for each kind of fault.
+    """
     oracle: Any = mxfp4 if form == "mxfp4" else mxfp8
-    table = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)])
-    table = table if form == "mxfp4" else mxfp8.E4M3_VALUES
+    table = _element_values(form)
     blocks = values.reshape(*scales.shape, mxfp4.BLOCK)
     elements = table[codes].reshape(blocks.shape)
     if (scales == mxfp4.E8M0_NAN).any() or np.isnan(elements).any():
         return [Fact("no NaN for finite values", "a NaN scale or element")]
     scale = mxfp4.decode_scale(scales)[..., None]
-    amax = np.abs(blocks).max(-1) if blocks.size else np.zeros(scales.shape)
+    amax = np.abs(blocks).max(-1, initial=0.0)
+    settled = (amax > _SMALLEST_SETTLED) & (amax < _LARGEST_SETTLED)
     wrong = []
-    # At the ends of E8M0 implementations clamp, flush or special-case: only the size is required.
-    settled = (amax > 2.0**-100) & (amax < 2.0**120)
     off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
-    if (off > np.maximum(amax, 2.0**-120)).any():
+    if (off > np.maximum(amax, _LEAST_SIZE)).any():
         wrong.append(Fact("a block's values near its own", "off by more than the largest"))
-    mismatches = {
-        rule.value: int(((oracle.choose_scale(amax, rule) != scales) & settled).sum())
-        for rule in candidates
-    }
-    rule, least = min(mismatches.items(), key=lambda item: item[1])
+    mismatches = {}
+    for rule in candidates:
+        differs = oracle.choose_scale(amax, rule) != scales
+        mismatches[rule.value] = int((differs & settled).sum())
+    rule_name = min(mismatches, key=lambda name: mismatches[name])
+    least = mismatches[rule_name]
     if least:
         wrong.append(
             Fact(
-                f"every scale by the rule {rule}",
+                f"every scale by the rule {rule_name}",
                 f"{least} of {scales.size} blocks have another; declare the rule or follow one",
             )
         )
@@ -94,3 +141,11 @@ def judge_blocks(
     if elements[amax == 0].any():
         wrong.append(Fact("zeros stay zeros", "other values in an all-zero block"))
     return wrong
+
+
+def _element_values(form: str) -> NDArray[np.float64]:
+    """Return the values of all codes of a format."""
+    if form == "mxfp4":
+        positive = np.array(mxfp4.E2M1_VALUES)
+        return np.concatenate((positive, -positive))
+    return mxfp8.E4M3_VALUES
