@@ -1,1 +1,1 @@
-"""Whose kernels the kernel level tests, on what, and how far they may be from the oracle."""
+"""Kernel providers, the problems that they are tested on, and the tolerances of their results."""

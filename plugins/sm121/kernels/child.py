@@ -1,5 +1,7 @@
-"""A process in which kernels are judged, in the interpreter and the environment of the engine. A
-case that ends the process is a failure of that case. The next one gets a new process."""
+"""A process in which kernels are judged, in the interpreter and the environment of the engine.
+
+A case that ends the process is a failure of that case. The next case gets a new process.
+"""
 
 import contextlib
 import json
@@ -21,7 +23,7 @@ from sm121.core.unmet import Fact
 from sm121.core.verdict import Inapplicable, Invalid, NotRun
 
 #: Imports the suite's package from its folder alone: a folder of packages on the path would bring
-#: the suite's own vLLM and torch. What ``-c`` puts first on the path is the working directory.
+#: the suite's own vLLM and torch. ``-c`` puts an empty entry for the working directory on the path.
 _BOOT = """
 import importlib.util, os, sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -37,23 +39,27 @@ except ImportError as error:
     sys.exit(int(sys.argv[2]))
 judge.main()
 """
-#: Exit status of an interpreter that has not what `judge` imports.
+#: The exit status of that program if it cannot import what `judge` needs.
 _CANNOT_JUDGE = 61
-_LEAST = "torch, numpy, pydantic and Python 3.11 are needed there"
+_NEEDED = "torch, numpy, pydantic and Python 3.11 are needed there"
+#: Bytes of the end of the process' errors that are read, and characters of the last line.
+_ERROR_BYTES = 4096
+_LAST_LINE = 300
 
 
 class Ended(Sm121Error):
-    """The process ended, or was ended, before it answered. The message says how."""
+    """The process ended, or was ended, before it answered. The message has the reason."""
 
 
 class KernelError(Sm121Error):
-    """What a provider raised; the message has the type and the words of it."""
+    """An exception of a provider; the message has its type and its text."""
 
 
 class DeviceFault(Sm121Error):
-    """The device reported an error: the process on it is used no more."""
+    """The device reported an error; the process on it is ended."""
 
 
+#: The exceptions that are raised again in this process, by the names in an answer.
 _RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (Inapplicable, Invalid, NotRun, UsageError, DeviceFault)
 }
@@ -61,28 +67,48 @@ _RAISED: dict[str, type[Exception]] = {
 
 @dataclass
 class Child:
-    """A process that answers what `sm121.kernels.judge` is asked. It is started when it is asked
-    something, and again after it has ended."""
+    """A process that answers the questions of `sm121.kernels.judge`.
+
+    It is started at the first question, and again after it has ended.
+
+    Attributes:
+        python: The interpreter.
+        environment: The whole environment of the process.
+        path: The import path; None for the interpreter's own.
+        workers: The number of such processes on this machine.
+    """
 
     python: str
-    """The interpreter."""
     environment: Mapping[str, str]
-    """The whole environment of the process."""
     path: tuple[str, ...] | None = None
-    """Where it imports from; None: as the interpreter does by itself."""
     workers: int = 1
-    """So many processes share this machine."""
     _process: subprocess.Popen[bytes] | None = None
     _errors: IO[bytes] | None = None
 
     def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """The answer to a question of `sm121.kernels.judge`. Without ``within_s`` seconds, the
-        test's own limit ends the process. Raises what was raised there, as itself or KernelError;
-        DeviceFault: the device reported an error; Ended: the process ended, or took too long."""
-        process = self._started()
+        """Ask one question.
+
+        Args:
+            question: A question of `sm121.kernels.judge`.
+            *arguments: Its arguments, which can be pickled.
+            within_s: The time limit in seconds; None if only the test has a time limit.
+
+        Returns:
+            The answer, as JSON has it.
+
+        Raises:
+            Inapplicable: As raised in the process.
+            Invalid: As raised in the process.
+            NotRun: As raised in the process, or the process cannot be started.
+            UsageError: As raised in the process.
+            KernelError: Another exception was raised in the process.
+            DeviceFault: The device reported an error.
+            Ended: The process ended, or took too long.
+        """
+        process = self._start()
         try:
             _write(process, (question, *arguments))
-            line = self._line(process, within_s)
+            line = self._read_line(process, within_s)
         except BaseException:  # also the test's own limit: what still computes is of no use
             self.close()
             raise
@@ -97,7 +123,9 @@ class Child:
         raise error
 
     def close(self) -> None:
-        if (process := self._process) is None:
+        """End the process, if there is one."""
+        process = self._process
+        if process is None:
             return
         self._process = None
         process.kill()
@@ -107,7 +135,8 @@ class Child:
             with contextlib.suppress(OSError):  # what was not sent is lost with the process
                 stream.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Return the process, and start it if it does not run."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
@@ -125,43 +154,52 @@ class Child:
         except OSError as error:
             errors.close()
             raise NotRun(f"{self.python} cannot be started: {error.strerror}") from error
-        self._process, self._errors = process, errors
+        self._process = process
+        self._errors = errors
         path = None if self.path is None else list(self.path)
         _write(process, {"path": path, "workers": self.workers})
         return process
 
-    def _line(self, process: subprocess.Popen[bytes], within_s: float | None) -> bytes:
+    def _read_line(self, process: subprocess.Popen[bytes], within_s: float | None) -> bytes:
+        """Read one line. Raises Ended: the process ended before it, or took too long."""
         assert process.stdout is not None
-        ends = None if within_s is None else time.monotonic() + within_s
+        deadline = None if within_s is None else time.monotonic() + within_s
         line = b""
         while not line.endswith(b"\n"):
-            remaining = None if ends is None else max(0.0, ends - time.monotonic())
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not select.select([process.stdout], [], [], remaining)[0]:
                 raise Ended(Fact(f"an end within {within_s:g} s"))
             block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not block:
-                break
+                raise self._describe_end(process)
             line += block
-        else:
-            return line
+        return line
+
+    def _describe_end(self, process: subprocess.Popen[bytes]) -> Ended | NotRun:
+        """Wait for a process that has closed its output, and return why it ended."""
         status = process.wait()
         assert self._errors is not None
-        self._errors.seek(0, 2)
-        self._errors.seek(max(0, self._errors.tell() - 4096))
+        self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, self._errors.tell() - _ERROR_BYTES))
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        last = lines[-1][:300] if lines else "it said nothing"
+        last = lines[-1][:_LAST_LINE] if lines else "it said nothing"
         if status == _CANNOT_JUDGE:
-            raise NotRun(f"the kernels cannot be judged with {self.python}: {last}; {_LEAST}")
-        by = signal.Signals(-status).name if status < 0 else status
-        raise Ended(Fact("a result", f"the process ended with {by}: {last}"))
+            return NotRun(f"the kernels cannot be judged with {self.python}: {last}; {_NEEDED}")
+        ending = signal.Signals(-status).name if status < 0 else status
+        return Ended(Fact("a result", f"the process ended with {ending}: {last}"))
 
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and reading its answer says how
+    with contextlib.suppress(BrokenPipeError):  # it has ended; reading its answer finds the reason
         process.stdin.write(pickle.dumps(message, protocol=4))
         process.stdin.flush()
 
 
 def of_this_process(workers: int = 1) -> Child:
+    """Return a child in the interpreter, the environment and the import path of this process.
+
+    Args:
+        workers: The number of such processes on this machine.
+    """
     return Child(sys.executable, dict(os.environ), tuple(sys.path), workers)

@@ -1,7 +1,9 @@
-"""Judges kernels in a process of their own, which runs in the interpreter that serves with them. It
-is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
-numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
-own memory and device, so that they are here and not in pytest's process."""
+"""Judge kernels in a process of their own, in the interpreter that serves with them.
+
+`sm121.kernels.child` starts the process. It needs torch, numpy and pydantic there, which an engine
+has, and no installation of the suite. Oracles, poison, replays and clocks work on the provider's
+own memory and device. Therefore they are here and not in pytest's process.
+"""
 
 import contextlib
 import functools
@@ -20,6 +22,7 @@ import torch
 from sm121.core import errors, verdict
 from sm121.kernels import benchmarks, checks, problems, protocol, registry
 
+#: Packages with kernels that a provider may import.
 _PACKAGES = ("vllm", "flashinfer")
 
 
@@ -29,11 +32,13 @@ def _provider(name: str) -> Any:
 
 
 def _packages(name: str) -> list[str]:
+    """Return the packages with kernels that a provider has imported."""
     _provider(name)
     return [package for package in _PACKAGES if package in sys.modules]
 
 
 def _check(name: str, case: Any, tactic: str | None = None) -> list[dict[str, Any]]:
+    """Return the faults of a provider on a case, with all tactics or with one."""
     provider = _provider(name)
     if tactic is not None:
         provider = provider.with_tactic(tactic)
@@ -41,14 +46,16 @@ def _check(name: str, case: Any, tactic: str | None = None) -> list[dict[str, An
 
 
 def _replay(name: str, case: Any) -> list[dict[str, Any]]:
+    """Return the faults of a provider's CUDA graph on a case."""
     facts = checks.check_replay(_provider(name), problems.build(case))
     return [asdict(fact) for fact in facts]
 
 
 def _tactics(name: str, operation: Any) -> list[str]:
+    """Return the autotune tactics of an operation. Raises NotRun: the provider lists none."""
     provider = _provider(name)
-    listed = getattr(provider, "tactics", None)
-    names = list(listed(operation)) if listed is not None else []
+    list_tactics = getattr(provider, "tactics", None)
+    names = [] if list_tactics is None else list(list_tactics(operation))
     if not names:
         declared = protocol.declaration(provider)
         raise verdict.NotRun(f"provider {declared.name} lists no autotune tactics of {operation}")
@@ -56,21 +63,26 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
-    """Seconds of each round and what they were compared with; of no rounds the output is judged.
-    Raises Invalid where the number is of a call that did not do its work."""
+    """Time a case, or only judge its output if there are no rounds.
+
+    Args:
+        name: The provider.
+        case: The operation and its sizes.
+        rounds: The number of rounds on a CPU and on a GPU.
+
+    Returns:
+        The seconds of each round, and a description of the provider, the clock and the bandwidth.
+
+    Raises:
+        Invalid: A call did not do its work.
+    """
     provider = _provider(name)
     device = protocol.declaration(provider).device
-    clock, peak = benchmarks.clock_of(device), benchmarks.bandwidth(device)
+    clock = benchmarks.clock_of(device)
+    peak = benchmarks.bandwidth(device)
     timed = benchmarks.build(provider, case)
-    count = rounds[0] if device == "cpu" else rounds[1]
-    seconds, output = [], None
-    for _ in range(1 + count):
-        timed.renew()
-        clock.before()
-        began = clock.now()
-        output = timed.call()
-        ended = clock.now()
-        seconds.append(ended - began)
+    on_cpu, on_gpu = rounds
+    count = on_cpu if device == "cpu" else on_gpu
     extra = {
         "provider": name,
         "device": device,
@@ -79,16 +91,31 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
         "bandwidth_gb_s": round(peak.best_gb_s, 1),
         "bandwidth_method": peak.method,
     }
-    if not count:
+    seconds = []
+    output = None
+    for _ in range(1 + count):  # the first round warms up
+        timed.renew()
+        clock.before()
+        began = clock.now()
+        output = timed.call()
+        ended = clock.now()
+        seconds.append(ended - began)
+    seconds = seconds[1:]
+    if not seconds:
         benchmarks.check_output(case, timed, output)
         return {"seconds": [], "extra": extra}
-    seconds = seconds[1:]  # the first warms up
     share = benchmarks.check(case, statistics.median(seconds), timed, output, peak)
     return {"seconds": seconds, "extra": extra | {"roofline_share": round(share, 4)}}
 
 
-_ANSWERS: tuple[Callable[..., Any], ...] = (_packages, _check, _replay, _tactics, _time)
-_QUESTIONS = {each.__name__.removeprefix("_"): each for each in _ANSWERS}
+#: The function that answers each question.
+_QUESTIONS: dict[str, Callable[..., Any]] = {
+    "packages": _packages,
+    "check": _check,
+    "replay": _replay,
+    "tactics": _tactics,
+    "time": _time,
+}
 
 
 def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
@@ -104,7 +131,12 @@ def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    # What kernels and engines print is for people: it must not be taken for an answer.
+    """Answer questions from stdin, one JSON object a line on stdout, until stdin ends.
+
+    The first pickled object has the settings: the import path and the number of workers. Each later
+    one is a question with its arguments.
+    """
+    # Kernels and engines print to stdout as well; their output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     settings = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own parent's

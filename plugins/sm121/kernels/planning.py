@@ -1,5 +1,4 @@
-"""Base of the providers on a GPU: weights are put in order and a step is planned once. And pages,
-for kernels that read nothing but a paged cache."""
+"""Paged caches, and the base of the providers on a GPU, which plan a step once."""
 
 import functools
 import itertools
@@ -16,45 +15,81 @@ from sm121.kernels import protocol
 from sm121.kernels.protocol import Operation, Packed
 
 Call = Callable[[], Tensor]
+#: Elements a byte and elements a scale of MXFP4.
+_ELEMENTS_A_BYTE = 2
+_ELEMENTS_A_SCALE = 32
 
 
 class PlanningProvider(ABC):
-    """Experts and attention as prepared calls; a subclass plans each for given tensors. A plan is
-    None where there are no tokens: the engine launches nothing then."""
+    """Experts and attention as prepared calls; a subclass plans each for given tensors.
+
+    A plan is None if there are no tokens: the engine launches nothing then.
+    """
 
     device = "cuda"
     block_sizes = (16, 32, 64, 128)
 
     @abstractmethod
     def plan_experts(self, inputs: protocol.FusedMoe) -> Call | None:
-        """A call that computes y [T, H]."""
+        """Return a call that computes y [T, H].
+
+        Args:
+            inputs: The operation's arguments.
+        """
 
     @abstractmethod
     def plan_prefill(self, inputs: protocol.PrefillAttention, *, fp8: bool = False) -> Call | None:
-        """A call that computes o [T, Hq, D]. `fp8`: of a cache in E4M3."""
+        """Return a call that computes o [T, Hq, D].
+
+        Args:
+            inputs: The operation's arguments.
+            fp8: Whether the cache is in E4M3.
+        """
 
     @abstractmethod
     def plan_decode(self, inputs: protocol.DecodeAttention, *, fp8: bool = False) -> Call | None:
-        """A call that computes o [B, Hq, D]. `fp8`: of a cache in E4M3."""
+        """Return a call that computes o [B, Hq, D].
+
+        Args:
+            inputs: The operation's arguments.
+            fp8: Whether the cache is in E4M3.
+        """
 
     @abstractmethod
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """A call that computes y [M, N]."""
+        """Return a call that computes y [M, N].
+
+        Args:
+            x: [M, K].
+            weight: packed [N, K/2] and scales [N, K/32].
+        """
 
     def prepare(self, operation: Operation, *arguments: Any, **keywords: Any) -> Call | None:
+        """Return a call that runs an operation; see `sm121.kernels.protocol`.
+
+        Args:
+            operation: The operation.
+            *arguments: Its tensors.
+            **keywords: Its other arguments.
+
+        Returns:
+            The call, or None for an operation that is not planned.
+        """
         plan: Call | None
-        fp8 = operation.endswith("_fp8")
+        fp8 = operation in ("prefill_attention_fp8", "decode_attention_fp8")
         if operation == "fused_moe":
             plan = self.plan_experts(protocol.FusedMoe(*arguments, **keywords))
-        elif operation.startswith("prefill_attention"):
+        elif operation in ("prefill_attention", "prefill_attention_fp8"):
             plan = self.plan_prefill(protocol.PrefillAttention(*arguments, **keywords), fp8=fp8)
-        elif operation.startswith("decode_attention"):
+        elif operation in ("decode_attention", "decode_attention_fp8"):
             plan = self.plan_decode(protocol.DecodeAttention(*arguments, **keywords), fp8=fp8)
         elif operation == "mxfp4_linear":
             plan = self.plan_linear(*arguments)
         else:
             return None
-        return plan or (lambda: new_like(arguments[0]))
+        if plan is None:
+            return functools.partial(new_like, arguments[0])
+        return plan
 
     def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Tensor:
         return protocol.prepared(self, operation, *arguments, **keywords)()
@@ -67,54 +102,81 @@ class PlanningProvider(ABC):
     mxfp4_linear = functools.partialmethod(_run, "mxfp4_linear")
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[T, V] by cuBLAS, as vLLM's unquantised linear layers compute it."""
+        """Return the logits [T, V] by cuBLAS, as vLLM's unquantised linear layers compute them.
+
+        Args:
+            x: [T, H].
+            weight: [V, H].
+        """
         return functional.linear(x, weight)
 
 
 def new_like(activations: Tensor) -> Tensor:
-    """Memory for an output of the shape of these activations, without their strides."""
+    """Return uninitialised memory for an output of the shape of these activations.
+
+    Args:
+        activations: A tensor, whose strides the result does not have.
+    """
     return torch.empty_like(activations, memory_format=torch.contiguous_format)
 
 
 def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
-    """The cache [blocks, 2, Hkv, block, D] in E4M3. `write` has tokens of k and v [T, Hkv, D],
-    pages of both [blocks, block, Hkv, D] and the places of the tokens in them."""
+    """Return a cache in E4M3.
+
+    Args:
+        kv_cache: [blocks, 2, Hkv, block, D].
+        write: Writes tokens. Its arguments are k and v [T, Hkv, D], the pages of both
+            [blocks, block, Hkv, D], and the places of the tokens in the pages.
+    """
     cache = torch.zeros_like(kv_cache, dtype=torch.float8_e4m3fn)
-    k, v, *pages = (of[:, i].transpose(1, 2) for of in (kv_cache, cache) for i in (0, 1))
-    k, v = (part.flatten(0, 1) for part in (k, v))
-    write(k, v, *pages, torch.arange(len(k), device=k.device))
+    k = kv_cache[:, 0].transpose(1, 2).flatten(0, 1)
+    v = kv_cache[:, 1].transpose(1, 2).flatten(0, 1)
+    key_pages = cache[:, 0].transpose(1, 2)
+    value_pages = cache[:, 1].transpose(1, 2)
+    write(k, v, key_pages, value_pages, torch.arange(len(k), device=k.device))
     return cache
 
 
 def side_by_side(keys: Tensor, values: Tensor) -> bool:
-    """Whether each head's value lies behind its key, as vLLM 0.32 packs a cache.
+    """Return whether each head's value is stored behind its key, as vLLM 0.32 packs a cache.
 
     Args:
-        keys: [..., D], in elements at strides of 2 D where that is so.
+        keys: [..., D], in elements at strides of 2 D in this form.
         values: As `keys`.
     """
     apart: int = 2 * keys.shape[-1]
-    return all(part.stride(-2) == apart for part in (keys, values))
+    return bool(keys.stride(-2) == apart and values.stride(-2) == apart)
 
 
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Packed elements and scales [E, rows, K] with more rows and columns (elements) of zeros."""
-    packed, scales = (
-        functional.pad(part, (0, columns // per, 0, rows)).contiguous()
-        for part, per in zip(weights, (2, 32), strict=True)
-    )
-    return packed, scales
+    """Return packed elements and scales [E, rows, K] with more rows and columns of zeros.
+
+    Args:
+        weights: The packed elements and the scales.
+        rows: The rows to add.
+        columns: The columns to add, in elements.
+    """
+    packed, scales = weights
+    wide = functional.pad(packed, (0, columns // _ELEMENTS_A_BYTE, 0, rows))
+    wide_scales = functional.pad(scales, (0, columns // _ELEMENTS_A_SCALE, 0, rows))
+    return wide.contiguous(), wide_scales.contiguous()
 
 
 @dataclass(frozen=True)
 class Paging:
-    """Where the tokens of sequences with these edges lie in pages of `page` tokens."""
+    """The pages of sequences, one sequence after the other.
+
+    Attributes:
+        edges: The first token of each sequence, and the end of the last one.
+        page: Tokens a page.
+    """
 
     edges: list[int]
     page: int
 
     @property
     def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
         return [end - start for start, end in itertools.pairwise(self.edges)]
 
     @property
@@ -125,26 +187,31 @@ class Paging:
     @property
     def last(self) -> list[int]:
         """Tokens in the last page of each sequence."""
-        return [
-            length - max(count - 1, 0) * self.page
-            for length, count in zip(self.lengths, self.counts, strict=True)
-        ]
+        tokens = []
+        for length, count in zip(self.lengths, self.counts, strict=True):
+            full_pages = max(count - 1, 0)
+            tokens.append(length - full_pages * self.page)
+        return tokens
 
     @property
     def pages(self) -> int:
+        """Pages of all sequences."""
         return sum(self.counts)
 
     def slots(self) -> Tensor:
-        """[T] int64: the place of each token in the cache, counted in tokens."""
-        tables = zip(self.table(), self.lengths, strict=True)
+        """Return the place of each token in the cache, counted in tokens: [T] int64."""
         offsets = torch.arange(self.page)
-        parts = [(pages[:, None] * self.page + offsets).flatten()[:size] for pages, size in tables]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
+        parts = [torch.empty(0, dtype=torch.int64)]
+        for pages, length in zip(self.table(), self.lengths, strict=True):
+            places = pages[:, None] * self.page + offsets
+            parts.append(places.flatten()[:length])
+        return torch.cat(parts)
 
     def table(self) -> Tensor:
-        """[n, most pages] int32; what a sequence does not have is page 0."""
+        """Return the block table [n, most pages] int32, filled up with page 0."""
         table = torch.zeros(len(self.counts), max(self.counts, default=1) or 1, dtype=torch.int32)
-        firsts = itertools.accumulate(self.counts, initial=0)
-        for row, first, count in zip(table, firsts, self.counts, strict=False):
+        first = 0
+        for row, count in zip(table, self.counts, strict=True):
             row[:count] = torch.arange(first, first + count)
+            first += count
         return table

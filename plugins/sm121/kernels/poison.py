@@ -1,6 +1,9 @@
-"""Memory that a kernel is given to write to holds what it must not be found holding. Outputs are
-the provider's to allocate: every uninitialised tensor that is made while an operation runs, in
-Python or by an ATen operator, is filled first. An extension's own C++ memory is out of reach."""
+"""Fill new memory with values that no output has, before a kernel writes to it.
+
+The provider allocates its outputs. Therefore every uninitialised tensor that is made while an
+operation runs, in Python or by an ATen operator, is filled first. Memory that the C++ code of an
+extension allocates by itself is not reached.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +13,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 NAN = "NaN"
 FINITE = "a finite value"
+#: Both kinds of poison. NaN does not show where NaN is a legal output; a finite value that no
+#: output has shows there.
 KINDS = (NAN, FINITE)
-"""NaN is blind where NaN is a legal output; a finite value that no output has is not."""
 
+#: The finite poison of float types of two bytes and more.
 _FINITE_FLOAT = -24_576.0
+#: The poison of one byte: NaN in E4M3 and E8M0, or a value.
+_NAN_BYTE = 0xFF
+_FINITE_BYTE = 0x5A
+#: The poison of wider integers.
+_NAN_INTEGER = -1
+_FINITE_INTEGER = 0x5A5A
 _ALLOCATIONS = frozenset(
     {
         torch.ops.aten.empty,
@@ -26,7 +37,11 @@ _ALLOCATIONS = frozenset(
 
 
 class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followed by mypy
-    """A context in which new uninitialised tensors hold `kind` of KINDS."""
+    """A context in which new uninitialised tensors are filled.
+
+    Args:
+        kind: The poison, one of `KINDS`.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -49,12 +64,18 @@ class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
 
 
 def fill(tensor: torch.Tensor, kind: str) -> None:
-    """Overwrite a tensor with `kind` of KINDS."""
+    """Overwrite a tensor with poison.
+
+    Args:
+        tensor: A tensor of any type; one of booleans stays as it is.
+        kind: The poison, one of `KINDS`.
+    """
     if tensor.dtype == torch.bool or not tensor.numel():
         return
+    is_nan = kind == NAN
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
-        tensor.fill_(torch.nan if kind == NAN else _FINITE_FLOAT)
+        tensor.fill_(torch.nan if is_nan else _FINITE_FLOAT)
     elif tensor.dtype.itemsize == 1:
-        tensor.view(torch.uint8).fill_(0xFF if kind == NAN else 0x5A)
+        tensor.view(torch.uint8).fill_(_NAN_BYTE if is_nan else _FINITE_BYTE)
     else:
-        tensor.fill_(-1 if kind == NAN else 0x5A5A)
+        tensor.fill_(_NAN_INTEGER if is_nan else _FINITE_INTEGER)

@@ -1,5 +1,7 @@
-"""Kernel providers by the name that ``--kernel-provider`` takes. A provider is imported only when
-it is asked for: the list is there without torch."""
+"""Kernel providers by the name that ``--kernel-provider`` takes.
+
+A provider is imported when it is loaded, so the list of names needs no torch.
+"""
 
 import importlib
 import importlib.util
@@ -12,31 +14,45 @@ from sm121.core.verdict import NotRun
 
 
 class _Provider(DataTable):
-    #: Of this package, and what of it makes the provider.
+    #: A module of this package.
     module: str
+    #: The class or function in it that makes the provider.
     maker: str
-    #: What its kernels come from: the provider's package, and what that calls in turn.
+    #: The packages that its kernels come from: the provider's own, and those that it calls in turn.
     packages: tuple[str, ...] = ()
 
 
 _PROVIDERS = data_file.load_key("kernels/providers.toml", "provider", dict[str, _Provider])
+#: The names of the suite's own providers.
 NAMES: tuple[str, ...] = tuple(_PROVIDERS)
 
 
 def packages(name: str) -> tuple[str, ...]:
-    """Whose kernels a provider of the suite calls. Raises KeyError for another provider."""
+    """Return the packages whose kernels a provider of the suite calls.
+
+    Args:
+        name: One of `NAMES`.
+
+    Raises:
+        KeyError: The name is that of another provider.
+    """
     return _PROVIDERS[name].packages
 
 
 def check_name(name: str) -> None:
-    """Whether a name can be one of a provider's, before anything is imported. Raises UsageError:
-    neither a known name nor MODULE:ATTR of a module that is there."""
+    """Check the name of a provider without importing it.
+
+    Args:
+        name: One of `NAMES`, or MODULE:ATTR of a module that can be found.
+
+    Raises:
+        UsageError: It is neither.
+    """
     if name in _PROVIDERS:
         return
     module, separator, attribute = name.partition(":")
-    if not (
-        separator and attribute.isidentifier() and all(p.isidentifier() for p in module.split("."))
-    ):
+    is_module = all(part.isidentifier() for part in module.split("."))
+    if not (separator and attribute.isidentifier() and is_module):
         raise UsageError(
             f"--kernel-provider {name}: expected one of {', '.join(NAMES)}, or MODULE:ATTR"
         )
@@ -53,15 +69,18 @@ def check_name(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """The provider of that name; of MODULE:ATTR the object itself. Raises UsageError: no such
-    provider; NotRun: what it is made of is not installed here."""
+    """Return the provider of a name.
+
+    Args:
+        name: One of `NAMES`, or MODULE:ATTR; then the provider is that object itself.
+
+    Raises:
+        UsageError: There is no such provider.
+        NotRun: A package that the provider needs is not installed here.
+    """
     check_name(name)
     if name in _PROVIDERS:
-        try:
-            row = _PROVIDERS[name]
-            return getattr(importlib.import_module(f"sm121.kernels.{row.module}"), row.maker)()
-        except ModuleNotFoundError as error:
-            raise NotRun(f"provider {name} needs {error.name}, which is not installed") from error
+        return _make(name)
     module, _, attribute = name.partition(":")
     try:
         loaded = importlib.import_module(module)
@@ -72,3 +91,13 @@ def load(name: str) -> Any:
     if not hasattr(loaded, attribute):
         raise UsageError(f"--kernel-provider {name}: expected {attribute} in {module}, not there")
     return getattr(loaded, attribute)
+
+
+def _make(name: str) -> Any:
+    """Make one of the suite's own providers."""
+    row = _PROVIDERS[name]
+    try:
+        module = importlib.import_module(f"sm121.kernels.{row.module}")
+        return getattr(module, row.maker)()
+    except ModuleNotFoundError as error:
+        raise NotRun(f"provider {name} needs {error.name}, which is not installed") from error

