@@ -1,4 +1,4 @@
-"""One source, one architecture: compiled by nvcc, and told apart by what came out."""
+"""Compile one source for one architecture with nvcc, and judge the instructions that come out."""
 
 import re
 from collections.abc import Sequence
@@ -10,32 +10,42 @@ from sm121.compilation import child, device_code, rules, sass, toolchain
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core.errors import Sm121Error
 
+#: Options of nvcc that choose architectures.
+_ARCHITECTURE_OPTIONS = ("-gencode", "--generate-code", "-arch", "--gpu-architecture")
+#: Characters of a compiler's error that are kept.
+_ERROR_LENGTH = 300
+
 
 class BuildOutcome(StrEnum):
-    """What came of a compilation. Only the first is fit for use, whatever nvcc's exit status."""
+    """The outcome of a compilation. Only the first is fit for use, whatever nvcc's exit status."""
 
+    #: Compiled, and the required instructions are there.
     HARDWARE = "hardware"
-    """Compiled, and the instructions that are required are there."""
+    #: ptxas reported that the architecture lacks the instruction.
     REFUSED = "refused"
-    """ptxas said that the architecture lacks the instruction."""
+    #: Compiled without a message, to other instructions than the required ones.
     SOFTWARE = "software"
-    """Compiled without a word, to something else than the instructions that are required."""
+    #: Compiled without a message, to a kernel that only traps.
     TRAP = "trap"
-    """Compiled without a word, to a kernel that only traps."""
+    #: Not compiled, for another reason.
     BROKEN = "broken"
-    """Not compiled, for another reason."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A compilation, and what is known of its result."""
+    """The result of a compilation.
+
+    Attributes:
+        architecture: The architecture.
+        outcome: The outcome.
+        reason: One line: the finding in the instructions, or the compiler's first error.
+        finding: The finding in the instructions; None if nothing was compiled.
+    """
 
     architecture: CodeArchitecture
     outcome: BuildOutcome
     reason: str
-    """One line: the finding in the instructions, or the compiler's first error."""
     finding: rules.RuleFinding | None
-    """None when nothing was compiled."""
 
 
 def build(
@@ -49,43 +59,70 @@ def build(
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> Built:
-    """Compile the device code of ``source`` (CUDA) for one architecture, without PTX, into the fat
-    binary ``output``, and judge its instructions by ``rule``. ``refusal`` matches ptxas' message
-    that the architecture lacks an instruction; architectures among ``arguments`` are replaced;
-    ``timeout_s`` is wall time. Raises TookTooLong: nvcc took longer; Sm121Error: it made something
-    else than it was asked for, or that cannot be read."""
+    """Compile the device code of a source for one architecture, without PTX, and judge it.
+
+    Args:
+        source: The CUDA source.
+        architecture: The architecture.
+        rule: The required instructions.
+        refusal: Matches ptxas' message that the architecture lacks an instruction.
+        tools: The compiler and the disassembler.
+        output: The file of the fat binary.
+        arguments: Arguments of nvcc; architectures among them are replaced.
+        timeout_s: The limit of wall time in seconds.
+
+    Raises:
+        TookTooLong: nvcc took longer.
+        Sm121Error: nvcc made code for other architectures, or code that cannot be read.
+    """
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     words = [*without_architectures(arguments), "-gencode", architecture.gencode]
     command: list[str | Path] = [tools.compiler.nvcc, "-fatbin", *words, source, "-o", output]
     ended = child.run(command, timeout_s=timeout_s)
     if ended.status != 0:
         match = refusal.search(ended.output)
-        outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN
-        lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
-        lines += [f"exit status {ended.status}, no message"] if not lines else []
-        error = next((line for line in lines if "error" in line or "fatal" in line), lines[-1])
-        return Built(architecture, outcome, match[0] if match else error[:300], None)
+        if match is not None:
+            return Built(architecture, BuildOutcome.REFUSED, match[0], None)
+        return Built(architecture, BuildOutcome.BROKEN, _first_error(ended), None)
     images = device_code.read(output)
     if images != (device_code.Image("sass", architecture),):
         observed = ", ".join(map(str, images)) or "no device code"
         raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {observed}")
     finding = rules.examine(rule, sass.disassemble(output, tools.disassembler))
+    return Built(architecture, _outcome_of(finding), str(finding), finding)
+
+
+def _first_error(ended: child.Ended) -> str:
+    """Return the first line with an error, or the last line of the compiler's output."""
+    lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
+    for line in lines:
+        if "error" in line or "fatal" in line:
+            return line[:_ERROR_LENGTH]
+    if lines:
+        return lines[-1][:_ERROR_LENGTH]
+    return f"exit status {ended.status}, no message"
+
+
+def _outcome_of(finding: rules.RuleFinding) -> BuildOutcome:
     if finding.holds:
-        outcome = BuildOutcome.HARDWARE
-    elif finding.only_trapping or any("BPT.TRAP" in text for text in finding.forbidden):
-        outcome = BuildOutcome.TRAP
-    else:
-        outcome = BuildOutcome.SOFTWARE
-    return Built(architecture, outcome, str(finding), finding)
+        return BuildOutcome.HARDWARE
+    if finding.only_trapping or any("BPT.TRAP" in text for text in finding.forbidden):
+        return BuildOutcome.TRAP
+    return BuildOutcome.SOFTWARE
 
 
 def without_architectures(arguments: Sequence[str]) -> list[str]:
-    """Arguments of nvcc without those that choose architectures."""
+    """Return arguments of nvcc without those that choose architectures.
+
+    Args:
+        arguments: The arguments; an option's value is in the same word or in the next one.
+    """
+    joined = tuple(f"{option}=" for option in _ARCHITECTURE_OPTIONS)
     remaining: list[str] = []
     words = iter(arguments)
     for word in words:
-        if word in ("-gencode", "--generate-code", "-arch", "--gpu-architecture"):
-            next(words, None)
-        elif not re.match(r"-gencode=|--generate-code=|-arch=|--gpu-architecture=", word):
+        if word in _ARCHITECTURE_OPTIONS:
+            next(words, None)  # its value
+        elif not word.startswith(joined):
             remaining.append(word)
     return remaining

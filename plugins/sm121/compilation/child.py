@@ -1,4 +1,4 @@
-"""Running a compiler: with a time limit for the whole tree of it, and output of bounded size."""
+"""Run a compiler, with a time limit for its whole process tree and a limit of its output."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from typing import IO
 
 from sm121.core import errors, unmet
 
+#: Bytes of a child's output that are kept; ptxas can print a line for each of 18,000 instructions.
 OUTPUT_LIMIT = 64_000
-"""Bytes kept of what a child prints; ptxas can print a line for each of 18,000 instructions."""
 
 
 class TookTooLong(errors.Sm121Error):
@@ -23,11 +23,15 @@ class TookTooLong(errors.Sm121Error):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended."""
+    """The end of a child.
+
+    Attributes:
+        status: The exit status; negative for a signal.
+        output: stdout and stderr together, the first `OUTPUT_LIMIT` bytes.
+    """
 
     status: int
     output: str
-    """stdout and stderr together, the first `OUTPUT_LIMIT` bytes."""
 
 
 def run(
@@ -37,8 +41,18 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Ended:
-    """Run a command to its end, in a folder. Raises TookTooLong: it, or something that it started,
-    ran longer than ``timeout_s`` seconds; OSError: it cannot be started."""
+    """Run a command to its end.
+
+    Args:
+        command: The command and its arguments.
+        timeout_s: The limit of wall time in seconds.
+        environment: The whole environment; None for this process's own.
+        folder: The working directory; None for this process's own.
+
+    Raises:
+        TookTooLong: The command, or a process that it started, ran longer.
+        OSError: The command cannot be started.
+    """
     deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -67,6 +81,7 @@ def run(
 
 
 def _drain(stream: IO[bytes], deadline: float) -> bytes:
+    """Read to the end of a stream. Raises TimeoutError at the deadline."""
     output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)

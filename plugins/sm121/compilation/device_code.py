@@ -1,6 +1,8 @@
-"""Which architectures a file holds device code for, read from the file itself, without a tool: what
-nvcc embeds in objects and libraries (fat binaries, compressed ones too) and bare cubins. The layout
-is observed, not documented by NVIDIA; the meta tests hold it against cuobjdump."""
+"""Read which architectures a file holds device code for, without a tool.
+
+The file is an object or a library with fat binaries of nvcc, compressed ones too, or a bare cubin.
+The layout is observed, not documented by NVIDIA; the meta tests compare the results with cuobjdump.
+"""
 
 import mmap
 import re
@@ -16,27 +18,43 @@ from sm121.core import errors, unmet
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
 
+#: The ELF header of 64-bit files: its size, the value of its class, and offsets of its fields.
 _ELF_HEADER_BYTES = 64
 _ELF_64 = 2
+_ELF_CLASS_AT = 4
+_ELF_ABI_AT = 8
+_ELF_MACHINE_AT = 18
+_ELF_SECTIONS_AT = 40
+_ELF_FLAGS_AT = 48
+_ELF_SECTION_SIZE_AT = 58
+#: The ELF machine of a cubin.
+_EM_CUDA = 190
+#: From this ABI version on a cubin has its architecture in the second byte of the flags.
+_ABI_SECOND_BYTE = 8
+#: ptxas leaves its command line in a note; the ELF flags have the number but not the suffix.
+_CUBIN_TARGET = re.compile(rb"(?:-arch|--gpu-name)[ =]+(sm_\d{2,3}[af]?)\b")
+#: Bytes of a cubin that are searched for that note.
+_NOTES_BYTES = 1 << 24
+#: Suffixes of files that are device code and nothing else.
 _NOTHING_ELSE = (".cubin", ".fatbin")
-"""Files that are device code or nothing."""
 
+#: The header of a fat binary: magic, version, size of the header, size of the entries.
 _FATBIN_HEADER = struct.Struct("<IHHQ")
 _FATBIN_HEADER_BYTES = 16
+#: The start of an entry: kind, version, size of the header, size of the code.
 _ENTRY_START = struct.Struct("<HHIQ")
 _ENTRY_BYTES = 48
+_ENTRY_NUMBER_AT = 28
+_ENTRY_FLAGS_AT = 40
+#: Flags of an entry for the suffixes a and f.
 _ARCHITECTURE_SPECIFIC = 0x100000
 _FAMILY_SPECIFIC = 0x200000
+#: The kinds of entries. Other kinds hold data for a later link step, and no code that runs.
 _KINDS: dict[int, Literal["ptx", "sass"]] = {1: "ptx", 2: "sass"}
-
-_EM_CUDA = 190
-# ptxas leaves its command line in a note; the ELF flags have the number but not the suffix.
-_CUBIN_TARGET = re.compile(rb"(?:-arch|--gpu-name)[ =]+(sm_\d{2,3}[af]?)\b")
-_NOTES_BYTES = 1 << 24
 
 
 class UnreadableCode(errors.Sm121Error):
-    """A container of device code is damaged or of a form that is not known."""
+    """A container of device code is damaged or of an unknown form."""
 
 
 @dataclass(frozen=True, order=True)
@@ -52,15 +70,26 @@ class Image:
 
 
 def read(path: Path) -> tuple[Image, ...]:
-    """The device code in a file, each kind and architecture once; empty when it has none. The file
-    is mapped, not loaded: memory does not grow with its size. Raises UnreadableCode: the file, or a
-    container of device code in it, is damaged or cut off; OSError: the file cannot be read."""
+    """Return the device code in a file.
+
+    The file is mapped, not loaded: memory does not grow with its size.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Each kind and architecture once, sorted; empty if there is no device code.
+
+    Raises:
+        UnreadableCode: The file, or a container of device code in it, is damaged or cut off.
+        OSError: The file cannot be read.
+    """
     images: tuple[Image, ...] = ()
     if path.stat().st_size >= _FATBIN_HEADER_BYTES:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] == ELF_MAGIC:
                 _check_whole(data, path)
-                (machine,) = struct.unpack_from("<H", data, 18)
+                (machine,) = struct.unpack_from("<H", data, _ELF_MACHINE_AT)
                 if machine == _EM_CUDA:
                     return (_cubin(data, path),)
             images = tuple(sorted(set(_fatbins(data, path))))
@@ -70,30 +99,31 @@ def read(path: Path) -> tuple[Image, ...]:
 
 
 def _check_whole(data: mmap.mmap, path: Path) -> None:
-    """A library that was cut off may have lost just its device code: "none" would be a guess."""
+    """Check that an ELF file is not cut off, since its end may be its device code."""
     if len(data) < _ELF_HEADER_BYTES:
         raise UnreadableCode(f"{path}: an ELF file of {len(data)} bytes is cut off")
-    (sections,) = struct.unpack_from("<Q", data, 40)
-    size, count = struct.unpack_from("<HH", data, 58)
-    if data[4] == _ELF_64 and sections + size * count > len(data):
-        raise UnreadableCode(
-            unmet.Fact(f"{sections + size * count} bytes", f"{len(data)}; it is cut off", f"{path}")
-        )
+    (sections,) = struct.unpack_from("<Q", data, _ELF_SECTIONS_AT)
+    size, count = struct.unpack_from("<HH", data, _ELF_SECTION_SIZE_AT)
+    least = sections + size * count
+    if data[_ELF_CLASS_AT] == _ELF_64 and least > len(data):
+        raise UnreadableCode(unmet.Fact(f"{least} bytes", f"{len(data)}; it is cut off", f"{path}"))
 
 
 def _cubin(data: mmap.mmap, path: Path) -> Image:
+    """Return the machine code of a bare cubin."""
     match = _CUBIN_TARGET.search(data[:_NOTES_BYTES])
     if match is not None:
         return Image("sass", CodeArchitecture.parse(match[1].decode()))
-    (flags,) = struct.unpack_from("<I", data, 48)
-    abi = data[8]
-    number = (flags >> 8) & 0xFF if abi >= 8 else flags & 0xFF
+    (flags,) = struct.unpack_from("<I", data, _ELF_FLAGS_AT)
+    shift = 8 if data[_ELF_ABI_AT] >= _ABI_SECOND_BYTE else 0
+    number = (flags >> shift) & 0xFF
     if not 20 <= number <= 255:
         raise UnreadableCode(f"{path}: a cubin whose architecture cannot be read ({flags:#x})")
     return Image("sass", CodeArchitecture(number))
 
 
 def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
+    """Yield the device code of all fat binaries in a file."""
     at = data.find(FATBIN_MAGIC)
     while at >= 0:
         end = at + 4
@@ -109,15 +139,21 @@ def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
 
 
 def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> Iterator[Image]:
+    """Yield the device code of one fat binary, whose entries are between two offsets."""
     while at + _ENTRY_BYTES <= end:
         kind, _, header, size = _ENTRY_START.unpack_from(data, at)
-        (number,) = struct.unpack_from("<I", data, at + 28)
-        (flags,) = struct.unpack_from("<Q", data, at + 40)
+        (number,) = struct.unpack_from("<I", data, at + _ENTRY_NUMBER_AT)
+        (flags,) = struct.unpack_from("<Q", data, at + _ENTRY_FLAGS_AT)
         if header < _ENTRY_BYTES or at + header + size > end:
             raise UnreadableCode(f"{path}: device code at byte {at} is damaged")
-        if kind in _KINDS:  # others hold what a later link step needs, no code that runs
-            full = bool(flags & _ARCHITECTURE_SPECIFIC)
-            family = bool(flags & _FAMILY_SPECIFIC)
-            suffix = "a" if full else "f" if family else ""
-            yield Image(_KINDS[kind], CodeArchitecture(number, suffix))
+        if kind in _KINDS:
+            yield Image(_KINDS[kind], CodeArchitecture(number, _suffix_of(flags)))
         at += header + size
+
+
+def _suffix_of(flags: int) -> str:
+    if flags & _ARCHITECTURE_SPECIFIC:
+        return "a"
+    if flags & _FAMILY_SPECIFIC:
+        return "f"
+    return ""

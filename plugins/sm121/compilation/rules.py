@@ -1,6 +1,7 @@
-"""What must and must not be among the instructions of compiled code, as data, and the judging."""
+"""Rules on the instructions of compiled code, and their check."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,35 +11,50 @@ from sm121.compilation import device_code, sass
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.printable import some_of
 
+#: Texts that a finding quotes, and the characters of each.
+_QUOTED = 3
+_QUOTED_LENGTH = 120
+
 
 class SassRule(DataTable):
-    """Regular expressions; the first two on an instruction with its modifiers."""
+    """Regular expressions on instructions with their modifiers, and on names of kernels."""
 
+    #: Each matches an instruction.
     must_see: tuple[Pattern, ...] = Field(min_length=1)
+    #: None matches any instruction.
     must_not_see: tuple[Pattern, ...] = ("^BPT\\.TRAP",)
+    #: Each matches the mangled name of a kernel.
     must_see_kernel: tuple[Pattern, ...] = ()
-    """On the mangled name of a kernel."""
 
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """What a rule found in a file's instructions. Empty lists: the rule holds."""
+    """The result of a rule on a file's instructions. With empty tuples, the rule holds.
+
+    Attributes:
+        missing: Patterns of ``must_see`` and ``must_see_kernel`` without a match.
+        forbidden: Instructions that ``must_not_see`` matches, with their number.
+        only_trapping: Kernels in which every thread reaches a trap.
+        kernels: The number of kernels.
+    """
 
     missing: tuple[str, ...]
-    """Patterns of ``must_see`` and ``must_see_kernel`` that nothing matches."""
     forbidden: tuple[str, ...]
-    """Instructions that ``must_not_see`` matches, with their number."""
     only_trapping: tuple[str, ...]
-    """Kernels in which every thread runs into a trap."""
     kernels: int
 
     @property
     def holds(self) -> bool:
-        """True when all that must be there is, and nothing that must not."""
-        return not (self.missing or self.forbidden or self.only_trapping) and self.kernels > 0
+        """Whether all required instructions are there, and no forbidden one."""
+        has_fault = self.missing or self.forbidden or self.only_trapping
+        return self.kernels > 0 and not has_fault
 
     def joined(self, other: "RuleFinding") -> "RuleFinding":
-        """Of two files as one: what one of them has need not be in the other."""
+        """Return the finding of two files together: each pattern has to match in one of them.
+
+        Args:
+            other: The finding of the other file.
+        """
         return RuleFinding(
             missing=tuple(pattern for pattern in self.missing if pattern in other.missing),
             forbidden=self.forbidden + other.forbidden,
@@ -63,21 +79,23 @@ class RuleFinding:
 
 
 def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
-    """Hold a rule against kernels, which are read once."""
-    missing = dict.fromkeys((*rule.must_see, *rule.must_see_kernel))
-    forbidden: dict[str, int] = {}
+    """Check kernels by a rule.
+
+    Args:
+        rule: The rule.
+        kernels: The kernels, which are read once.
+    """
+    missing = list(dict.fromkeys((*rule.must_see, *rule.must_see_kernel)))
+    forbidden: Counter[str] = Counter()
     trapping = []
     count = 0
     for kernel in kernels:
         count += 1
+        missing = _without_matches(missing, rule.must_see, kernel.opcodes)
+        missing = _without_matches(missing, rule.must_see_kernel, [kernel.name])
         for opcode, times in kernel.opcodes.items():
-            for pattern in [p for p in rule.must_see if p in missing and re.search(p, opcode)]:
-                del missing[pattern]
-            if any(re.search(pattern, opcode) for pattern in rule.must_not_see):
-                forbidden[opcode] = forbidden.get(opcode, 0) + times
-        for pattern in rule.must_see_kernel:
-            if pattern in missing and re.search(pattern, kernel.name):
-                del missing[pattern]
+            if _matches_any(rule.must_not_see, opcode):
+                forbidden[opcode] += times
         if kernel.only_traps:
             trapping.append(kernel.name)
     return RuleFinding(
@@ -88,21 +106,52 @@ def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
     )
 
 
+def _without_matches(
+    missing: list[str], patterns: Sequence[str], texts: Iterable[str]
+) -> list[str]:
+    """Return the missing patterns without those of `patterns` that match one of the texts."""
+    remaining = []
+    for pattern in missing:
+        is_found = pattern in patterns and any(re.search(pattern, text) for text in texts)
+        if not is_found:
+            remaining.append(pattern)
+    return remaining
+
+
+def _matches_any(patterns: Sequence[str], text: str) -> bool:
+    return any(re.search(pattern, text) for pattern in patterns)
+
+
 def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[str]:
-    """What of a file's device code is not machine code that may use ``gpu``'s FP4 instructions, a
-    line each. For GB10 (121) acceptable are ``sm_121a``, ``sm_121f`` and ``sm_120f``."""
+    """Return the device code of a file that is not machine code with a GPU's FP4 instructions.
+
+    Args:
+        images: The device code.
+        gpu: The compute capability. For GB10 (121), ``sm_121a``, ``sm_121f`` and ``sm_120f`` are
+            acceptable.
+
+    Returns:
+        One line for each image that is not acceptable.
+    """
     if not images:
         return ["no device code"]
-    wrong = []
+    lines = []
     for image in images:
         if image.kind == "ptx":
-            wrong.append(f"{image}: machine code is required, this is for the driver to translate")
+            lines.append(f"{image}: machine code is required, this is for the driver to translate")
         elif not image.architecture.sass_runs_on(gpu):
-            wrong.append(f"{image}: does not run on sm_{gpu}")
+            lines.append(f"{image}: does not run on sm_{gpu}")
         elif not image.architecture.is_full(gpu):
-            wrong.append(f"{image}: without the suffix a or f it cannot use FP4 instructions")
-    return wrong
+            lines.append(f"{image}: without the suffix a or f it cannot use FP4 instructions")
+    return lines
 
 
 def _some(texts: Sequence[str]) -> str:
-    return some_of([text if len(text) <= 120 else f"{text[:117]}..." for text in texts], 3)
+    """Quote some texts, the long ones shortened."""
+    return some_of([_shorten(text) for text in texts], _QUOTED)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _QUOTED_LENGTH:
+        return text
+    return f"{text[: _QUOTED_LENGTH - 3]}..."

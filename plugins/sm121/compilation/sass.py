@@ -1,4 +1,4 @@
-"""Kernels of a file by their machine instructions, as cuobjdump prints them."""
+"""Read the kernels of a file and their machine instructions, as cuobjdump prints them."""
 
 import re
 import subprocess
@@ -14,7 +14,9 @@ from sm121.compilation.toolchain import Disassembler
 from sm121.core.errors import Sm121Error
 from sm121.core.unmet import Fact
 
+#: Characters of a line of cuobjdump that are read at once.
 _LINE_LIMIT = 4096
+#: Bytes of cuobjdump's errors that are quoted.
 _ERROR_BYTES = 4096
 
 _TARGET = re.compile(r"^\s*(?:\.target|code for)\s+(sm_\d{2,3}[af]?)")
@@ -23,7 +25,7 @@ _INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)"
 )
 _TRAP = "BPT.TRAP"
-# What ends straight-line code. A call is none: the message of a guard is printed by one.
+#: Instructions that end straight-line code. A call does not: a guard prints its message by a call.
 _JUMPS = ("BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC", "WARPSYNC", "KILL")
 
 
@@ -33,45 +35,96 @@ class UnreadableSass(Sm121Error):
 
 @dataclass
 class Kernel:
-    """One function of machine code."""
+    """One function of machine code.
+
+    Attributes:
+        name: The mangled name.
+        architecture: The architecture.
+        opcodes: The number of times that each instruction occurs, with its modifiers, such as
+            ``QMMA.SF.16832.F32.E4M3.E2M1.E8``.
+        only_traps: Whether every thread reaches ``BPT.TRAP``, as nothing before it can branch away.
+            A kernel whose body was compiled out, because the architecture lacks its instructions,
+            has this form.
+    """
 
     name: str
-    """Mangled."""
     architecture: CodeArchitecture
     opcodes: Counter[str] = field(default_factory=Counter)
-    """How often each instruction occurs, with its modifiers: ``QMMA.SF.16832.F32.E4M3.E2M1.E8``."""
     only_traps: bool = False
-    """True when every thread reaches ``BPT.TRAP``: nothing before it can branch away. So looks a
-    kernel whose body was compiled out because the architecture lacks its instructions."""
+
+
+class _Reader:
+    """Reads the lines of ``cuobjdump -sass``, with the kernel that they belong to."""
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._target: CodeArchitecture | None = None
+        self._kernel: Kernel | None = None
+        #: Whether nothing before the next instruction can branch away.
+        self._is_straight = True
+
+    def read(self, line: str) -> Kernel | None:
+        """Read one line. Return the kernel that ends before it, or None."""
+        if self._kernel is not None:
+            instruction = _INSTRUCTION.match(line)
+            if instruction is not None:
+                self._add(self._kernel, instruction)
+                return None
+        function = _FUNCTION.match(line)
+        if function is not None:
+            return self._begin(function[1])
+        target = _TARGET.match(line)
+        if target is not None:
+            self._target = CodeArchitecture.parse(target[1])
+            return self.end()
+        return None
+
+    def end(self) -> Kernel | None:
+        """Return the kernel that ends here, or None."""
+        kernel = self._kernel
+        self._kernel = None
+        return kernel
+
+    def _begin(self, name: str) -> Kernel | None:
+        if self._target is None:
+            raise UnreadableSass(f"{self._origin}: function {name} before any architecture")
+        ended = self.end()
+        self._kernel = Kernel(name, self._target)
+        self._is_straight = True
+        return ended
+
+    def _add(self, kernel: Kernel, instruction: re.Match[str]) -> None:
+        opcode = instruction["opcode"].rstrip(".")
+        kernel.opcodes[opcode] += 1
+        base, _, _modifiers = opcode.partition(".")
+        if self._is_straight and opcode == _TRAP and not instruction["guard"]:
+            kernel.only_traps = True
+            self._is_straight = False
+        elif base in _JUMPS:
+            self._is_straight = False
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
-    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass: a
-    function comes before any architecture was named; ``origin`` names it."""
-    target: CodeArchitecture | None = None
-    kernel: Kernel | None = None
-    straight = True  # whether nothing before this instruction can branch away
+    """Yield the kernels of ``cuobjdump -sass``, one at a time.
+
+    Args:
+        lines: The lines of its output.
+        origin: The name of the file, for messages.
+
+    Yields:
+        Each kernel, when it is complete.
+
+    Raises:
+        UnreadableSass: A function comes before any architecture was named.
+    """
+    reader = _Reader(origin)
     for line in lines:
-        if kernel is not None and (match := _INSTRUCTION.match(line)):
-            opcode = match["opcode"].rstrip(".")
-            kernel.opcodes[opcode] += 1
-            if straight and opcode == _TRAP and not match["guard"]:
-                kernel.only_traps, straight = True, False
-            elif opcode.partition(".")[0] in _JUMPS:
-                straight = False
-        elif match := _FUNCTION.match(line):
-            if kernel is not None:
-                yield kernel
-            if target is None:
-                raise UnreadableSass(f"{origin}: function {match[1]} before any architecture")
-            kernel, straight = Kernel(match[1], target), True
-        elif match := _TARGET.match(line):
-            if kernel is not None:
-                yield kernel
-                kernel = None
-            target = CodeArchitecture.parse(match[1])
-    if kernel is not None:
-        yield kernel
+        kernel = reader.read(line)
+        if kernel is not None:
+            yield kernel
+    last = reader.end()
+    if last is not None:
+        yield last
 
 
 def disassemble(
@@ -81,8 +134,21 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[Kernel]:
-    """Kernels of an object, library, fat binary or cubin, streamed. Raises UnreadableSass:
-    cuobjdump fails, or runs longer than ``timeout_s`` seconds; OSError: it cannot be started."""
+    """Yield the kernels of an object, library, fat binary or cubin, as they are read.
+
+    Args:
+        path: The file.
+        tool: The disassembler.
+        only: The architecture to read; None for all.
+        timeout_s: The limit of wall time in seconds.
+
+    Yields:
+        Each kernel, when it is complete.
+
+    Raises:
+        UnreadableSass: cuobjdump fails, or runs longer.
+        OSError: cuobjdump cannot be started.
+    """
     selection = [] if only is None else ["-arch", only.sass]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -109,7 +175,7 @@ def disassemble(
             process.wait()
         finally:
             timer.cancel()
-            if process.poll() is None:  # whoever reads the kernels stopped early
+            if process.poll() is None:  # the caller stopped before the last kernel
                 process.kill()
                 process.wait()
         if expired.is_set():

@@ -1,4 +1,4 @@
-"""nvcc, cuobjdump and nvdisasm: from the system, or from pip wheels alone."""
+"""Find nvcc, cuobjdump and nvdisasm, of the system or of pip wheels."""
 
 import os
 import re
@@ -12,27 +12,37 @@ from sm121.compilation import child
 from sm121.core import unmet, verdict
 from sm121.core.errors import Sm121Error
 
+#: The wheels of nvcc, all of one release: nvcc's own requirements are not pinned.
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "
     "nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85"
 )
-"""What pip installs for nvcc. All of one release: nvcc's own requirements are not pinned."""
 
+#: The wheels for reading SASS: cuobjdump needs nvdisasm and does not require its wheel.
 READER_WHEELS = "nvidia-cuda-cuobjdump==13.4.92 nvidia-cuda-nvdisasm==13.5.37"
-"""What pip installs for reading SASS: cuobjdump needs nvdisasm and does not say so."""
 
 _RELEASE = re.compile(r"release \d+\.\d+, V(\S+)")
+#: The first CUDA whose nvcc compiles for sm_121.
 _OLDEST = (12, 9)
+#: The line of nvcc's dry run with the toolkit's folder.
+_TOP = re.compile(r"(?m)^#\$ TOP=(.+)$")
+#: Time limit of a tool that prints its version, in seconds.
+_ANSWER_S = 60.0
 _SYSTEM = Path("/usr/local/cuda/bin")
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """An nvcc that works."""
+    """A working nvcc.
+
+    Attributes:
+        nvcc: The program.
+        root: The toolkit's folder, with ``include`` in it, which FlashInfer takes as CUDA_HOME.
+        version: The version of nvcc.
+    """
 
     nvcc: Path
     root: Path
-    """The toolkit's folder, with ``include`` in it. What FlashInfer takes as CUDA_HOME."""
     version: str
 
     def __str__(self) -> str:
@@ -41,7 +51,13 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Disassembler:
-    """A cuobjdump with the nvdisasm that it calls."""
+    """A cuobjdump with the nvdisasm that it calls.
+
+    Attributes:
+        cuobjdump: The program.
+        nvdisasm: The program.
+        version: The version of cuobjdump.
+    """
 
     cuobjdump: Path
     nvdisasm: Path
@@ -59,7 +75,13 @@ class Disassembler:
 
 @dataclass(frozen=True)
 class Tools:
-    """What compiles and what reads the result, and the folder that it is written to."""
+    """The tools of a compilation.
+
+    Attributes:
+        compiler: The compiler.
+        disassembler: The disassembler.
+        folder: The folder of the results.
+    """
 
     compiler: Compiler
     disassembler: Disassembler
@@ -67,12 +89,22 @@ class Tools:
 
 
 def lacking(required: str, observed: str, remedy: str) -> verdict.NotRun:
-    """That nothing can be compiled here, and what helps."""
+    """Return the exception for a missing tool.
+
+    Args:
+        required: The required tool.
+        observed: The tool that is there instead; empty for none.
+        remedy: The remedy.
+    """
     return verdict.NotRun(unmet.Fact(required, observed, evidence=f"remedy: {remedy}"))
 
 
 def site_packages(python: str | None = None) -> list[Path]:
-    """Where wheels are: this interpreter's import path, and the folders beside ``python``."""
+    """Return the folders of wheels.
+
+    Args:
+        python: An interpreter whose folders are searched after this one's import path.
+    """
     folders = [Path(entry) for entry in sys.path if entry]
     if python is not None:
         folders += sorted(Path(python).absolute().parent.parent.glob("lib/python3*/*-packages"))
@@ -80,8 +112,15 @@ def site_packages(python: str | None = None) -> list[Path]:
 
 
 def find_compiler(packages: Sequence[Path]) -> Compiler:
-    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``. Raises
-    NotRun: there is none, it does not start, or it is older than CUDA 12.9."""
+    """Return the first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels.
+
+    Args:
+        packages: The folders of wheels.
+
+    Raises:
+        NotRun: There is none, it does not start, or it is older than CUDA 12.9.
+        Sm121Error: nvcc does not print its toolkit's folder.
+    """
     nvcc = _first("nvcc", packages)
     if nvcc is None:
         observed = "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels"
@@ -96,35 +135,50 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
         )
     if shutil.which("g++") is None:
         raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
-    # Its toolkit is asked of it, because what is on PATH is often a wrapper.
-    match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
+    # nvcc prints its toolkit's folder; the program on PATH is often a wrapper elsewhere.
+    match = _TOP.search(_run_tool(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
         raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
     return Compiler(nvcc, Path(match[1].strip()).resolve(), version)
 
 
 def find_disassembler(packages: Sequence[Path]) -> Disassembler:
-    """The first cuobjdump and nvdisasm there, or Triton's. Raises NotRun: one does not start."""
-    paths = {}
-    for tool in ("cuobjdump", "nvdisasm"):
-        path = _first(tool, packages)
-        if path is None:
-            observed = "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton"
-            remedy = f"pip install --no-deps {READER_WHEELS}"
-            raise lacking(f"{tool}, to read SASS", observed, remedy)
-        paths[tool] = path
-    return Disassembler(paths["cuobjdump"], paths["nvdisasm"], _version(paths["cuobjdump"]))
+    """Return the first cuobjdump and nvdisasm of the same places, or Triton's.
+
+    Args:
+        packages: The folders of wheels.
+
+    Raises:
+        NotRun: One of both is missing or does not start.
+    """
+    cuobjdump = _require_reader("cuobjdump", packages)
+    nvdisasm = _require_reader("nvdisasm", packages)
+    return Disassembler(cuobjdump, nvdisasm, _version(cuobjdump))
+
+
+def _require_reader(tool: str, packages: Sequence[Path]) -> Path:
+    path = _first(tool, packages)
+    if path is None:
+        observed = "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton"
+        remedy = f"pip install --no-deps {READER_WHEELS}"
+        raise lacking(f"{tool}, to read SASS", observed, remedy)
+    return path
 
 
 def _first(tool: str, packages: Sequence[Path]) -> Path | None:
-    paths = (path for path in _candidates(tool, packages) if path.is_file())
-    return next((path for path in paths if os.access(path, os.X_OK)), None)
+    for path in _candidates(tool, packages):
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    return None
 
 
 def _candidates(tool: str, packages: Sequence[Path]) -> Iterator[Path]:
-    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+    """Yield the paths at which a tool may be, in the order of the search."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if home:
         yield Path(home) / "bin" / tool
-    if on_path := shutil.which(tool):
+    on_path = shutil.which(tool)
+    if on_path:
         yield Path(on_path)
     yield _SYSTEM / tool
     for folder in packages:
@@ -134,16 +188,16 @@ def _candidates(tool: str, packages: Sequence[Path]) -> Iterator[Path]:
 
 
 def _version(tool: Path) -> str:
-    answer = _ask(tool, "--version")
-    match = _RELEASE.search(answer)
+    output = _run_tool(tool, "--version")
+    match = _RELEASE.search(output)
     if match is None:
-        observed = f"{tool} does not tell its version: {answer.strip()[:200] or 'no output'}"
+        observed = f"{tool} does not tell its version: {output.strip()[:200] or 'no output'}"
         raise lacking(f"a working {tool.name}", observed, "set CUDA_HOME to another toolkit")
     return match[1]
 
 
-def _ask(tool: Path, *arguments: str) -> str:
+def _run_tool(tool: Path, *arguments: str) -> str:
     try:
-        return child.run([tool, *arguments], timeout_s=60).output
+        return child.run([tool, *arguments], timeout_s=_ANSWER_S).output
     except (OSError, child.TookTooLong) as error:
         raise verdict.NotRun(unmet.Fact(f"a working {tool.name}", f"{tool}: {error}")) from error
