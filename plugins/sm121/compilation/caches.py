@@ -1,5 +1,7 @@
-"""The caches that an engine compiles into: where they are, and what was compiled into them lately.
-A start that compiles is a cold one, whatever was known of the caches before it."""
+"""The caches that an engine compiles into: their folders, and the files that were compiled lately.
+
+A start that compiles is a cold start, whatever the state of the caches was before it.
+"""
 
 import os
 import re
@@ -7,79 +9,122 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Names of processes that compile, or that drive those.
+#: Names of processes that compile, or that start compilers.
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
 #: Files that only a compiler makes.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
-#: Kernels written within so many seconds cost a start little, and may be another process'.
+#: Kernels written within so many seconds take little of a start, and may be another process's.
 _FEW_S = 5.0
+#: An object file among the rules of ninja.
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class CompileCaches:
-    """Folders; they need not exist."""
+    """The folders of an engine's caches; they need not exist.
+
+    Attributes:
+        flashinfer: FlashInfer's modules.
+        triton: Triton's kernels.
+        vllm: vLLM's compiled graphs.
+        inductor: torch.compile's cache, if vLLM does not keep it in its own.
+    """
 
     flashinfer: Path
     triton: Path
     vllm: Path
-    #: Of torch.compile, where vLLM does not keep it in its own.
     inductor: Path | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "CompileCaches":
-        """Those of a process with this environment."""
+        """Return the caches of a process.
+
+        Args:
+            environment: The environment of the process.
+        """
         home = Path(environment.get("HOME") or Path.home())
         caches = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+        flashinfer_base = Path(environment.get("FLASHINFER_WORKSPACE_BASE") or home)
+        triton_home = Path(environment.get("TRITON_HOME") or home)
         inductor = environment.get("TORCHINDUCTOR_CACHE_DIR")
         return cls(
-            Path(environment.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer",
-            Path(
-                environment.get("TRITON_CACHE_DIR")
-                or Path(environment.get("TRITON_HOME") or home) / ".triton" / "cache"
-            ),
-            Path(environment.get("VLLM_CACHE_ROOT") or caches / "vllm"),
-            Path(inductor) if inductor else None,
+            flashinfer=flashinfer_base / ".cache" / "flashinfer",
+            triton=Path(environment.get("TRITON_CACHE_DIR") or triton_home / ".triton" / "cache"),
+            vllm=Path(environment.get("VLLM_CACHE_ROOT") or caches / "vllm"),
+            inductor=Path(inductor) if inductor else None,
         )
 
     def compiled(self, since: float) -> list[str]:
-        """What was compiled since then (seconds since 1970), a line for each cache."""
-        new = _new(self.flashinfer, since)
-        modules = sorted({file.parent.name for file in new if file.suffix == ".so"})
-        lines = [f"FlashInfer: {', '.join(modules)}"] if modules else []
+        """Describe the files that were compiled since a time.
+
+        Args:
+            since: The time, in seconds since 1970.
+
+        Returns:
+            One line for each cache with such files.
+        """
+        lines = []
+        modules = set()
+        for file in _new_files(self.flashinfer, since):
+            if file.suffix == ".so":
+                modules.add(file.parent.name)
+        if modules:
+            lines.append(f"FlashInfer: {', '.join(sorted(modules))}")
         for name, folder in (
             ("Triton", self.triton),
             ("vLLM", self.vllm),
             ("torch.compile", self.inductor),
         ):
-            written = [_written(file) for file in _new(folder, since)] if folder is not None else []
-            if written and max(written) - min(written) > _FEW_S:
-                lines.append(f"{name}: {len(written)} files in {folder}")
+            if folder is None:
+                continue
+            times = [_written(file) for file in _new_files(folder, since)]
+            if times and max(times) - min(times) > _FEW_S:
+                lines.append(f"{name}: {len(times)} files in {folder}")
         return lines
 
     def latest(self, since: float) -> float | None:
-        """When the latest file was compiled, in seconds since 1970; None: none since then."""
-        folders = (self.flashinfer, self.triton, self.vllm, self.inductor)
-        files = (file for folder in folders if folder is not None for file in _new(folder, since))
-        return max((_written(file) for file in files), default=None)
+        """Return when the latest file was compiled, in seconds since 1970.
+
+        Args:
+            since: Files before this time do not count, in seconds since 1970.
+
+        Returns:
+            The time, or None if there is no such file.
+        """
+        times: list[float] = []
+        for folder in (self.flashinfer, self.triton, self.vllm, self.inductor):
+            if folder is not None:
+                times.extend(_written(file) for file in _new_files(folder, since))
+        return max(times, default=None)
 
     def building(self, since: float) -> str | None:
-        """The module that FlashInfer compiles now, and what is left of it: of those without a
-        library, the one to which a file was added last, since then."""
+        """Describe the module that FlashInfer compiles now.
+
+        Args:
+            since: Modules without a new file since this time do not count, in seconds since 1970.
+
+        Returns:
+            Among the modules without a library, the one to which a file was added last, and the
+            number of files that are left; None if there is no such module.
+        """
         modules: list[tuple[float, str]] = []
         for rules in self.flashinfer.glob("*/*/cached_ops/*/build.ninja"):
             folder = rules.parent
             written = max(_written(file) for file in folder.iterdir())
             if written < since or any(folder.glob("*.so")):
                 continue
-            outputs = [Path(name) for name in _OUTPUT.findall(rules.read_text("utf-8", "replace"))]
-            remaining = sum(1 for output in outputs if not output.exists())
-            line = f"{folder.name}, {remaining} of {len(outputs)} files left"
+            outputs = _OUTPUT.findall(rules.read_text("utf-8", "replace"))
+            remaining = [output for output in outputs if not Path(output).exists()]
+            line = f"{folder.name}, {len(remaining)} of {len(outputs)} files left"
             modules.append((written, line))
-        return max(modules)[1] if modules else None
+        if not modules:
+            return None
+        _, latest = max(modules)
+        return latest
 
 
-def _new(folder: Path, since: float) -> Iterator[Path]:
+def _new_files(folder: Path, since: float) -> Iterator[Path]:
+    """Yield the compiled files below a folder that were written since a time."""
     for root, _folders, names in os.walk(folder):
         for name in names:
             path = Path(root) / name

@@ -1,10 +1,10 @@
-"""Installed libraries and caches of compiled kernels: which of them have code for a GPU."""
+"""Judge installed libraries and caches of compiled kernels: do they have code for a GPU?"""
 
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
@@ -18,53 +18,62 @@ from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
 from sm121.core import data_file, errors, interpreter, unmet
 
+#: The packages of an engine's environment that are searched if no path is given.
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
-"""What of an engine's environment is looked through when no path is given."""
 
+#: Suffixes of files that may hold device code.
 _SUFFIXES = (".so", ".cubin", ".fatbin", ".o")
+#: Time limit of the disassembly of a file, in seconds.
 _SASS_TIMEOUT_S = 600.0
+#: Names of trapping kernels that a report lists.
 _TRAPPING_SHOWN = 5
 
 
 class CodeState(StrEnum):
-    """What a file's device code means for a GPU."""
+    """The meaning of a file's device code for a GPU."""
 
+    #: Machine code that runs there and may use all instructions: for GB10 121a, 121f, 120f.
     FULL = "full"
-    """Machine code that runs there and may use all instructions: for GB10 121a, 121f, 120f."""
+    #: Machine code that runs there, compiled without a suffix: no block-scaled FP4.
     PLAIN = "plain"
-    """Machine code that runs there, compiled without a suffix: no block-scaled FP4."""
+    #: Nothing but PTX runs there: the driver translates it when it is loaded.
     PTX_ONLY = "ptx_only"
-    """Nothing but PTX runs there: the driver translates it when it is loaded."""
+    #: Device code, and none of it runs there.
     OTHER = "other_architecture"
-    """Device code, and none of it runs there."""
+    #: A library without device code.
     HOST = "no_device_code"
-    """A library without device code."""
+    #: The file, or its code, cannot be read.
     UNREADABLE = "unreadable"
-    """Neither can be said."""
 
 
-#: Machine code that runs there.
+#: The states of machine code that runs on the GPU.
 RUNS = (CodeState.FULL, CodeState.PLAIN)
 
 
 @dataclass(frozen=True)
 class LibraryReport:
-    """One file, judged."""
+    """The judgement of one file.
+
+    Attributes:
+        path: The file.
+        state: The meaning of its device code.
+        sass: The architectures of its machine code, such as ``sm_121a``.
+        ptx: The architectures of its PTX, such as ``compute_90``.
+        reason: The evidence for the state.
+        kernels: The number of kernels that run on the GPU; None if no instructions were read.
+        only_trapping: The mangled names of those in which every thread traps.
+    """
 
     path: Path
     state: CodeState
     sass: tuple[str, ...]
-    """Architectures of its machine code: ``sm_121a``."""
     ptx: tuple[str, ...]
-    """Architectures of its PTX: ``compute_90``."""
     reason: str
     kernels: int | None = None
-    """Kernels that run on the GPU; None unless its instructions were read."""
     only_trapping: tuple[str, ...] | None = None
-    """Of them those in which every thread traps, by mangled name."""
 
     def as_json(self) -> dict[str, object]:
-        """Plain data, in the words of `sm121 path --libraries`."""
+        """Return plain data, with the keys of `sm121 path --libraries`."""
         plain: dict[str, object] = {
             "path": str(self.path),
             "state": self.state.value,
@@ -80,101 +89,147 @@ class LibraryReport:
 
 
 def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
-    """What a file's device code means for a GPU of that compute capability (121). With a
-    ``disassembler`` kernels that only trap are found, too (8 s for a million instructions)."""
+    """Judge a file's device code for a GPU.
+
+    Args:
+        path: The file.
+        gpu: The compute capability, such as 121.
+        disassembler: The tool that reads instructions, to find kernels that only trap (8 s for a
+            million instructions); None if they are not read.
+    """
     try:
         images = device_code.read(path)
     except (device_code.UnreadableCode, OSError) as error:
         return LibraryReport(path, CodeState.UNREADABLE, (), (), str(error))
     state, reason = _state(images, gpu)
-    machine = tuple(image.architecture.sass for image in images if image.kind == "sass")
-    virtual = tuple(
-        f"compute_{image.architecture.number}{image.architecture.suffix}"
-        for image in images
-        if image.kind == "ptx"
-    )
+    machine = []
+    virtual = []
+    for image in images:
+        if image.kind == "sass":
+            machine.append(image.architecture.sass)
+        else:
+            virtual.append(f"compute_{image.architecture.number}{image.architecture.suffix}")
+    report = LibraryReport(path, state, tuple(machine), tuple(virtual), reason)
     if disassembler is None or state not in RUNS:
-        return LibraryReport(path, state, machine, virtual, reason)
-    kernels, trapping = 0, []
+        return report
     try:
-        running = (i.architecture for i in images if i.kind == "sass")
-        # cuobjdump takes ``sm_120`` and ``sm_120f`` for one.
-        names = {(a.number, a.suffix.replace("f", "")) for a in running if a.sass_runs_on(gpu)}
-        for architecture in sorted(CodeArchitecture(*name) for name in names):
-            for kernel in sass.disassemble(
-                path, disassembler, only=architecture, timeout_s=_SASS_TIMEOUT_S
-            ):
-                kernels += 1
-                if kernel.only_traps:
-                    trapping.append(kernel.name)
+        return _with_instructions(report, images, gpu, disassembler)
     except UnreadableSass as error:
-        return LibraryReport(path, CodeState.UNREADABLE, machine, virtual, str(error))
+        return replace(report, state=CodeState.UNREADABLE, reason=str(error))
+
+
+def _with_instructions(
+    report: LibraryReport,
+    images: Sequence[device_code.Image],
+    gpu: int,
+    disassembler: Disassembler,
+) -> LibraryReport:
+    """Return a report with the kernels that only trap. Raises UnreadableSass."""
+    architectures = set()
+    for image in images:
+        if image.kind == "sass" and image.architecture.sass_runs_on(gpu):
+            # cuobjdump takes ``sm_120`` and ``sm_120f`` for one.
+            suffix = image.architecture.suffix.replace("f", "")
+            architectures.add(CodeArchitecture(image.architecture.number, suffix))
+    count = 0
+    trapping = []
+    for architecture in sorted(architectures):
+        for kernel in sass.disassemble(
+            report.path, disassembler, only=architecture, timeout_s=_SASS_TIMEOUT_S
+        ):
+            count += 1
+            if kernel.only_traps:
+                trapping.append(kernel.name)
+    reason = report.reason
     if trapping:
         reason = (
-            f"{reason}; {len(trapping)} of {kernels} kernels only trap: compiled for an "
+            f"{reason}; {len(trapping)} of {count} kernels only trap: compiled for an "
             "architecture without their instructions"
         )
-    return LibraryReport(path, state, machine, virtual, reason, kernels, tuple(trapping))
+    return replace(report, reason=reason, kernels=count, only_trapping=tuple(trapping))
 
 
 def _state(images: Sequence[device_code.Image], gpu: int) -> tuple[CodeState, str]:
+    """Return the state of device code, and the evidence for it."""
     if not images:
         return CodeState.HOST, "no device code"
-    machine = [i for i in images if i.kind == "sass" and i.architecture.sass_runs_on(gpu)]
-    if full := [image for image in machine if image.architecture.is_full(gpu)]:
-        return CodeState.FULL, f"{', '.join(map(str, full))} runs on sm_{gpu}"
-    if machine:
-        return (
-            CodeState.PLAIN,
-            f"{', '.join(map(str, machine))} runs on sm_{gpu}, without its FP4 instructions",
-        )
-    observed = ", ".join(map(str, images))
-    if any(image.kind == "ptx" and image.architecture.ptx_runs_on(gpu) for image in images):
-        return (
-            CodeState.PTX_ONLY,
-            f"no machine code for sm_{gpu}, only PTX that runs there; has {observed}",
-        )
-    return CodeState.OTHER, str(unmet.Fact(f"code that runs on sm_{gpu}", observed))
+    running = []
+    full = []
+    has_ptx = False
+    for image in images:
+        if image.kind == "ptx":
+            has_ptx = has_ptx or image.architecture.ptx_runs_on(gpu)
+        elif image.architecture.sass_runs_on(gpu):
+            running.append(image)
+            if image.architecture.is_full(gpu):
+                full.append(image)
+    if full:
+        return CodeState.FULL, f"{_list(full)} runs on sm_{gpu}"
+    if running:
+        reason = f"{_list(running)} runs on sm_{gpu}, without its FP4 instructions"
+        return CodeState.PLAIN, reason
+    if has_ptx:
+        reason = f"no machine code for sm_{gpu}, only PTX that runs there; has {_list(images)}"
+        return CodeState.PTX_ONLY, reason
+    return CodeState.OTHER, str(unmet.Fact(f"code that runs on sm_{gpu}", _list(images)))
+
+
+def _list(images: Sequence[device_code.Image]) -> str:
+    return ", ".join(str(image) for image in images)
 
 
 class _Required(data_file.DataTable):
     engine: str
     package: str
+    #: Pattern on the path below the package's folder.
     files: str
-    """Pattern on the path below the package's folder."""
     why: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
 
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[unmet.Fact]:
-    """Libraries that the engine cannot do without and that have no machine code for a GPU (121), a
-    fact each. ``origins``: where its packages are imported from, by name."""
-    lines = []
+    """Find the libraries that an engine needs and that have no machine code for a GPU.
+
+    Args:
+        engine: The name of the engine.
+        origins: The files that its packages are imported from, by name.
+        gpu: The compute capability, such as 121.
+
+    Returns:
+        One fact for each library that is missing or has no such code.
+    """
+    facts = []
     for entry in data_file.load_key("compilation/libraries.toml", "library", tuple[_Required, ...]):
         if entry.engine != engine:
             continue
         origin = origins.get(entry.package)
-        reports = [
-            judge(path, gpu)
-            for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
-        ]
-        if not reports:
-            lines.append(unmet.Fact(f"{entry.package}/{entry.files} ({entry.why})"))
-        lines.extend(
-            unmet.Fact(
-                f"machine code that runs on sm_{gpu}",
-                ", ".join((*report.sass, *report.ptx)) or report.reason,
-                f"{report.path.name} ({entry.why})",
+        paths = sorted(Path(origin).parent.glob(entry.files)) if origin else []
+        if not paths:
+            facts.append(unmet.Fact(f"{entry.package}/{entry.files} ({entry.why})"))
+        for path in paths:
+            report = judge(path, gpu)
+            if report.state in RUNS:
+                continue
+            facts.append(
+                unmet.Fact(
+                    f"machine code that runs on sm_{gpu}",
+                    ", ".join((*report.sass, *report.ptx)) or report.reason,
+                    f"{path.name} ({entry.why})",
+                )
             )
-            for report in reports
-            if report.state not in RUNS
-        )
-    return lines
+    return facts
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
-    Raises sm121.core.errors.Sm121Error: the interpreter does not answer."""
+    """Return the folders of an engine's libraries and of its compile caches, if they exist.
+
+    Args:
+        python: The engine's interpreter.
+        environment: The engine's environment; None for this process's own.
+
+    Raises:
+        Sm121Error: The interpreter does not answer.
+    """
     variables = os.environ if environment is None else environment
     folders = []
     for origin in interpreter.imports(python, PACKAGES, variables).origins.values():
@@ -187,17 +242,33 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files that may hold device code, each once: those named, and those under folders."""
+    """Yield the files that may hold device code, each once.
+
+    Args:
+        paths: Files, and folders that are searched.
+
+    Yields:
+        The files that are given, and the libraries below the folders.
+    """
     identities: set[tuple[int, int]] = set()
+    for path in _candidates(paths):
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity not in identities:
+            identities.add(identity)
+            yield path
+
+
+def _candidates(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield files as `files_of` does, one with several names several times."""
     for root in paths:
-        for path in [root] if root.is_file() else sorted(root.rglob("*")):
+        if root.is_file():
+            yield root
+            continue
+        for path in sorted(root.rglob("*")):
             is_library = path.suffix in _SUFFIXES or ".so." in path.name
-            if path == root or (is_library and path.is_file()):
-                status = path.stat()
-                identity = (status.st_dev, status.st_ino)
-                if identity not in identities:
-                    identities.add(identity)
-                    yield path
+            if is_library and path.is_file():
+                yield path
 
 
 def write_report(
@@ -207,8 +278,20 @@ def write_report(
     gpu: int = GB10,
     disassembler: Disassembler | None = None,
 ) -> Counter[CodeState]:
-    """Judge every file of some places and write one JSON object, file by file as they are read.
-    Returns: How many files are in which state. Raises UsageError: a place does not exist."""
+    """Judge every file of some places, and write one JSON object, file by file as they are read.
+
+    Args:
+        paths: Files and folders.
+        stream: The text file that is written to.
+        gpu: The compute capability, such as 121.
+        disassembler: As for `judge`.
+
+    Returns:
+        The number of files in each state.
+
+    Raises:
+        UsageError: A path does not exist.
+    """
     for root in paths:
         if not root.exists():
             raise errors.UsageError(f"{root}: expected a file or a folder")
