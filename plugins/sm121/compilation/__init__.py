@@ -1,1 +1,1 @@
-"""Compiling for GB10 without one, and reading the device code of what was compiled."""
+"""Compile for GB10 without a GB10, and read the device code of the result."""

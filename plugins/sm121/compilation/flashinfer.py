@@ -1,4 +1,4 @@
-"""FlashInfer as it is installed: what it would compile for GB10, and its headers."""
+"""The installed FlashInfer: the code that it would compile for GB10, and its headers."""
 
 import json
 import os
@@ -18,18 +18,22 @@ from sm121.compilation.toolchain import Compiler, lacking
 from sm121.core import data_file, unmet, verdict
 from sm121.core.interpreter import imports
 
+#: The command that installs a FlashInfer for the compile tests.
 REMEDY = (
     "pip install --no-deps flashinfer-python==0.7.2.post1, and with torch "
     "'apache-tvm-ffi>=0.1.11' packaging requests nvidia-ml-py tqdm numpy filelock"
 )
-_QUESTION_S = 120.0
+#: Time limit of a request to FlashInfer, in seconds.
+_REQUEST_S = 120.0
 
 
 class Resolution(data_file.DataTable):
-    """What FlashInfer must make of one value of FLASHINFER_CUDA_ARCH_LIST."""
+    """The required targets, or the required error, of one value of FLASHINFER_CUDA_ARCH_LIST."""
 
     arch_list: str
+    #: The names of machine code, such as ``121a``.
     compiled_for: tuple[str, ...] = ()
+    #: A part of the error's text.
     error: str | None = None
     source: str = Field(min_length=3)
 
@@ -41,48 +45,84 @@ class Resolution(data_file.DataTable):
 
 
 def load_resolutions() -> tuple[Resolution, ...]:
-    """What is required of FlashInfer. Raises DataFileError when the file is wrong."""
+    """Return the requirements on FlashInfer.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
     return data_file.load_key("compilation/flashinfer.toml", "resolution", tuple[Resolution, ...])
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One CUDA source of a module, and FlashInfer's own arguments for nvcc."""
+    """One CUDA source of a module.
+
+    Attributes:
+        source: The file.
+        arguments: FlashInfer's own arguments for nvcc.
+    """
 
     source: Path
     arguments: tuple[str, ...]
 
     @property
     def compiled_for(self) -> tuple[str, ...]:
-        """Architectures among the arguments: ``121a``."""
+        """The architectures among the arguments, such as ``121a``."""
         text = " ".join(self.arguments)
         return tuple(re.findall(r"code=(?:\[)?sm_(\w+)", text))
 
 
 @dataclass(frozen=True)
 class FlashInfer:
-    """The FlashInfer that an interpreter imports."""
+    """The FlashInfer that an interpreter imports.
+
+    Attributes:
+        python: The interpreter.
+        folder: The folder of the package.
+    """
 
     python: str
     folder: Path
-    """Of the package."""
 
     @property
     def data(self) -> Path:
-        """Folder of its CUDA sources and headers."""
+        """The folder of its CUDA sources and headers."""
         return self.folder / "data"
 
     def targets(self, arch_lists: Sequence[str], compiler: Compiler) -> dict[str, Any]:
-        """What it compiles for, by arch list: a list, or an error's text. Raises NotRun."""
+        """Return the architectures that it compiles for.
+
+        Args:
+            arch_lists: Values of FLASHINFER_CUDA_ARCH_LIST.
+            compiler: The compiler.
+
+        Returns:
+            By value, the list of architectures, or the text of an error.
+
+        Raises:
+            NotRun: FlashInfer cannot be imported there.
+        """
         answer = self._ask({"ask": "targets", "values": list(arch_lists)}, compiler, "12.1a")
         return dict(answer["targets"])
 
     def units(self, module: str, arch_list: str, compiler: Compiler, folder: Path) -> list[Unit]:
-        """The CUDA units of a module, generated into ``folder``. Raises NotRun: FlashInfer cannot
-        be imported there, or does not have the module."""
+        """Return the CUDA units of a module.
+
+        Args:
+            module: The name of the module, as in ``in_flashinfer/sm121_units.py``.
+            arch_list: The value of FLASHINFER_CUDA_ARCH_LIST.
+            compiler: The compiler.
+            folder: The folder that generated sources are written to.
+
+        Raises:
+            NotRun: FlashInfer cannot be imported there, or does not have the module.
+        """
         request = {"ask": "units", "module": module, "folder": str(folder)}
         answer = self._ask(request, compiler, arch_list, folder)
-        return [Unit(Path(u["source"]), tuple(u["arguments"])) for u in answer["units"]]
+        units = []
+        for unit in answer["units"]:
+            units.append(Unit(Path(unit["source"]), tuple(unit["arguments"])))
+        return units
 
     def _ask(
         self,
@@ -104,7 +144,7 @@ class FlashInfer:
                 "CUDA_HOME": str(compiler.root),
             }
             command = [self.python, str(script), json.dumps(request)]
-            ended = child.run(command, timeout_s=_QUESTION_S, environment=variables)
+            ended = child.run(command, timeout_s=_REQUEST_S, environment=variables)
         if ended.status != 0:
             last = ended.output.strip().splitlines()[-1:] or ["no message"]
             evidence = f"{self.python}; remedy: {REMEDY}"
@@ -114,7 +154,14 @@ class FlashInfer:
 
 
 def find(python: str | None = None) -> FlashInfer:
-    """The FlashInfer of an interpreter (default: this one). Raises NotRun: none, or no sources."""
+    """Return the FlashInfer of an interpreter.
+
+    Args:
+        python: The interpreter; None for this one.
+
+    Raises:
+        NotRun: It has no FlashInfer, or one without sources.
+    """
     interpreter = python or sys.executable
     origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
     if origin is None:
@@ -126,16 +173,29 @@ def find(python: str | None = None) -> FlashInfer:
 
 
 def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[unmet.Fact]:
-    """Where FlashInfer compiles for other architectures than required."""
-    required = load_resolutions()
-    targets = flashinfer.targets([entry.arch_list for entry in required], compiler)
-    lines = []
-    for entry in required:
+    """Compare the architectures that FlashInfer compiles for with the required ones.
+
+    Args:
+        flashinfer: The installed FlashInfer.
+        compiler: The compiler.
+
+    Returns:
+        One fact for each value of FLASHINFER_CUDA_ARCH_LIST with another result.
+
+    Raises:
+        NotRun: FlashInfer cannot be imported.
+    """
+    resolutions = load_resolutions()
+    targets = flashinfer.targets([entry.arch_list for entry in resolutions], compiler)
+    facts = []
+    for entry in resolutions:
         value = targets[entry.arch_list]
         if entry.error is not None:
-            if not (isinstance(value, str) and entry.error in value):
-                lines.append(unmet.Fact(f"{entry.error}", f"{value}", f"{entry.arch_list!r}"))
-        elif not (isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)):
-            expected = ", ".join(entry.compiled_for)
-            lines.append(unmet.Fact(f"{expected}", f"{value}", f"{entry.arch_list!r}"))
-    return lines
+            required = entry.error
+            holds = isinstance(value, str) and entry.error in value
+        else:
+            required = ", ".join(entry.compiled_for)
+            holds = isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)
+        if not holds:
+            facts.append(unmet.Fact(required, f"{value}", f"{entry.arch_list!r}"))
+    return facts

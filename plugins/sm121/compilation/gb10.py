@@ -1,4 +1,4 @@
-"""Compiling for GB10, and holding the result against the data files. Needs no GPU."""
+"""Compile for GB10, and compare the result with the data files. It needs no GPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,26 +11,47 @@ from sm121.core.unmet import Fact
 
 @dataclass(frozen=True)
 class Compilation:
-    """The tools of an environment, and what is wrong with what they make."""
+    """The compilers of an engine's environment.
+
+    Attributes:
+        tools: The compiler, the disassembler, and the folder of their results.
+    """
 
     tools: Tools
     _python: str
 
     @property
     def flashinfer(self) -> FlashInfer:
-        """FlashInfer of the engine's environment. Raises NotRun when it has none."""
+        """FlashInfer of the engine's environment. Raises NotRun if there is none."""
         return flashinfer.find(self._python)
 
     def wrong_outcomes(self, probe: str) -> list[Fact]:
-        """Where a probe comes out otherwise than required, over its architectures."""
+        """Compile a probe, and return one fact for each architecture with a wrong outcome.
+
+        Args:
+            probe: The name of the probe.
+
+        Raises:
+            UsageError: There is no such probe.
+            NotRun: The probe needs FlashInfer, and there is none.
+        """
         chosen = probes.probe(probe)
-        headers = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
+        headers = {}
+        if chosen.tier == "headers":
+            headers["flashinfer"] = self.flashinfer.data
         return probes.contradictions(chosen, self.tools, headers)
 
 
 def find(python: str, folder: Path) -> Compilation:
-    """The compiler and the reader of SASS of an interpreter's environment; results go to a folder.
-    Raises NotRun without nvcc or cuobjdump, with what pip would install."""
+    """Return the compilers of an interpreter's environment.
+
+    Args:
+        python: The interpreter.
+        folder: The folder of the results.
+
+    Raises:
+        NotRun: There is no nvcc or no cuobjdump; the message has the command that installs it.
+    """
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
     return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

@@ -1,6 +1,7 @@
 """FlashInfer's JIT modules for gpt-oss: compiled as FlashInfer would, judged by their SASS."""
 
 import functools
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -14,56 +15,71 @@ from sm121.compilation.flashinfer import FlashInfer, Unit
 from sm121.core import data_file, verdict
 from sm121.core.unmet import Fact
 
+_GIB = 1 << 30
+
 
 class Module(rules.SassRule):
-    """A JIT module and what its device code must be."""
+    """A JIT module, and the requirements on its device code."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
+    #: The value of FLASHINFER_CUDA_ARCH_LIST for the build.
     arch_list: str
-    """Value of FLASHINFER_CUDA_ARCH_LIST for the build."""
+    #: The architectures that FlashInfer must compile it for, such as ``sm_121a``.
     architectures: tuple[str, ...] = Field(min_length=1)
-    """What FlashInfer must compile it for, such as ``sm_121a``."""
+    #: The time limit of each unit, in seconds.
     timeout_s: float = Field(gt=0)
-    """For each unit, in seconds."""
+    #: The peak memory of one compiler.
     memory_gib: float = Field(gt=0)
-    """What one compiler needs at its peak."""
     source: str = Field(min_length=3)
 
 
 def load_modules() -> tuple[Module, ...]:
-    """The modules that come with the suite. Raises DataFileError when the file is wrong."""
+    """Return the modules that come with the suite.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
     kind = data_file.Entries[Module]
     return data_file.load_key("compilation/modules.toml", "module", kind)
 
 
 def names() -> list[str]:
-    """Names of the modules, in the order of the file."""
+    """Return the names of the modules, in the order of the file."""
     return [entry.name for entry in load_modules()]
 
 
 def module(name: str) -> Module:
-    """A module by name. Raises UsageError naming those that there are."""
+    """Return a module by name.
+
+    Args:
+        name: The name.
+
+    Raises:
+        UsageError: There is no such module; the message lists the names.
+    """
     return data_file.named(load_modules(), name, "module")
 
 
 def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tools) -> list[Fact]:
-    """Compile the CUDA units of a module one after the other; what is not as required. Raises
-    NotRun: too little memory, or FlashInfer does not answer; TookTooLong: nvcc does not end."""
-    available = psutil.virtual_memory().available / 2**30
-    if available < chosen.memory_gib:
-        raise verdict.NotRun(
-            Fact(
-                "memory for the compiler: at least",
-                value=available,
-                limit=chosen.memory_gib,
-                unit="GiB",
-                evidence="remedy: stop what holds memory",
-            )
-        )
+    """Compile the CUDA units of a module one after the other, and check their instructions.
+
+    Args:
+        chosen: The module.
+        flashinfer: The installed FlashInfer.
+        tools: The compiler, the disassembler, and the folder of the results.
+
+    Returns:
+        One fact for each requirement that does not hold.
+
+    Raises:
+        NotRun: There is too little memory, or FlashInfer does not answer.
+        TookTooLong: nvcc does not end.
+    """
+    _require_memory(chosen)
     units = flashinfer.units(chosen.name, chosen.arch_list, tools.compiler, tools.folder)
+    required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     wrong: list[Fact] = []
     findings: list[rules.RuleFinding] = []
-    required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
         observed = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
         if observed != sorted(required):
@@ -74,24 +90,49 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tool
             built = compile_unit(unit, architecture, chosen, tools, output)
             if built.finding is None:
                 wrong.append(Fact("", built.reason, f"{unit.source.name} for {architecture}"))
-            else:
-                findings.append(built.finding)
-                images = device_code.read(output)
-                unacceptable = rules.unacceptable_images(images, GB10)
-                wrong.extend(Fact("", line, unit.source.name) for line in unacceptable)
-    if not wrong and findings:
-        whole = functools.reduce(rules.RuleFinding.joined, findings)
-        if not whole.holds:
-            wrong.append(Fact("", f"{whole}", chosen.name))
-    elif not wrong:
-        wrong.append(Fact("CUDA units", about=chosen.name))
-    return wrong
+                continue
+            findings.append(built.finding)
+            for line in rules.unacceptable_images(device_code.read(output), GB10):
+                wrong.append(Fact("", line, unit.source.name))
+    if wrong:
+        return wrong
+    if not findings:
+        return [Fact("CUDA units", about=chosen.name)]
+    whole = functools.reduce(rules.RuleFinding.joined, findings)
+    if not whole.holds:
+        return [Fact("", f"{whole}", chosen.name)]
+    return []
+
+
+def _require_memory(chosen: Module) -> None:
+    available = psutil.virtual_memory().available / _GIB
+    if available < chosen.memory_gib:
+        raise verdict.NotRun(
+            Fact(
+                "memory for the compiler: at least",
+                value=available,
+                limit=chosen.memory_gib,
+                unit="GiB",
+                evidence="remedy: stop what holds memory",
+            )
+        )
 
 
 def compile_unit(
     unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: toolchain.Tools, output: Path
 ) -> Built:
-    """Compile one unit for one architecture and judge it. Errors as for `contradictions`."""
+    """Compile one unit for one architecture, and judge it.
+
+    Args:
+        unit: The unit.
+        architecture: The architecture.
+        chosen: The module, with the rule.
+        tools: The compiler and the disassembler.
+        output: The file of the fat binary.
+
+    Raises:
+        TookTooLong: nvcc does not end.
+    """
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
             unit.source,
@@ -106,5 +147,5 @@ def compile_unit(
         )
 
 
-def _list(architectures: list[CodeArchitecture]) -> str:
-    return ", ".join(map(str, architectures)) or "none"
+def _list(architectures: Sequence[CodeArchitecture]) -> str:
+    return ", ".join(str(architecture) for architecture in architectures) or "none"

@@ -19,14 +19,15 @@ Tier = Literal["probes", "headers"]
 
 
 class Probe(SassRule):
-    """A source file, and what must come of it on each architecture."""
+    """A source file, and the required outcome on each architecture."""
 
+    #: Also the name of the file in ``sources/``.
     name: str = Field(pattern=r"^[a-z0-9_]+$")
-    """Also the name of the file in ``sources/``."""
     tier: Tier
+    #: Arguments of nvcc; names in braces stand for folders.
     arguments: tuple[str, ...] = ()
+    #: The outcomes by architecture, such as ``121a``.
     outcomes: dict[str, BuildOutcome] = Field(min_length=1)
-    """By architecture, such as ``121a``."""
     source: str = Field(min_length=3)
 
     @field_validator("outcomes")
@@ -43,32 +44,55 @@ class Probe(SassRule):
 class ProbeData(data_file.DataTable):
     """The content of ``fixtures/compilation/probes.toml``."""
 
+    #: Matches ptxas' message that the architecture lacks an instruction.
     refusal: data_file.Regex
-    """ptxas says that the architecture lacks an instruction."""
     probe: data_file.Entries[Probe]
 
 
 def load_probes() -> ProbeData:
-    """The probes that come with the suite. Raises DataFileError when the file is wrong."""
+    """Return the probes that come with the suite.
+
+    Raises:
+        DataFileError: The file is malformed.
+    """
     return data_file.load("compilation/probes.toml", ProbeData)
 
 
 def names(tier: Tier) -> list[str]:
-    """Names of the probes of a tier, in the order of the file."""
+    """Return the names of the probes of a tier, in the order of the file.
+
+    Args:
+        tier: The tier: ``headers`` for those that include FlashInfer's headers.
+    """
     return [probe.name for probe in load_probes().probe if probe.tier == tier]
 
 
 def probe(name: str) -> Probe:
-    """A probe by name. Raises UsageError naming those that there are."""
+    """Return a probe by name.
+
+    Args:
+        name: The name.
+
+    Raises:
+        UsageError: There is no such probe; the message lists the names.
+    """
     return data_file.named(load_probes().probe, name, "probe")
 
 
 def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
-    """Compile a probe of `load_probes` for one architecture, and judge what came out. ``headers``:
-    folders by the name that stands for them in ``arguments``. Raises TookTooLong: nvcc does not
-    end."""
+    """Compile a probe for one architecture, and judge the result.
+
+    Args:
+        chosen: A probe of `load_probes`.
+        architecture: The architecture.
+        tools: The compiler and the disassembler.
+        headers: Folders by the name that stands for them in ``arguments``.
+
+    Raises:
+        TookTooLong: nvcc does not end.
+    """
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         return build(
@@ -83,11 +107,23 @@ def compile_probe(
 
 
 def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[Fact]:
-    """Where a probe came out otherwise, over its architectures; see `compile_probe`."""
-    lines = []
+    """Compile a probe for all of its architectures, and compare the outcomes.
+
+    Args:
+        chosen: A probe of `load_probes`.
+        tools: The compiler and the disassembler.
+        headers: Folders by the name that stands for them in ``arguments``.
+
+    Returns:
+        One fact for each architecture with another outcome than the required one.
+
+    Raises:
+        TookTooLong: nvcc does not end.
+    """
+    facts = []
     for text, required in chosen.outcomes.items():
         built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)
         if built.outcome is not required:
             about = f"{chosen.name} for {built.architecture}"
-            lines.append(Fact(f"{required}", f"{built.outcome}", about, evidence=built.reason))
-    return lines
+            facts.append(Fact(f"{required}", f"{built.outcome}", about, evidence=built.reason))
+    return facts

@@ -1,8 +1,11 @@
-"""Asks FlashInfer what it would compile, or has it compile a module into its own cache. Runs in the
-engine's environment (``python FILE REQUEST``): standard library and FlashInfer only. REQUEST and
-the answer, the last line of the output, are JSON objects. Generators are called as FlashInfer's own
-wrappers call them for gpt-oss: BF16 queries, a cache in BF16 or E4M3, head_dim 64, 64 query and
-8 KV heads. Of the sink module the wrapper itself is asked, so that each release gives its name."""
+"""Print what FlashInfer would compile, or let it compile a module into its own cache.
+
+The script runs in the engine's environment (``python FILE REQUEST``), with the standard library and
+FlashInfer only. REQUEST and the answer, the last line of the output, are JSON objects. Generators
+are called as FlashInfer's own wrappers call them for gpt-oss: BF16 queries, a cache in BF16 or
+E4M3, head_dim 64, 64 query and 8 KV heads. The arguments of the sink module are those of the
+wrapper itself, so that each release gives its own name.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+#: One kernel in a generated unit, and the marks of those with MXFP8 activations and MXFP4 weights.
 INSTANTIATION = re.compile(r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\([^;]*\);")
 MXFP8_MXFP4 = re.compile(r"\(Sm120,\s*__nv_fp8_e4m3,\s*SafeFP4,\s*__nv_bfloat16,")
 #: The smallest tile, without the fused finalisation: the cheapest to compile.
 SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
-
 
 #: Tokens a page of the KV cache.
 page = 16
@@ -35,16 +38,17 @@ def _cache(fp8: bool) -> Any:
 
 
 def _sink(window: bool, fp8: bool = False) -> Any:
+    """Return the module of the sink wrapper, with the arguments that the wrapper passes."""
     import torch
     from flashinfer import BatchAttentionWithAttentionSinkWrapper as Wrapper
     from flashinfer.jit import gen_customize_batch_prefill_module
 
-    class Asked(Wrapper.__mro__[1]):  # type: ignore[misc]
+    class Recorder(Wrapper.__mro__[1]):  # type: ignore[misc]
         def __init__(self, *_arguments: Any, **keywords: Any) -> None:
-            self.asked = keywords
+            self.recorded = keywords
 
-    wrapper: Any = type("AskedWrapper", (Wrapper, Asked), {})
-    made = wrapper(
+    wrapper: Any = type("RecordedWrapper", (Wrapper, Recorder), {})
+    recorder = wrapper(
         torch.empty(0, dtype=torch.uint8),
         backend="fa2",
         q_data_type=torch.bfloat16,
@@ -53,8 +57,8 @@ def _sink(window: bool, fp8: bool = False) -> Any:
         head_dim_vo=64,
         window_left=127 if window else -1,
     )
-    asked = made.asked
-    return gen_customize_batch_prefill_module("fa2", *asked["jit_args"], **asked["jit_kwargs"])
+    jit_args = recorder.recorded["jit_args"]
+    return gen_customize_batch_prefill_module("fa2", *jit_args, **recorder.recorded["jit_kwargs"])
 
 
 def _xqa(window: bool, fp8: bool = False, tokens: int = 1) -> Any:
@@ -66,6 +70,7 @@ def _xqa(window: bool, fp8: bool = False, tokens: int = 1) -> Any:
 
 
 def _generated(file: str, name: str) -> Any:
+    """Return the module of a generator without arguments."""
     functions: dict[str, Any] = vars(importlib.import_module(f"flashinfer.jit.{file}"))
     return functions[name]()
 
@@ -92,62 +97,91 @@ MODULES: dict[str, Any] = {
 
 
 def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """The generated MXFP8 x MXFP4 unit, cut to one kernel: whole ones need 8 GiB and minutes."""
-    candidates = []
+    """Return the generated MXFP8 x MXFP4 unit, cut to one kernel.
+
+    Whole units need 8 GiB and minutes.
+    """
+    chosen: tuple[dict[str, Any], str, re.Match[str]] | None = None
+    is_smallest = False
     for unit in units:
         text = Path(unit["source"]).read_text("utf-8")
         for match in INSTANTIATION.finditer(text):
-            if MXFP8_MXFP4.search(match[0]):
-                candidates.append((not SMALLEST.search(match[0]), unit, text, match.span()))
-    if not candidates:
+            if is_smallest or not MXFP8_MXFP4.search(match[0]):
+                continue
+            is_smallest = SMALLEST.search(match[0]) is not None
+            if chosen is None or is_smallest:
+                chosen = (unit, text, match)
+    if chosen is None:
         raise LookupError("no generated unit instantiates the MXFP8 x MXFP4 grouped GEMM")
-    _, unit, text, span = min(candidates, key=lambda item: item[0])
+    unit, text, kept = chosen
 
     def keep_one(match: re.Match[str]) -> str:
-        return match[0] if match.span() == span else ""
+        return match[0] if match.span() == kept.span() else ""
 
     source = folder / "moe_mxfp8_mxfp4_unit.cu"
     source.write_text(INSTANTIATION.sub(keep_one, text), "utf-8")
     return [{"source": str(source), "arguments": unit["arguments"]}]
 
 
+def _targets(values: list[str]) -> dict[str, Any]:
+    """Return the architectures, or the text of an error, for FLASHINFER_CUDA_ARCH_LIST's values."""
+    from flashinfer.compilation_context import CompilationContext
+
+    targets: dict[str, Any] = {}
+    for value in values:
+        os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
+        try:
+            flags = CompilationContext().get_nvcc_flags_list()
+        except (RuntimeError, ValueError) as error:
+            targets[value] = f"{type(error).__name__}: {error}"
+            continue
+        targets[value] = []
+        for flag in flags:
+            match = re.search(r"code=sm_(\w+)", flag)
+            if match is not None:
+                targets[value].append(match[1])
+    return targets
+
+
+def _build(module: str) -> str:
+    """Compile a module into FlashInfer's cache. Return the path of its library."""
+    spec = MODULES[module]()
+    # `verbose` has no default before 0.7; several processes may compile at a time.
+    options = {"verbose": False, "need_lock": True}
+    parameters = inspect.signature(spec.build).parameters
+    spec.build(**{name: value for name, value in options.items() if name in parameters})
+    return str(spec.jit_library_path)
+
+
+def _units(module: str, folder: Path) -> list[dict[str, Any]]:
+    """Return the CUDA sources of a module, with FlashInfer's arguments for nvcc."""
+    units = []
+    for entry in MODULES[module]().get_compile_commands():
+        source = str(entry["file"])
+        words = shlex.split(entry["command"])
+        if source.endswith(".cu"):
+            arguments = words[words.index(source) + 1 : words.index("-o")]
+            units.append({"source": source, "arguments": arguments})
+    if module == "moe_mxfp8_mxfp4_unit":
+        return _one_moe_unit(units, folder)
+    return units
+
+
 def main() -> None:
-    """Answers one request."""
+    """Answer one request."""
     global page, queries
     request = json.loads(sys.argv[1])
-    page, queries = request.get("page", page), request.get("queries", queries)
+    page = request.get("page", page)
+    queries = request.get("queries", queries)
     import flashinfer
 
     answer: dict[str, Any] = {"version": flashinfer.__version__}
     if request["ask"] == "targets":
-        from flashinfer.compilation_context import CompilationContext
-
-        answer["targets"] = {}
-        for value in request["values"]:
-            os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
-            try:
-                flags = CompilationContext().get_nvcc_flags_list()
-                matches = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
-                answer["targets"][value] = [match[1] for match in matches if match]
-            except (RuntimeError, ValueError) as error:
-                answer["targets"][value] = f"{type(error).__name__}: {error}"
+        answer["targets"] = _targets(request["values"])
     elif request["ask"] == "build":
-        spec = MODULES[request["module"]]()
-        # `verbose` has no default before 0.7; several may ask at a time.
-        options = {"verbose": False, "need_lock": True}
-        parameters = inspect.signature(spec.build).parameters
-        spec.build(**{name: value for name, value in options.items() if name in parameters})
-        answer["library"] = str(spec.jit_library_path)
+        answer["library"] = _build(request["module"])
     else:
-        units = []
-        for entry in MODULES[request["module"]]().get_compile_commands():
-            source, words = str(entry["file"]), shlex.split(entry["command"])
-            if source.endswith(".cu"):
-                arguments = words[words.index(source) + 1 : words.index("-o")]
-                units.append({"source": source, "arguments": arguments})
-        if request["module"] == "moe_mxfp8_mxfp4_unit":
-            units = _one_moe_unit(units, Path(request["folder"]))
-        answer["units"] = units
+        answer["units"] = _units(request["module"], Path(request.get("folder", "")))
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
 
