@@ -397,7 +397,8 @@ def test_no_command_depends_on_an_address_that_is_not_published():
 def test_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == cli.__version__
-    assert "## Unreleased" in (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None and newest[1] == cli.__version__
     contracts = (DOCS / "contracts.md").read_text()
     assert f"`schema_version` is {verdict_file.SCHEMA_VERSION}." in contracts
 
