@@ -1,8 +1,10 @@
-"""The state of the machine: whether its numbers can be trusted today. Two readings, before the
-measurements and after them, each a few seconds: how fast memory is read and matrices are
-multiplied, the SM clock while that goes on, free memory, and who else works here. They are held
-against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
-does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
+"""The state of the machine: whether its timings count today.
+
+Two readings, before and after the measurements, take a few seconds each: memory bandwidth, matrix
+rate, the SM clock under load, free memory, and other processes. They are compared with a healthy
+machine of the architecture (the profile's ``[box]``). Values that a device does not have (much of
+GB10's NVML is N/A) are null and decide nothing.
+"""
 
 import shlex
 import subprocess
@@ -26,17 +28,23 @@ from sm121.engines import memory
 from sm121.measure import stream_bandwidth
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
-#: An engine that uses less than this many cores, over this long, is idle.
+#: An engine that uses less than this many cores is idle.
 _IDLE_CORES = 0.3
+#: Seconds over which its use is measured.
 _IDLE_OVER_S = 0.5
-
+#: Bytes of the buffer that a GPU reads.
 _GPU_BUFFER = 1 << 30
+#: Most bytes of the buffer that a CPU reads.
 _CPU_BUFFER_AT_MOST = 256 << 20
+#: Seconds over which the use of the CPU is watched.
 _WATCHED_S = 2.0
+#: Timeout of the process that measures a GPU, in seconds.
 _CHILD_WITHIN_S = 120.0
-#: Of another machine: a box takes half a minute there, and a few hundred characters.
-_NODE_WITHIN_S, _NODE_LIMIT = 300.0, 8192
-#: Of the samples under load. A cap that acts for a moment, as the load begins, costs nothing.
+#: Timeout of a box on another machine, in seconds. It takes half a minute.
+_NODE_WITHIN_S = 300.0
+#: Most characters of its output. It has a few hundred.
+_NODE_LIMIT = 8192
+#: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
 _MOSTLY = 0.5
 
 
@@ -49,7 +57,7 @@ class BoxState(StrEnum):
 
 
 class Device(data_file.Record):
-    """What the device can do at the moment."""
+    """What the device can do now."""
 
     device: str
     bandwidth_gb_s: float
@@ -60,16 +68,16 @@ class Device(data_file.Record):
     matrix_tflop_s: float
     matrix_spread: float
     matrix_method: str
+    #: The median under load.
     sm_clock_mhz: int | None = None
-    """The median under load."""
     power_w: float | None = None
     temperature_c: int | None = None
+    #: Whether the clocks are slowed for another reason than idleness or a power cap.
     throttled: bool | None = None
-    """Some reason other than idleness or a power cap."""
+    #: Share of the samples under load in which a power cap slowed the clocks.
     power_capped: float | None = None
-    """Share of the samples under load in which a power cap slowed the clocks."""
+    #: The limit in force.
     power_limit_w: float | None = None
-    """The limit in force."""
     power_limit_default_w: float | None = None
 
 
@@ -82,19 +90,17 @@ class Reading(data_file.Record):
 
     device: Device | None
     memory_available_gib: float
+    #: Share of the CPU that processes of others took.
     other_load: float
-    """Share of the CPU that was taken by processes that are not of this run."""
+    #: The busiest of them.
     others: list[str] = Field(default_factory=list)
-    """The busiest of them."""
+    #: Processes of others on the GPU; null without NVML, or if they cannot be attributed.
     gpu_others: list[int] | None = None
-    """Processes of others on the GPU; null without NVML, or where it cannot be told whose they
-    are."""
+    #: Processes on the GPU that may be the server's, since it has no known one there; else null.
     gpu_unattributed: list[int] | None = None
-    """Processes on the GPU where a server runs and none of them is known to be its: they may be the
-    server's, or others'. Else null."""
     seconds: float
+    #: Why the device could not be measured.
     problem: str | None = None
-    """Why the device could not be measured."""
 
     @property
     def is_of_busy_cpu(self) -> bool:
@@ -104,7 +110,7 @@ class Reading(data_file.Record):
 
     @property
     def cannot_tell(self) -> str | None:
-        """What is not known of the processes on the GPU; None where all is."""
+        """Why processes on the GPU cannot be attributed; None if they can."""
         if self.gpu_unattributed is None:
             return None
         users = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
@@ -117,9 +123,14 @@ class Reading(data_file.Record):
 def read(
     device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (), serving: bool = False
 ) -> Reading:
-    """Look at the machine. `device`: ``cpu`` or ``cuda:0``; `own`: processes of the run besides
-    this one and its children; `serving`: a server of the run is up: if none of ``own`` is on a GPU,
-    those that are may be the server's, and are not compared with the machine."""
+    """Read the state of the machine.
+
+    Args:
+        device: ``cpu`` or ``cuda:0``.
+        own: Returns processes of the run besides this one and its children.
+        serving: Whether a server of the run is up. If none of ``own`` is on a GPU, the processes
+            there may be the server's, and count as unattributed.
+    """
     start = time.monotonic()
     before = CpuUse.take(own)
     measured: Device | None = None
@@ -130,7 +141,10 @@ def read(
         problem = str(error)
     time.sleep(max(0.0, _WATCHED_S - (time.monotonic() - start)))
     other, names = CpuUse.take(own).since(before)
-    others, unattributed = (None, None) if device == "cpu" else _gpu_users(device, own, serving)
+    others: list[int] | None = None
+    unattributed: list[int] | None = None
+    if device != "cpu":
+        others, unattributed = _gpu_users(device, own, serving)
     return Reading(
         device=measured,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
@@ -144,10 +158,18 @@ def read(
 
 
 def measure(device: str) -> Device:
-    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: there is no such device,
-    or nothing to measure it with."""
+    """Measure bandwidth, matrix rate and clocks in this process.
+
+    Args:
+        device: ``cpu`` or a torch device.
+
+    Raises:
+        Sm121Error: The device does not exist, or torch is missing.
+    """
     on_cpu = device == "cpu"
-    size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
+    size = _GPU_BUFFER
+    if on_cpu:
+        size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST)
     bandwidth = read_bandwidth(size, device=device)
     rates, method = matrix_rate(device)
     clocks: dict[str, Any] = {} if on_cpu else stream_bandwidth.under_load(device)
@@ -167,11 +189,11 @@ def measure(device: str) -> Device:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The state of the machine, and what follows for what was timed on it."""
+    """The state of the machine, and which verdicts on timings do not count."""
 
     state: BoxState
     reason: str
-    #: Verdicts on what is timed that do not stand. A machine that became faster refutes no PASS.
+    #: Verdicts on timings that do not count. A machine that became faster refutes no PASS.
     refuted: frozenset[verdict.Verdict] = frozenset()
 
 
@@ -182,19 +204,26 @@ def judge(
     *,
     load_during: float | None = None,
 ) -> Judgement:
-    """Judge the state of the machine by its readings. `load_during`: share of the CPU that others
-    took while it was measured, if that is known."""
+    """Judge the state of the machine by its readings.
+
+    Args:
+        reference: A healthy machine; None if the profile has none.
+        before: The reading before the measurements.
+        after: The reading after them.
+        load_during: Share of the CPU that other processes took meanwhile; None: not known.
+    """
     if reference is None:
         return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
-    readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
+    taken = {"before": before, "after": after}
+    readings = {name: reading for name, reading in taken.items() if reading is not None}
     if not readings:
         return Judgement(BoxState.UNKNOWN, "the box was not measured")
-    defects = [
-        f"{name} the measurements: {line}"
-        for name, reading in readings
-        # Who works here when all is measured matters only where nothing better is known.
-        for line in _defects(reference, reading, load=name == "before" or load_during is None)
-    ]
+    defects = []
+    for name, reading in readings.items():
+        # The load after the measurements counts only if the load during them is not known.
+        counts_load = name == "before" or load_during is None
+        for line in _defects(reference, reading, load=counts_load):
+            defects.append(f"{name} the measurements: {line}")
     if load_during is not None and load_during > reference.max_other_load:
         defects.append(
             f"others worked here during the measurements: required {reference.max_other_load:.0%} "
@@ -208,23 +237,35 @@ def judge(
         else:
             changes.append("it became faster: what was measured before was on the slower machine")
         return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
-    for name, reading in readings:
+    for name, reading in readings.items():
         if reading.device is None:
             return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
-    first = readings[0][1].device
+    return Judgement(BoxState.QUALIFIED, _describe(reference, [*readings.values()]))
+
+
+def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:
+    """Return the first reading of a fit machine for people, and the remarks on all readings."""
+    first = readings[0].device
     assert first is not None
-    more = (line for _, r in readings for line in (r.cannot_tell, capped(reference, r)) if line)
-    return Judgement(
-        BoxState.QUALIFIED,
-        f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
-        + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
-        + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
-        + "".join(f"; {line}" for line in dict.fromkeys(more)),
-    )
+    parts = [f"{first.bandwidth_gb_s:.4g} GB/s", f"{first.matrix_tflop_s:.3g} TFLOP/s"]
+    if first.sm_clock_mhz:
+        parts.append(f"{first.sm_clock_mhz} MHz under load")
+    parts.append(f"{readings[0].other_load:.0%} of the CPU taken by others")
+    remarks = [", ".join(parts)]
+    for reading in readings:
+        for remark in (reading.cannot_tell, capped(reference, reading)):
+            if remark and remark not in remarks:
+                remarks.append(remark)
+    return "; ".join(remarks)
 
 
 def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
-    """How far a clock is capped that the machine is not unfit for; None where it is not."""
+    """Return how far the SM clock is capped, if the machine is still fit; None without a cap.
+
+    Args:
+        reference: A healthy machine.
+        reading: The reading.
+    """
     least = reference.sm_clock_uncapped_mhz if reference is not None else None
     clock = reading.device.sm_clock_mhz if reading.device is not None else None
     if least is None or clock is None or clock >= least.value:
@@ -289,7 +330,7 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
 def _changes(
     reference: level_settings.Box, before: Reading | None, after: Reading | None
 ) -> tuple[list[str], bool]:
-    """By how much the device changed, where that is more than allowed; whether it got slower."""
+    """Return the changes of the device beyond the tolerance, and whether it got slower."""
     if before is None or after is None or before.device is None or after.device is None:
         return [], False
     lines, slower = [], False
@@ -308,7 +349,7 @@ def _changes(
 
 
 def _measure_apart(device: str) -> Device:
-    """In a process of its own: what CUDA takes of the memory is given back at its end."""
+    """Measure in a process of its own, whose end frees the memory that CUDA takes."""
     command = [sys.executable, "-m", "sm121", "box", "--device-only", device]
     try:
         done = subprocess.run(
@@ -327,9 +368,12 @@ def _measure_apart(device: str) -> Device:
 def _gpu_users(
     device: str, own: Callable[[], Iterable[psutil.Process]], serving: bool
 ) -> tuple[list[int] | None, list[int] | None]:
-    """Who computes on the server's GPUs: pids of others, and pids that nobody can tell whose they
-    are. One of the two is None; both are without NVML."""
-    if (users := memory.computing()) is None:
+    """Return the pids of others on the server's GPUs, and the pids that cannot be attributed.
+
+    One of the two is None; both are without NVML.
+    """
+    users = memory.computing()
+    if users is None:
         return None, None
     run_pids = {process.pid for process in _ours(own)}
     server_pids = {process.pid for process in own()}
@@ -338,7 +382,10 @@ def _gpu_users(
         return None, sorted(set().union(*users.values()) - run_pids)
     number = device.partition(":")[2]
     gpus = gpus or {int(number) if number.isdigit() else 0}
-    return sorted(set().union(*(users.get(gpu, set()) for gpu in gpus)) - run_pids), None
+    pids: set[int] = set()
+    for gpu in gpus:
+        pids |= users.get(gpu, set())
+    return sorted(pids - run_pids), None
 
 
 def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
@@ -347,8 +394,18 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 
 
 def of_node(command: str, profile: str) -> tuple[int, str]:
-    """The exit status of ``sm121 box`` on another machine, and its rows. `command`: what runs
-    Python there. Raises UsageError: it does not answer in time, or the suite is not there."""
+    """Run ``sm121 box`` on another machine.
+
+    Args:
+        command: The command that runs Python there.
+        profile: The profile with the healthy machine.
+
+    Returns:
+        The exit status and the rows.
+
+    Raises:
+        UsageError: The machine does not answer in time, or the suite is not installed there.
+    """
     name = printable(command)
     try:
         words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
@@ -364,8 +421,17 @@ def of_node(command: str, profile: str) -> tuple[int, str]:
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
-    """Wait until the engine itself leaves the CPU alone; False when it does not in time. vLLM's
-    processes spin on their queues for seconds after the last request."""
+    """Wait until the engine itself leaves the CPU alone.
+
+    vLLM's processes spin on their queues for seconds after the last request.
+
+    Args:
+        own: Returns the engine's processes.
+        within_s: The timeout in seconds.
+
+    Returns:
+        Whether it was idle in time.
+    """
 
     def is_idle() -> bool:
         before = _used(own)
@@ -395,8 +461,11 @@ class CpuUse:
 
     @classmethod
     def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> "CpuUse":
-        """What was used since the machine was started. `own`: processes of the run besides this one
-        and its children."""
+        """Return the CPU seconds since the machine was started.
+
+        Args:
+            own: Returns processes of the run besides this one and its children.
+        """
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -411,11 +480,15 @@ class CpuUse:
         return cls(time.monotonic(), busy, run_seconds, each)
 
     def seconds_of(self, pids: Iterable[int]) -> float:
-        """What processes had used, all together."""
+        """Return the CPU seconds of processes, all together."""
         return sum(self.each[pid][1] for pid in pids if pid in self.each)
 
     def since(self, before: "CpuUse") -> tuple[float, list[str]]:
-        """Share of the CPU that others took since ``before``, and the busiest of them."""
+        """Return the share of the CPU that other processes took, and the busiest of them.
+
+        Args:
+            before: The use at the start.
+        """
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1
         run = sum(used - before.run_seconds.get(pid, 0.0) for pid, used in self.run_seconds.items())

@@ -1,5 +1,8 @@
-"""Prompts that no cache has seen, of an exact length: fresh random tokens; of a server that drafts,
-fixed natural texts (``fixtures/texts.toml``) behind a fresh beginning."""
+"""Prompts of an exact length that are in no cache.
+
+They are fresh random tokens; for a server that drafts, fixed natural texts
+(``fixtures/texts.toml``) behind a fresh beginning.
+"""
 
 import random
 import re
@@ -18,9 +21,11 @@ from sm121.core.server import Endpoint
 
 #: Ids below it are one ASCII character each in a byte-level BPE, whose first tokens are the bytes.
 _ASCII = 94
+#: Random words to choose from.
 _WORDS = 4000
+#: Attempts to make a text of an exact length.
 _ATTEMPTS = 4
-#: Tokens at the beginning of a text that are kept where it is cut: no other prompt begins so.
+#: Tokens at the beginning of a text that are kept if it is cut, since they are unique.
 _HEAD = 4
 _FILE = files("sm121.fixtures") / "texts.toml"
 #: The fixed texts, by name.
@@ -31,17 +36,24 @@ TEXTS: Mapping[str, str] = {
 
 @dataclass
 class Prompts:
-    """Makes prompts of token ids, or of text (`as_text`) where the server refuses ids. `endpoint`:
-    asked for /tokenize where text is needed; `vocabulary`: ids below it are plain tokens;
-    `natural`: of the fixed texts, which decide how much of a draft is accepted."""
+    """Makes prompts of token ids, or of text if the server refuses ids.
+
+    Attributes:
+        endpoint: The server, whose /tokenize is used for texts.
+        vocabulary: Ids below it are plain tokens.
+        natural: Use the fixed texts, which decide how much of a draft is accepted.
+        as_text: Make texts in place of ids.
+        exact: Whether the server has a /tokenize that gives the length of a text.
+        tokens_per_word: The measured length of a word.
+    """
 
     endpoint: Endpoint
     vocabulary: int
     natural: bool = False
     as_text: bool = False
-    #: False where the server cannot be asked how long a text is.
+
     exact: bool = True
-    #: As a text of words turned out to have.
+
     tokens_per_word: float = 1.0
     _random: random.Random = field(default_factory=lambda: random.Random(secrets.randbits(64)))
     _first_tokens: set[int] = field(default_factory=set)
@@ -51,20 +63,25 @@ class Prompts:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The names of the fixed texts that prompts end with; one empty name without them."""
+        """Names of the fixed texts at the end of prompts; one empty name without them."""
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
-        """A prompt that shares no beginning with any other: of ids, not even its first token.
-        `text`: the name of the text that it ends with; empty: it is random to its end, which is a
-        whole character: behind half of one, vLLM sends the prompt's text with the answer's."""
+        """Return a prompt that shares no beginning with any other, of ids not even the first token.
+
+        Args:
+            tokens: Its length.
+            text: The name of the text at its end; empty for random tokens. Those end with a whole
+                character: behind half of one, vLLM sends the prompt's text with the answer's.
+        """
         if self.as_text:
             return self._text(tokens, text)
         ids = [self._random.randrange(self.vocabulary) for _ in range(1 if text else tokens)]
         if text:
             if not self._tokens:
                 with self.endpoint.http() as http:
-                    self._tokens = {name: self._tokenize(http, t) for name, t in TEXTS.items()}
+                    for name, fixed_text in TEXTS.items():
+                        self._tokens[name] = self._tokenize(http, fixed_text)
             ids += ending(self._tokens, text, tokens - 1)
         elif tokens > 1:
             ids[-1] %= _ASCII
@@ -74,10 +91,16 @@ class Prompts:
         return ids
 
     def words(self, count: int, text: str = "") -> str:
-        """A text of so many random words, or of a few and then the end of a fixed text."""
+        """Return a text of random words.
+
+        Args:
+            count: The number of words.
+            text: The name of the fixed text at its end; empty for random words only.
+        """
         if text:
-            by_name = {name: re.findall(r"\S+\s*", each) for name, each in TEXTS.items()}
-            return f"{self.words(_HEAD)} {''.join(ending(by_name, text, max(count - _HEAD, 1)))}"
+            words = {name: re.findall(r"\S+\s*", fixed) for name, fixed in TEXTS.items()}
+            end = "".join(ending(words, text, max(count - _HEAD, 1)))
+            return f"{self.words(_HEAD)} {end}"
         if not self._words:
             self._words = [
                 "".join(self._random.choices(string.ascii_lowercase, k=self._random.randint(2, 7)))
@@ -108,7 +131,7 @@ class Prompts:
         return list(http.post("/tokenize", json=body).raise_for_status().json()["tokens"])
 
     def can_tokenize(self) -> bool:
-        """Whether the server says how many tokens a text has."""
+        """Return whether the server has a /tokenize that works."""
         with self.endpoint.http() as http:
             try:
                 return len(self._tokenize(http, "one two three")) > 0
@@ -117,8 +140,16 @@ class Prompts:
 
 
 def ending(texts: Mapping[str, Sequence[Any]], name: str, count: int) -> list[Any]:
-    """The last so many parts of a text; before them, where it has fewer, the other texts in turns,
-    so that what is generated has been in no prompt."""
+    """Return the last parts of a text.
+
+    If it has fewer, the other texts go before it in turns, so that no prompt contains generated
+    text.
+
+    Args:
+        texts: The parts of each text, tokens or words.
+        name: The name of the text at the end.
+        count: The number of parts.
+    """
     others = [part for other, parts in texts.items() if other != name for part in parts]
     missing = max(count - len(texts[name]), 0)
     before = others * (missing // len(others) + 1)

@@ -1,7 +1,9 @@
-"""The most tokens a second that the memory allows: bandwidth over the bytes that a token costs. To
-decode one token of one stream, every active weight and the whole KV cache in the window are read
-once. No clock and no kernel can do better; only speculative decoding can, and several streams.
-``fixtures/formats.toml`` has the bits of formats."""
+"""The highest decode rate that the memory allows: bandwidth over the bytes of a token.
+
+Decoding one token of one stream reads every active weight and the whole KV cache in the window
+once. Only speculative decoding and several streams can be faster. ``fixtures/formats.toml`` has the
+bits of formats.
+"""
 
 import dataclasses
 import itertools
@@ -38,8 +40,11 @@ _FORMATS = data_file.load("formats.toml", _File)
 
 @dataclass(frozen=True)
 class Formats:
-    """Bits per element of each part, and what the experts' sizes, hidden and intermediate, are
-    padded to."""
+    """Bits per element of each part.
+
+    Attributes:
+        padded_to: Multiples that the experts' hidden and intermediate sizes are padded to.
+    """
 
     experts: float
     qkv: float
@@ -70,7 +75,7 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Bytes of all parts."""
         return self.experts + self.attention + self.router + self.lm_head + self.kv
 
     def __str__(self) -> str:
@@ -80,7 +85,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What bounds the rate, and the arithmetic of it."""
+    """The bound of a rate, and its arithmetic."""
 
     traffic: Traffic
     #: What the memory was measured to give, and how much more than it allows is tolerated.
@@ -93,11 +98,11 @@ class Ceiling:
         return 1.0 / (self.traffic.total / (self.gb_s * 1e9) + self.traffic.link_s)
 
     def share(self, rate: float) -> float:
-        """How much of the bound was reached."""
+        """Return the share of the bound that a rate reaches."""
         return rate / self.tok_s
 
     def broken_by(self, rate: float) -> str | None:
-        """Why a rate cannot be, with the arithmetic; None if it can."""
+        """Return why a rate is impossible, with the arithmetic; None if it is possible."""
         if rate <= self.tok_s * self.tolerance:
             return None
         return (
@@ -108,8 +113,12 @@ class Ceiling:
 
 
 def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
-    """What the checkpoint's own formats are. `config`: of the model (config.json); `dtype`: that
-    the engine was told to compute in, if it was."""
+    """Return the checkpoint's own formats.
+
+    Args:
+        config: The model's config.json.
+        dtype: The dtype that the engine was started with; None: the checkpoint's.
+    """
     bits = _FORMATS.bits
     named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
     dense = bits.get(named, 16.0)
@@ -121,9 +130,21 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
 def served(
     config: Mapping[str, Any], arguments: Sequence[str], required: PathValues, path: KernelPath
 ) -> Formats | None:
-    """The formats that a server reads: what its path shows, else what it is started with, else what
-    its path must show, else the checkpoint's. None where something is not known, or where it
-    speculates: one read then gives several tokens. `config`: the model's config.json."""
+    """Return the formats that a server reads.
+
+    They are those that its path shows, then those of its arguments, then those that its path must
+    show, then the checkpoint's.
+
+    Args:
+        config: The model's config.json.
+        arguments: The server's arguments.
+        required: The required kernel path.
+        path: The kernel path in the log.
+
+    Returns:
+        The formats; None if one is not known, or the server speculates: one read then gives several
+        tokens.
+    """
     bits, options = _FORMATS.bits, engine_arguments.read(arguments)
     asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
@@ -140,7 +161,7 @@ def served(
 
 
 def depth_of(metric: str) -> int | None:
-    """Tokens before the request of a decode rate of one stream; None for any other metric."""
+    """Return the depth in a decode rate of one stream; None for any other metric."""
     named = _DECODE_RATE.fullmatch(metric)
     return None if named is None else int(named["depth"] or 0)
 
@@ -149,9 +170,22 @@ def cost(
     own: Profile, name: str, depth: int, config: Mapping[str, Any],
     more: Sequence[str] = (), path: KernelPath | None = None,
 ) -> Traffic | None:  # fmt: skip
-    """Bytes of a token in a configuration with ``more`` arguments, by what its path shows (None
-    before a start); None where its formats are not known. Raises Sm121Error: the model's
-    configuration lacks something."""
+    """Return the bytes of a token in a configuration.
+
+    Args:
+        own: The profile.
+        name: The name of the configuration.
+        depth: Tokens before the request.
+        config: The model's config.json.
+        more: Further arguments.
+        path: The kernel path of the server; None before a start.
+
+    Returns:
+        The bytes; None if the formats are not known.
+
+    Raises:
+        Sm121Error: The model's configuration lacks a field.
+    """
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
     if (layout := served(config, arguments, own.path_of(name), path or KernelPath())) is None:
@@ -160,8 +194,15 @@ def cost(
 
 
 def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Traffic:
-    """What each of `nodes` reads for a token, and the seconds that its bytes are between them; all
-    of it where there is one machine. The router is on each of them. `config`: of the model."""
+    """Return the bytes that each node reads for a token, and the seconds of the exchange.
+
+    The router is on each node.
+
+    Args:
+        read: The bytes of all nodes.
+        nodes: The nodes; None for one machine.
+        config: The model's config.json.
+    """
     if nodes is None:
         return read
     link, parts = nodes.link, ("experts", "attention", "lm_head", "kv")
@@ -176,9 +217,18 @@ def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Tra
 def out_of_reach(
     own: Profile, gate: Gate, read: Traffic | None, config: Mapping[str, Any], gb_s: float | None
 ) -> str | None:
-    """Why a server that reads so much a token at the gate's depth cannot reach it, and which
-    configuration could; None where it may, or where nothing is known. `gb_s`: what this machine was
-    measured to give; None: what a healthy one gives at most."""
+    """Return why a server cannot reach a gate, and which configuration could.
+
+    Args:
+        own: The profile.
+        gate: The gate.
+        read: Bytes of a token at the gate's depth; None: not known.
+        config: The model's config.json.
+        gb_s: Measured bandwidth of this machine; None: the most of a healthy one.
+
+    Returns:
+        The reason; None if the gate is possible, or nothing is known.
+    """
     depth, healthy = depth_of(gate.metric), own.box.healthy_gb_s if own.box is not None else None
     rate = gb_s or (healthy.high if healthy is not None else None)
     if read is None or rate is None or depth is None or gate.minimum is None:
@@ -200,14 +250,22 @@ def out_of_reach(
 
 
 def byte_options(arguments: Sequence[str]) -> str:
-    """The options among these that change what a token reads, with their values."""
+    """Return the options that change the bytes of a token, with their values."""
     pairs = itertools.pairwise(arguments)
     return " ".join(f"{name} {value}" for name, value in pairs if name in _OPTIONS)
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
-    """Bytes that one token at a depth costs, weights with their biases. Raises Sm121Error: the
-    configuration lacks something."""
+    """Return the bytes of one token, weights with their biases.
+
+    Args:
+        config: The model's config.json.
+        depth: Tokens before it.
+        formats: Bits per element.
+
+    Raises:
+        Sm121Error: The configuration lacks a field.
+    """
     try:
         hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
@@ -237,7 +295,14 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
 
 
 def read_config(model: str) -> dict[str, Any] | None:
-    """config.json of a checkpoint folder, or what ships of a hub id; None where neither is."""
+    """Return a model's config.json.
+
+    Args:
+        model: A checkpoint folder, or a hub id whose config.json ships with the suite.
+
+    Returns:
+        The configuration; None if neither exists.
+    """
     path = Path(model) / "config.json"
     if path.is_file():
         config = json.loads(path.read_text("utf-8"))

@@ -1,6 +1,8 @@
-"""How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
-Decoding reads every active weight once per token: its bound is how fast memory can be read, not
-copied, so the read is a reduction. The rate of matrices bounds prefill."""
+"""Memory bandwidth and matrix rate, of the CPU (numpy) or a GPU (torch).
+
+Decoding reads every active weight once per token. Its bound is how fast memory can be read, not
+copied, so the read is a reduction. The rate of matrices bounds prefill.
+"""
 
 import os
 import time
@@ -16,21 +18,28 @@ from sm121.core.architecture import opened_nvml
 from sm121.core.errors import Sm121Error
 from sm121.measure.statistics import Floats
 
-#: On the CPU, one timing takes at least so long: small buffers are read several times for it.
+#: Least seconds of one timing on a CPU. Small buffers are read several times for it.
 _SHORTEST_S = 0.02
+#: Timings of one attempt on a CPU.
 _REPETITIONS = 7
-#: On a CPU: so many times, so far apart.
-_ATTEMPTS, _PAUSE_S = 3, 0.3
-#: A GPU's clocks settle for about a second of work. After that, so many timings of so long each.
+#: Attempts on a CPU, of which the fastest counts.
+_ATTEMPTS = 3
+#: Seconds between them.
+_PAUSE_S = 0.3
+#: Seconds of work after which a GPU's clocks have settled.
 _GPU_WARM_S = 1.0
+#: Seconds of one timing on a GPU.
 _GPU_TIMING_S = 0.1
+#: Timings on a GPU.
 _GPU_TIMINGS = 10
-#: So long matrices are multiplied while NVML is asked.
+#: Seconds of matrix products while NVML is read.
 _LOADED_S = 1.0
 #: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
 _COLUMNS = 8192
-#: Rows and columns of the matrices that are multiplied.
-_GPU_MATRIX, _CPU_MATRIX = 8192, 1024
+#: Rows and columns of the matrices that a GPU multiplies.
+_GPU_MATRIX = 8192
+#: Rows and columns of the matrices that a CPU multiplies.
+_CPU_MATRIX = 1024
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,16 @@ class Bandwidth:
 
 
 def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
-    """Read a buffer of ``size_bytes`` again and again. Choose a size of several caches for the
-    memory's own bandwidth, or the size of what an engine reads per token for the bandwidth that
-    this engine can have. `device`: ``cpu``, with a thread for each core, or a torch device such as
-    ``cuda:0``. Raises Sm121Error: no torch or no such device, or too little memory."""
+    """Read a buffer again and again.
+
+    Args:
+        size_bytes: Its size: several caches for the memory's own bandwidth, or what an engine reads
+            per token for the bandwidth that this engine can have.
+        device: ``cpu``, with a thread for each core, or a torch device such as ``cuda:0``.
+
+    Raises:
+        Sm121Error: torch, the device or enough memory is missing.
+    """
     try:
         if device == "cpu":
             return _read_cpu(size_bytes, os.cpu_count() or 1)
@@ -67,8 +82,16 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
 
 def matrix_rate(device: str) -> tuple[list[float], str]:
     """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
-    Returns: Floating point operations per second / 1e12 of each repetition, and the method. Raises
-    Sm121Error: no torch or no such device."""
+
+    Args:
+        device: ``cpu`` or a torch device.
+
+    Returns:
+        Floating point operations per second / 1e12 of each repetition, and the method.
+
+    Raises:
+        Sm121Error: torch or the device is missing.
+    """
     if device == "cpu":
         size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
         generator = np.random.default_rng(0)
@@ -87,7 +110,7 @@ def matrix_rate(device: str) -> tuple[list[float], str]:
 
 
 def last_level_cache_bytes() -> int:
-    """Size of this CPU's largest cache as the kernel tells it; 32 MiB where it does not."""
+    """Return the size of this CPU's largest cache; 32 MiB if the kernel does not have it."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text("ascii").strip()
@@ -151,7 +174,14 @@ def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
 
 
 def gpu_torch(device: str) -> Any:
-    """torch, if it is installed and has that device. Raises Sm121Error: it is not, or has not."""
+    """Return torch, if it is installed and has a GPU.
+
+    Args:
+        device: The torch device, for the message.
+
+    Raises:
+        Sm121Error: torch cannot be imported, or has no GPU.
+    """
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -162,7 +192,7 @@ def gpu_torch(device: str) -> Any:
 
 
 def gpu_second(torch: Any, kernel: Callable[[], Any]) -> float:
-    """Seconds of one call of a kernel, as it comes: good enough to plan by."""
+    """Return the seconds of one call of a kernel, as an estimate to plan by."""
     for _ in range(3):  # choice of the kernel
         kernel()
     torch.cuda.synchronize()
@@ -170,9 +200,15 @@ def gpu_second(torch: Any, kernel: Callable[[], Any]) -> float:
 
 
 def gpu_seconds(torch: Any, kernel: Callable[[], Any]) -> list[float]:
-    """Seconds of one call of a kernel, per timing, by the device's own events. The device works
-    without a pause: first until its clocks have settled, then through all of the timings. Calls
-    that are taken at once after a rest are as fast as the clocks happen to be."""
+    """Return the seconds of one call of a kernel, per timing, by the device's own events.
+
+    The device works without a pause until its clocks have settled, and through all timings. Calls
+    right after a rest depend on the clocks of that moment.
+
+    Args:
+        torch: The torch module.
+        kernel: The kernel.
+    """
     passes = max(1, int(np.ceil(_GPU_TIMING_S / gpu_second(torch, kernel))))
     worked = 0.0
     while worked < _GPU_WARM_S:
@@ -191,7 +227,7 @@ def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
 
 
 def under_load(device: str) -> dict[str, Any]:
-    """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
+    """Return clock, power, temperature and throttling by NVML under a load of matrix products."""
     torch = gpu_torch(device)
     matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
     each = gpu_second(torch, lambda: torch.matmul(matrix, matrix))

@@ -108,6 +108,7 @@ class Timeline(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
+        """Sample once a second until `stop` is called."""
         with self.endpoint.http(timeout_s=2.0) as http:
             while not self._ended.wait(_EVERY_S):
                 self.sample(http)
