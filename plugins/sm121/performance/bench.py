@@ -1,6 +1,5 @@
-"""The rates and times of the measuring plan. Each is measured when it is first asked for."""
+"""The rates and times of the measuring plan, each measured on first use."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,8 +28,10 @@ from sm121.performance.timed_texts import TimedTexts
 from sm121.run.harness import Harness
 from sm121.run.record import ProgressLine
 
-#: Rounds of a cell at its first visit and in the last look. The others come in between.
-_FIRST_VISIT, _LAST_LOOK = 2, 3
+#: Rounds of a cell at its first visit. The others follow later.
+_FIRST_VISIT = 2
+#: Extra rounds of a cell in the last look.
+_LAST_LOOK = 3
 
 
 @dataclass
@@ -41,13 +42,13 @@ class Bench:
     plan: Plan
     #: Whether tails are measured with as many requests as their gates need.
     tails: bool = False
-    #: Why what was just measured is off the required path, by what the log says now.
+    #: Returns why the numbers are off the required kernel path, by the log of now.
     off_path: Callable[[], list[Invalidity]] = list
-    #: The rates that were recorded, by name: the metric, and the cell that it is read from.
+    #: The recorded rates by name: the metric and its cell.
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
-    #: Holds what timed requests said; None: nobody does.
+    #: Compares the texts of timed answers with untimed ones; None: nothing does.
     texts: TimedTexts | None = None
-    #: Of the profile's known answers those that the server gives no more, and what it says.
+    #: Returns the known answers of the profile that the server no longer gives, with its own.
     forgotten: Callable[[], dict[str, str]] = dict
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
@@ -60,8 +61,22 @@ class Bench:
     def open(
         cls, harness: Harness, plan: Plan, *, tails: bool = False, show: Show | None = None
     ) -> "Iterator[Bench]":
-        """Measure the server under test, which is started if need be. Raises NotRun, StartError:
-        there is no server to measure; Sm121Error: the server accepts neither token ids nor text."""
+        """Open the server under test for measuring, and start it if it does not run.
+
+        Args:
+            harness: The run.
+            plan: Lengths, depths and bounds.
+            tails: Measure tails with as many requests as their gates need.
+            show: Called with lines of progress; None: they are the run's.
+
+        Yields:
+            The bench.
+
+        Raises:
+            NotRun: There is no server to measure.
+            StartError: The server did not start.
+            Sm121Error: The server accepts neither token ids nor text.
+        """
         server = harness.server()
         invalid, unproven = _against_the_path(harness, server)
         with MeasuredServer.open(
@@ -80,17 +95,37 @@ class Bench:
             measured.slots = slots(harness, server)
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
-            again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             facts = exam.load(harness.profile.correctness.exam).completions
-            unknown = functools.partial(exam.unknown, server.endpoint, facts)
-            before, texts = unknown(), texts_of(server, harness, plan)
-            lost = lambda: {k: said for k, said in unknown().items() if k not in before}  # noqa: E731
-            yield cls(measured, plan, tails, again, texts=texts, forgotten=lost)
+            unknown_before = exam.unknown(server.endpoint, facts)
+
+            def off_path() -> list[Invalidity]:
+                if invalid:  # counted against every number already
+                    return []
+                return _against_the_path(harness, server)[0]
+
+            def forgotten() -> dict[str, str]:
+                unknown = exam.unknown(server.endpoint, facts)
+                return {name: got for name, got in unknown.items() if name not in unknown_before}
+
+            yield cls(
+                server=measured,
+                plan=plan,
+                tails=tails,
+                off_path=off_path,
+                texts=texts_of(server, harness, plan),
+                forgotten=forgotten,
+            )
 
     def cell(
         self, depth: int = 0, concurrency: int = 1, *, first_visit: bool = False
     ) -> MeasuredCell:
-        """A cell, with the plan's rounds at least; on a first visit, with some of them."""
+        """Return a cell with at least the plan's rounds.
+
+        Args:
+            depth: Tokens in front of the plan's prompt.
+            concurrency: Streams at the same time.
+            first_visit: A few rounds are enough for now.
+        """
         measuring = self.plan.measuring
         rounds = measuring.rounds if concurrency == 1 else measuring.concurrency_rounds
         if first_visit:
@@ -99,7 +134,12 @@ class Bench:
         return self._latest.gather(rounds)
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
-        """A metric of what a cell has measured, compared with the kernel path of now."""
+        """Return a metric of a cell, checked against the kernel path of now.
+
+        Args:
+            metric: The metric.
+            cell: The cell.
+        """
         metric.settle(cell)
         if self.texts is not None:
             self.texts.hold(cell)
@@ -108,25 +148,36 @@ class Bench:
         return measurement
 
     def last_look(self, recorder: Recorder, *, unless_latest: bool = False) -> None:
-        """Measure again what passed, and the first depth, and decide with all rounds together. A
-        server that has become slower since has no rate that passes. A metric that did not pass is
-        not looked at again, nor is anything when this was done before. `recorder`: has what was
-        decided, and decides again; `unless_latest`: the cell that was measured last gets no more
-        long rounds: its own are the end. Raises AssertionError, Inconclusive, Invalid: the worst
-        that is said now; NotRun: nothing was measured before."""
+        """Measure again what passed, and the first depth, and decide with all rounds together.
+
+        A server that became slower meanwhile then has no rate that passes. Metrics that did not
+        pass are not measured again, nor is anything at a second call.
+
+        Args:
+            recorder: Has the decisions, and decides again.
+            unless_latest: The cell that was measured last gets no further long rounds.
+
+        Raises:
+            Unmet: A metric fails now.
+            Undecided: A metric is undecided or invalid now, and none fails.
+            NotRun: No rate was measured before.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         if not self.recorded:
             raise NotRun("no rate was measured that a last look could be compared with")
-        profile, first = recorder.harness.profile, self._cells.cell(self.plan.depths[0])
+        profile = recorder.harness.profile
+        first = self._cells.cell(self.plan.depths[0])
         passed = {r.measurement.name for r in recorder.recorded if r.verdict is Verdict.PASS}
         gated = {name for name in self.recorded if profile.gate(name) is not None}
         by_cell: dict[int, list[str]] = {}
-        for name in (name for name in self.recorded if name in passed):
-            by_cell.setdefault(id(self.recorded[name][1]), []).append(name)
+        for name, (_, cell) in self.recorded.items():
+            if name in passed:
+                by_cell.setdefault(id(cell), []).append(name)
         failures: list[Unmet | Undecided] = []
-        if lost := self.forgotten():
+        lost = self.forgotten()
+        if lost:
             failures.append(Unmet(Fact("what it knew before it was measured", f"{lost}")))
         for names in by_cell.values():
             cell = self.recorded[names[0]][1]
@@ -165,8 +216,9 @@ class Bench:
 
 
 def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
-    """What holds the texts of a server's timed answers."""
-    profile, measuring = harness.profile, plan.measuring
+    """Return what compares the texts of timed answers with untimed ones."""
+    profile = harness.profile
+    measuring = plan.measuring
     try:
         bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
     except NotRun:
@@ -176,15 +228,17 @@ def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
 
 
 def drafts(harness: Harness, server: Server) -> bool:
-    """Whether a server drafts, by its kernel path or its arguments."""
+    """Return whether a server drafts, by its kernel path or its arguments."""
     arguments = server.configuration.arguments if server.configuration is not None else ()
     shows = harness.kernel_path(server).speculative not in (None, "none")
     return shows or any("--speculative" in argument for argument in arguments)
 
 
 def requested_slots(harness: Harness, server: Server) -> int | None:
-    """Requests that a server was asked to run at the same time: by its arguments; where it is
-    attached, by its log. None where neither says."""
+    """Return the concurrent requests that a server was started with.
+
+    They are in its arguments, or in the log of an attached server; None if neither has them.
+    """
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
     logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
@@ -192,16 +246,21 @@ def requested_slots(harness: Harness, server: Server) -> int | None:
 
 
 def slots(harness: Harness, server: Server) -> int | None:
-    """As `requested_slots`; of an attached server whose log does not say, those of the profile."""
-    if (logged := requested_slots(harness, server)) is not None or server.configuration is not None:
-        return logged
+    """Return `requested_slots`; for an attached server without them, those of the profile."""
+    requested_number = requested_slots(harness, server)
+    if requested_number is not None or server.configuration is not None:
+        return requested_number
     return at_once(harness.profile.arguments_of(None))
 
 
 @dataclass(frozen=True)
 class PerformanceChecks:
-    """Measures, and records each measurement with its verdict. `bench`: of the server under test;
-    `record`: decides on a measurement and raises its verdict, like `Recorder.record`."""
+    """Measures metrics, and records each measurement with its verdict.
+
+    Attributes:
+        bench: The cells of the server under test.
+        record: Decides on a measurement and raises its verdict, like `Recorder.record`.
+    """
 
     bench: Bench
     record: Callable[..., object]
@@ -209,14 +268,26 @@ class PerformanceChecks:
     def measure(
         self, key: str, depth: int | None = None, *, streams: int = 1, **parameters: Any
     ) -> None:
-        """Measure a metric at a depth (default: the plan's first), and record it. `key`: of the
-        metric, as `metrics.find` takes it; `streams`: how many at the same time; `parameters`: of
-        the metric: ``tokens``, ``quantile``."""
+        """Measure a metric and record it.
+
+        Args:
+            key: The key of the metric (`metrics.find`).
+            depth: The depth; None: the plan's first.
+            streams: Streams at the same time.
+            **parameters: Fields of the metric: ``tokens``, ``quantile``.
+        """
         self.judge(metrics.find(key, **parameters), depth, streams)
 
     def judge(self, metric: Metric, depth: int | None = None, streams: int = 1) -> None:
-        """As `measure`, of any metric."""
-        bench, plan = self.bench, self.bench.plan
+        """Measure any metric and record it.
+
+        Args:
+            metric: The metric.
+            depth: The depth; None: the plan's first.
+            streams: Streams at the same time.
+        """
+        bench = self.bench
+        plan = bench.plan
         depth = plan.depths[0] if depth is None else depth
         cell = bench.cell(depth, streams, first_visit=metric.first_visit and streams == 1)
 
@@ -241,12 +312,20 @@ class PerformanceChecks:
         )
 
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
-        """ttft_visible_p50: the first text of the answer proper, in milliseconds. The questions are
-        real ones, since a model does not answer random tokens. Their prefix may therefore come from
-        a cache; the time that this saves is small beside the reasoning."""
+        """Record ttft_visible_p50: the time to the first text of the answer proper (ms).
+
+        The questions are real ones, since a model does not answer random tokens. Their prefix may
+        come from a cache; the saved time is small beside the reasoning.
+
+        Args:
+            questions: The questions, asked in turns.
+            tokens: Most tokens of an answer.
+        """
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         findings = validity.Findings(list(server.invalid), list(server.unproven))
-        samples, reasoning, retries = [], [], 0
+        samples = []
+        reasoning = []
+        retries = 0
         for number in range(rounds):
             question = questions[number % len(questions)]
             request = timed.chat(server.endpoint.served_name, question, tokens)
@@ -275,14 +354,23 @@ class PerformanceChecks:
         )
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
-        """tg_chat: tokens a second of chats as users have them, from the request to its end, by
-        usage: a server can be fast for greedy completions of fixed length alone, or for streams. A
-        round of the plan's first cell goes before each chat: the machine may have changed. Of a
-        server that drafts, the rate on random ids is that of no text. `chats`: the profile's;
-        `required`: the gate of the decode rate, which a server that drafts has to reach in chats.
-        Raises Unmet: chats, or the best of those that are streamed or come at once, are slower than
-        their share of the decode rate beside them, or than that gate; NotRun: the profile has no
-        chats to time; Inconclusive: too few answers are long enough, or have a usage."""
+        """Record tg_chat: tokens a second of chats, from the request to its end, by usage.
+
+        A server can be fast only for greedy completions of fixed length, or only for streams. A
+        round of the plan's first cell goes before each chat, since the machine may have changed.
+        For a server that drafts, the rate on random ids is no reference.
+
+        Args:
+            chats: The profile's chats; None: it has none.
+            required: The gate of the decode rate, which chats of a server that drafts have to
+                reach.
+
+        Raises:
+            Unmet: Chats, or the best of those that are streamed or not, are slower than their share
+                of the decode rate beside them, or than that gate.
+            NotRun: The profile has no chats to time.
+            Inconclusive: Too few answers are long enough, or have a usage.
+        """
         if chats is None:
             raise NotRun("the profile has no [performance.chats] to time")
         plan = self.bench.plan
@@ -321,8 +409,7 @@ class PerformanceChecks:
     def _timed_chats(
         self, chats: TimedChats, cell: MeasuredCell, findings: validity.Findings
     ) -> list[timed_answer.TimedAnswer]:
-        """The chats that are long enough, streamed and at once in turn, a round of the cell before
-        each. Raises Inconclusive: too few are, and nothing speaks against them."""
+        """Return the long chats, every second one streamed, each after a round of the cell."""
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds + 1
         answers: list[timed_answer.TimedAnswer] = []
         for number in range(2 * rounds):
@@ -339,34 +426,50 @@ class PerformanceChecks:
             if answers or number > 1:  # the first two chats are the first of their shape
                 validity.check_compiled(server.compiled(), findings)
             validity.check_chat(answer, before, after, findings)
-            answers += [answer] * (answer.ok and tokens >= chats.at_least)
+            if answer.ok and tokens >= chats.at_least:
+                answers.append(answer)
             if findings.invalid or len(answers) == rounds:
                 return answers
         length = f"with {chats.at_least} tokens or more by usage"
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
-        """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or
-        nothing tells the places apart; NotRun: nothing was accepted there."""
+        """Record acceptance@P: accepted tokens at a position, in percent of the drafts.
+
+        Args:
+            drafted: The counters of drafts.
+            position: The position in the draft, from 1.
+
+        Raises:
+            Inapplicable: Drafts are shorter, or the engine does not count positions.
+            NotRun: No token was accepted at the position.
+        """
         accepted = drafted.by_position
-        if position > len(accepted):
+        if not accepted:
             raise Inapplicable(
-                f"a draft has {len(accepted)} places"
-                if accepted
-                else "the engine does not count accepted tokens by their place in the draft"
+                "the engine does not count accepted tokens by their place in the draft"
             )
+        if position > len(accepted):
+            raise Inapplicable(f"a draft has {len(accepted)} places")
         if not accepted[position - 1]:
             raise NotRun(f"of {drafted.drafts:.0f} drafts none was accepted at place {position}")
         share = 100.0 * accepted[position - 1] / drafted.drafts
         self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
 
     def accepted_length(self, drafted: counters.Drafted) -> None:
-        """accepted_length, in tokens of a step."""
+        """Record accepted_length, in tokens a step."""
         length = drafted.accepted_length or 1.0
         self.once("accepted_length", "tokens", length, higher_is_better=True)
 
     def once(self, name: str, unit: Unit, value: float, *, higher_is_better: bool = False) -> None:
-        """A value that exists once in a run: a start, a peak."""
+        """Record a value that exists once in a run: a start, a peak.
+
+        Args:
+            name: The name in verdict.json.
+            unit: Its unit.
+            value: The value.
+            higher_is_better: Whether higher values are better.
+        """
         self.record(
             Measurement(name=name, unit=unit, samples=[value], higher_is_better=higher_is_better)
         )
