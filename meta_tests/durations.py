@@ -20,10 +20,11 @@ LONGEST = (
     "test_kernel_benchmark.py", "test_recording.py", "test_kernel_path_gb10.py",
     "test_benchmark_bridge.py", "test_gb10.py", "test_default_plan.py", "test_certificate.py",
     "test_bad_input.py", "test_bad_input_server.py", "test_durations.py", "test_report_browser.py",
-    "test_chat_rate.py", "test_report_files.py", "test_box_reading.py", "test_managed_server.py",
-    "test_kernel_path_engines.py", "test_headline_action.py", "test_followed_log.py",
-    "test_kernel_provider.py", "test_fast_build.py", "test_matrix_shards.py", "test_docs.py",
-    "test_regression.py", "test_order_of_events.py", "test_compare_browser.py",
+    "test_chat_rate.py", "test_report_files.py", "test_report_whole_runs.py", "test_box_reading.py",
+    "test_managed_server.py", "test_kernel_path_engines.py", "test_headline_action.py",
+    "test_followed_log.py", "test_kernel_provider.py", "test_fast_build.py",
+    "test_matrix_shards.py", "test_docs.py", "test_regression.py", "test_order_of_events.py",
+    "test_compare_browser.py",
 )  # fmt: skip
 _SHOWN = 10
 
