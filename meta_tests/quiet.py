@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from _pytest.runner import runtestprotocol
 
-from sm121.measure.box import CpuUse
+from sm121.measure.cpu_use import CpuUse
 
 #: How long the machine is watched before a test, in seconds.
 WATCHED_S = 1.0

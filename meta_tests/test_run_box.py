@@ -14,7 +14,8 @@ from box_readings import reading
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server
 from sm121.engines.attached import AttachedProcesses
-from sm121.measure import box
+from sm121.measure import box, cpu_use
+from sm121.measure.cpu_use import CpuUse
 from sm121.performance.box import RunBox
 from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
@@ -65,7 +66,8 @@ def run_box(monkeypatch):
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
     # Whatever this test starts descends from it; what somebody else started does not.
-    monkeypatch.setattr(box, "_ours", lambda processes_of: [psutil.Process(), *processes_of()])
+    for module in (box, cpu_use):
+        monkeypatch.setattr(module, "processes_of_run", lambda own: [psutil.Process(), *own()])
 
     def make(*urls: str, gpus=(set(),), pool=None) -> tuple[RunBox, VerdictFile, list[str]]:
         monkeypatch.setitem(sys.modules, "pynvml", driver(*gpus))
@@ -110,8 +112,8 @@ def test_all_who_hold_the_listening_socket_are_the_server():
 def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
     assert run_box  # whatever descends from this test is not the run's
     both, find = {serving.listener, serving.core}, AttachedProcesses(*at(serving)).find
-    assert both <= set(box.CpuUse.take(find).run_seconds)
-    assert not both & set(box.CpuUse.take(list).run_seconds)
+    assert both <= set(CpuUse.take(find).run_seconds)
+    assert not both & set(CpuUse.take(list).run_seconds)
 
 
 def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):

@@ -26,6 +26,7 @@ from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import memory
 from sm121.measure import stream_bandwidth
+from sm121.measure.cpu_use import CpuUse, processes_of_run
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
 #: An engine that uses less than this many cores is idle.
@@ -375,7 +376,7 @@ def _gpu_users(
     users = memory.computing()
     if users is None:
         return None, None
-    run_pids = {process.pid for process in _ours(own)}
+    run_pids = {process.pid for process in processes_of_run(own)}
     server_pids = {process.pid for process in own()}
     gpus = {gpu for gpu, pids in users.items() if pids & server_pids}
     if serving and not gpus:
@@ -386,11 +387,6 @@ def _gpu_users(
     for gpu in gpus:
         pids |= users.get(gpu, set())
     return sorted(pids - run_pids), None
-
-
-def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
-    this = psutil.Process()
-    return [this, *this.children(recursive=True), *own()]
 
 
 def of_node(command: str, profile: str) -> tuple[int, str]:
@@ -448,61 +444,6 @@ def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
             times = process.cpu_times()
             seconds += times.user + times.system
     return seconds
-
-
-@dataclass(frozen=True)
-class CpuUse:
-    """CPU seconds of the machine, of this run, and of each process, at one moment."""
-
-    at: float
-    busy: float
-    run_seconds: dict[int, float]
-    each: dict[int, tuple[str, float]]
-
-    @classmethod
-    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> "CpuUse":
-        """Return the CPU seconds since the machine was started.
-
-        Args:
-            own: Returns processes of the run besides this one and its children.
-        """
-        times = psutil.cpu_times()
-        # guest is in user already; time stolen by the hypervisor is taken by others too.
-        names = ("user", "nice", "system", "irq", "softirq", "steal")
-        busy = sum(float(getattr(times, name, 0.0)) for name in names)
-        each: dict[int, tuple[str, float]] = {}
-        for process in psutil.process_iter(["name", "cpu_times"]):
-            if (used := process.info["cpu_times"]) is not None:
-                each[process.pid] = (str(process.info["name"]), used.user + used.system)
-        this = psutil.Process().cpu_times()
-        run_seconds = {p.pid: each[p.pid][1] for p in _ours(own) if p.pid in each}
-        run_seconds[-1] = this.children_user + this.children_system  # of those that have ended
-        return cls(time.monotonic(), busy, run_seconds, each)
-
-    def seconds_of(self, pids: Iterable[int]) -> float:
-        """Return the CPU seconds of processes, all together."""
-        return sum(self.each[pid][1] for pid in pids if pid in self.each)
-
-    def since(self, before: "CpuUse") -> tuple[float, list[str]]:
-        """Return the share of the CPU that other processes took, and the busiest of them.
-
-        Args:
-            before: The use at the start.
-        """
-        elapsed = max(self.at - before.at, 1e-3)
-        cores = psutil.cpu_count() or 1
-        run = sum(used - before.run_seconds.get(pid, 0.0) for pid, used in self.run_seconds.items())
-        other = max(0.0, self.busy - before.busy - run)
-        busiest = sorted(
-            (
-                ((used - before.each[pid][1]) / elapsed, name, pid)
-                for pid, (name, used) in self.each.items()
-                if pid in before.each and pid not in self.run_seconds
-            ),
-            reverse=True,
-        )
-        lines = [f"{name} ({pid}): {share:.0%}" for share, name, pid in busiest[:3] if share > 0.05]
-        return min(other / elapsed / cores, 1.0), lines
 
 
 def _quartile_spread(samples: Sequence[float]) -> float:

@@ -12,7 +12,8 @@ from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
 from sm121.measure import box, measurement, roofline, stream_bandwidth
-from sm121.measure.box import BoxState, CpuUse, Reading
+from sm121.measure.box import BoxState, Reading
+from sm121.measure.cpu_use import CpuUse
 from sm121.measure.roofline import Ceiling, Traffic
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import BESIDE, BoxReport, TestReport

@@ -15,7 +15,7 @@ from sm121.core import level_settings, verdict
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.measure import counters
-from sm121.measure.box import CpuUse
+from sm121.measure.cpu_use import CpuUse
 from sm121.stress import checks, shapes
 from sm121.stress.shapes import Shapes
 
