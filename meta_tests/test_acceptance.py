@@ -1,6 +1,7 @@
 """Acceptance of draft tokens between the rounds of `sm121 run --every`."""
 
 import json
+import random
 import time
 from pathlib import Path
 
@@ -49,6 +50,67 @@ def test_usual_acceptance_is_no_deviation(shares):
 
 def test_few_drafts_are_not_judged():
     assert drafting([0.86] * 6 + [0.0], per_minute=100) == (None, None)
+
+
+def every_ten_seconds(share_at, *, drafts: int = 300, until_s: int = 1500) -> list[Taken]:
+    """What is found each five minutes of readings every ten seconds, by a scripted clock."""
+    acceptance = Acceptance()
+    drafted = accepted = 0.0
+    found: list[Taken] = []
+    for second in range(0, until_s + 1, 10):
+        if second:
+            drafted += drafts
+            accepted += drafts * share_at(second)
+        now = Counters({"draft_tokens": drafted, "accepted_tokens": accepted})
+        acceptance.take(float(second), now)
+        if second and second % 300 == 0:
+            found.append(acceptance.taken())
+    return found
+
+
+def low_between(first_s: int, last_s: int):
+    """A share of 86 %, but of 14 % between two moments."""
+    return lambda second: 0.14 if first_s < second <= last_s else 0.86
+
+
+@pytest.mark.parametrize("phase_s", range(0, 60, 10))
+def test_a_low_minute_is_found_at_any_phase(phase_s):
+    found = every_ten_seconds(low_between(900 + phase_s, 960 + phase_s))
+    assert [taken.deviation is not None for taken in found] == [False, False, False, True, False]
+    assert found[3].lowest == pytest.approx(0.14)
+    assert "got 14% for a minute" in str(found[3].deviation)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "expected"),
+    [(1140, [0.86, 0.14, 0.86]), (1170, [0.86, 0.5, 0.14]), (1150, [0.86, 0.26, 0.14])],
+    ids=["told at its end", "told after its first half", "told before its lowest window"],
+)
+def test_a_low_minute_between_two_rounds_is_told_with_its_lowest_window(first_s, expected):
+    found = every_ten_seconds(low_between(first_s, first_s + 60))
+    assert [taken.lowest for taken in found[2:]] == pytest.approx(expected)
+    assert [taken.deviation is not None for taken in found[2:]] == [
+        share < 0.43 for share in expected
+    ]
+
+
+def test_noise_of_a_healthy_server_is_no_deviation():
+    noise = random.Random(46)
+    found = every_ten_seconds(lambda _second: noise.uniform(0.72, 1.0), until_s=30_000)
+    assert [taken.deviation for taken in found if taken.deviation] == []
+    assert all(taken.lowest is not None and taken.lowest > 0.72 for taken in found)
+
+
+def test_readings_with_few_drafts_are_no_deviation():
+    found = every_ten_seconds(low_between(900, 1500), drafts=30)
+    assert found == [Taken()] * 5
+
+
+def test_usual_acceptance_is_of_five_separate_minutes():
+    """A server whose first minute is its best: four minutes are too few to judge by."""
+    found = every_ten_seconds(low_between(240, 300), until_s=300)
+    assert found[0].lowest == pytest.approx(0.14)
+    assert found[0].deviation is None
 
 
 def test_counters_of_a_new_start_begin_anew():

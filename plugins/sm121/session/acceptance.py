@@ -6,6 +6,7 @@ was not.
 """
 
 import contextlib
+import math
 import statistics
 import threading
 import time
@@ -20,10 +21,11 @@ from sm121.core.server import Endpoint
 from sm121.measure import counters
 
 SAMPLE_EVERY_S = 10.0
-#: Acceptance is judged over windows of this length, if they have enough drafts.
+#: Acceptance is judged over rolling windows of this length, if they have enough drafts.
 WINDOW_S = 60.0
 _LEAST_DRAFT_TOKENS = 200
-#: A window below this share of the median of the windows before it is a deviation.
+#: A window below this share of the usual acceptance is a deviation. The usual acceptance is the
+#: median of earlier windows that do not overlap.
 _LEAST_SHARE = 0.5
 _WINDOWS_NEEDED = 5
 _WINDOWS_KEPT = 1000
@@ -36,7 +38,7 @@ class Taken:
     Attributes:
         lowest: The lowest share of accepted draft tokens of a window. None: no window had enough
             drafts.
-        deviation: A window of low acceptance, in words. None: there was none.
+        deviation: The worst window of low acceptance, in words. None: there was none.
         missed: How many readings failed.
         why_missed: The error of the last reading that failed.
         blind_s: The longest time without a reading, in seconds, of a server that drafts. 0.0: every
@@ -60,12 +62,34 @@ class Taken:
         )
 
 
+@dataclass(frozen=True)
+class _Sample:
+    """A reading of the counters, and when it was read."""
+
+    at_s: float
+    counters: counters.Counters
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The share of accepted draft tokens between two readings."""
+
+    begins_s: float
+    ends_s: float
+    share: float
+
+
 class Acceptance:
-    """Speculation's acceptance over windows of a minute."""
+    """Speculation's acceptance over rolling windows of a minute: one ends with each reading."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, counters.Counters]] = deque()
-        self._windows: deque[float] = deque(maxlen=_WINDOWS_KEPT)
+        self._samples: deque[_Sample] = deque()
+        #: The shares of windows that do not overlap, and the end of the last of them.
+        self._usual: deque[float] = deque(maxlen=_WINDOWS_KEPT)
+        self._usual_until_s = -math.inf
+        #: The worst low window since the last call of `taken`, and that of an earlier call.
+        self._worst: _Window | None = None
+        self._told: _Window | None = None
         self._drafts = False
         self._read_at_s: float | None = None
         self._lowest: float | None = None
@@ -75,7 +99,7 @@ class Acceptance:
         self._blind_s = 0.0
 
     def take(self, at_s: float, now: counters.Counters) -> None:
-        """Add a reading of the counters.
+        """Add a reading of the counters, and judge the window that ends with it.
 
         Args:
             at_s: When it was read, by a monotonic clock.
@@ -83,17 +107,20 @@ class Acceptance:
         """
         self._read_at_s = at_s
         self._drafts = self._drafts or now.values.get("draft_tokens", 0.0) > 0.0
-        if self._samples and _fell(self._samples[-1][1], now):
+        if self._samples and _fell(self._samples[-1].counters, now):
             self._samples.clear()
-        self._samples.append((at_s, now))
-        if at_s - self._samples[0][0] < WINDOW_S:
+        self._samples.append(_Sample(at_s, now))
+        # The window begins with the newest reading that is a whole window old.
+        while len(self._samples) > 1 and at_s - self._samples[1].at_s >= WINDOW_S:
+            self._samples.popleft()
+        first = self._samples[0]
+        if at_s - first.at_s < WINDOW_S:
             return
-        delta = now.since(self._samples.popleft()[1])
+        delta = now.since(first.counters)
         drafted = delta.get("draft_tokens", 0.0)
         if drafted >= _LEAST_DRAFT_TOKENS:
-            self._add_window(delta.get("accepted_tokens", 0.0) / drafted)
-            self._samples.clear()
-            self._samples.append((at_s, now))
+            share = delta.get("accepted_tokens", 0.0) / drafted
+            self._add_window(_Window(first.at_s, at_s, share))
 
     def miss(self, at_s: float, why: str) -> None:
         """Count a reading that failed.
@@ -119,22 +146,36 @@ class Acceptance:
             why_missed=self._why_missed,
             blind_s=self._blind_s,
         )
-        self._lowest = self._deviation = self._why_missed = None
+        if self._deviation is not None:
+            self._told = self._worst
+        self._lowest = self._deviation = self._why_missed = self._worst = None
         self._missed = 0
         self._blind_s = 0.0
         return result
 
-    def _add_window(self, share: float) -> None:
-        if self._lowest is None or share < self._lowest:
-            self._lowest = share
-        if len(self._windows) >= _WINDOWS_NEEDED:
-            usual = statistics.median(self._windows)
-            if share < _LEAST_SHARE * usual and self._deviation is None:
-                self._deviation = (
-                    f"acceptance of draft tokens: expected at least {_LEAST_SHARE * usual:.0%} "
-                    f"(half of the usual {usual:.0%}), got {share:.0%} for a minute"
-                )
-        self._windows.append(share)
+    def _add_window(self, window: _Window) -> None:
+        told = self._told
+        if told is not None and window.begins_s < told.ends_s and window.share >= told.share:
+            return  # these readings were told with the round before
+        if self._lowest is None or window.share < self._lowest:
+            self._lowest = window.share
+        if len(self._usual) >= _WINDOWS_NEEDED:
+            self._judge(window, statistics.median(self._usual))
+        if window.begins_s >= self._usual_until_s:
+            self._usual.append(window.share)
+            self._usual_until_s = window.ends_s
+
+    def _judge(self, window: _Window, usual: float) -> None:
+        """Name the window if its share is low, and the lowest of this round."""
+        if window.share >= _LEAST_SHARE * usual:
+            return
+        if self._worst is not None and window.share >= self._worst.share:
+            return
+        self._worst = window
+        self._deviation = (
+            f"acceptance of draft tokens: expected at least {_LEAST_SHARE * usual:.0%} "
+            f"(half of the usual {usual:.0%}), got {window.share:.0%} for a minute"
+        )
 
 
 class AcceptanceWatch:
