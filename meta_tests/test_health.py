@@ -19,6 +19,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers /health with 200, always; other paths as `kind` says."""
 
     kind = "healthy"
+    answer: object = None
     api_key: str | None = None
 
     def log_message(self, *_arguments: object) -> None:
@@ -39,6 +40,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(status, TOKEN)
         elif self.kind == "no token":
             self._send(200, {"choices": [], "usage": {"completion_tokens": 0}})
+        elif self.kind == "answer":
+            text = self.answer if isinstance(self.answer, str) else json.dumps(self.answer)
+            self._send_bytes(200, text.encode())
         elif self.kind == "error":
             self._send(500, {"error": "EngineCore died"})
         elif self.kind == "no JSON":
@@ -73,8 +77,8 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(kind: str, api_key: str | None = None) -> Iterator[str]:
-    handler = type("Handler", (_Handler,), {"kind": kind, "api_key": api_key})
+def serving(kind: str, api_key: str | None = None, answer: object = None) -> Iterator[str]:
+    handler = type("Handler", (_Handler,), {"kind": kind, "api_key": api_key, "answer": answer})
     with _Server(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -100,7 +104,7 @@ def test_a_server_that_generates_a_token_is_healthy(suffix, capsys):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("no token", "expected one token, got 0"),
+        ("no token", "expected a choice, got none"),
         ("error", "expected status 200, got 500"),
         ("no JSON", "Expecting value"),
         ("hangs", "expected a token within 1 s, got none"),
@@ -113,6 +117,85 @@ def test_a_server_that_only_answers_health_is_unhealthy(kind, message, capsys):
     assert status == 1
     assert seconds < WITHIN_S + 1
     assert message in capsys.readouterr().out
+
+
+ONE = {"completion_tokens": 1}
+LOGPROBS = {"tokens": ["<|return|>"], "token_logprobs": [-0.1]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ({"choices": [{"text": " 4"}]}, "text in "),
+        ({"choices": [{"text": " 4"}], "usage": None}, "text in "),
+        ({"choices": [{"text": " 4"}], "error": None, "usage": {}}, "text in "),
+        ({"choices": [{"text": ""}], "usage": ONE}, "1 token in "),
+        ({"choices": [{"text": None}], "usage": ONE}, "1 token in "),
+        ({"choices": [{"text": "", "token_ids": [200002]}]}, "1 token in "),
+        ({"choices": [{"text": "", "logprobs": LOGPROBS}]}, "1 token in "),
+    ],
+    ids=[
+        "no usage",
+        "usage null",
+        "empty usage",
+        "a special token has no text",
+        "text null",
+        "token ids",
+        "log probabilities",
+    ],
+)
+def test_an_answer_with_a_text_or_a_token_is_healthy(answer, shown, capsys):
+    with serving("answer", answer=answer) as url:
+        status, _ = health(url)
+    out = capsys.readouterr().out
+    assert (status, shown in out) == (0, True), out
+
+
+FAULT = {"message": "EngineCore died", "code": 500}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"choices": [], "usage": ONE}, "expected a choice, got none"),
+        ({"choices": None, "usage": ONE}, "expected a choice, got none"),
+        ({"choices": [None], "usage": ONE}, "expected a choice, got none"),
+        ({"choices": [{}], "usage": ONE}, "expected a choice, got none"),
+        ({"choices": [{"index": 0}], "usage": {}}, "expected one token, got none"),
+        ({"choices": {"text": "4"}, "usage": ONE}, "expected a choice, got none"),
+        ({"error": FAULT, "usage": ONE}, "expected one token, got an error: EngineCore died"),
+        ({"error": FAULT, "choices": [{"text": "4"}], "usage": ONE}, "got an error: EngineCore"),
+        ({"error": "a\x1b[2Jb", "usage": ONE}, "got an error: a"),
+        ({"choices": [{"text": ""}], "usage": {"completion_tokens": 0}}, "one token, got none"),
+        ({"choices": [{"text": ""}], "usage": {"completion_tokens": True}}, "one token, got none"),
+        ({"choices": [{"text": "", "token_ids": []}]}, "expected one token, got none"),
+        ("[" * 100_000, "expected JSON, got "),
+        ('{"choices": ' + "[" * 100_000 + "]" * 100_000 + "}", "expected JSON, got "),
+    ],
+    ids=[
+        "no choices",
+        "choices null",
+        "a choice null",
+        "an empty choice",
+        "a choice without text",
+        "choices that are an object",
+        "an error object",
+        "an error beside a choice",
+        "an error with control characters",
+        "no token",
+        "a count that is true",
+        "no token ids",
+        "nested and cut",
+        "nested deeply",
+    ],
+)
+def test_an_answer_without_a_token_is_unhealthy(answer, message, capsys):
+    with serving("answer", answer=answer) as url:
+        status, _ = health(url)
+    out, err = capsys.readouterr()
+    assert (status, message in out, err) == (1, True, ""), out + err
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
 
 
 def test_a_port_where_nobody_listens_is_unhealthy(capsys):

@@ -18,6 +18,8 @@ from sm121.core.errors import UsageError
 
 #: Bytes that are read of an answer.
 _LARGEST_ANSWER = 1 << 20
+#: Characters that are shown of an error's message.
+_LONGEST_REASON = 200
 #: The prompt of the request.
 _PROMPT = "1 2 3"
 
@@ -74,7 +76,7 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
     def request() -> None:
         try:
             name = model or server.first_model(within_s)
-            tokens = server.generate(name, within_s)
+            generated = server.generate(name, within_s)
         except _UnhealthyError as error:
             outcome.append(Health(False, f"{base_url}: {error}. {error.next_step}"))
         except TimeoutError:
@@ -82,12 +84,12 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
         except OSError as error:
             got = str(error) or type(error).__name__
             outcome.append(Health(False, f"{base_url}: expected a server, got {got}. {_START}"))
-        except (http.client.HTTPException, ValueError) as error:
+        except (http.client.HTTPException, ValueError, RecursionError) as error:
             got = str(error) or type(error).__name__
             outcome.append(Health(False, f"{base_url}: expected JSON, got {got}. {_READ_LOG}"))
         else:
             seconds = time.monotonic() - started
-            outcome.append(Health(True, f"{base_url}: {name}: {tokens} token in {seconds:.2f} s"))
+            outcome.append(Health(True, f"{base_url}: {name}: {generated} in {seconds:.2f} s"))
 
     # A server that sends a byte a second never reaches a socket's timeout: leave the thread alone.
     thread = threading.Thread(target=request, daemon=True)
@@ -126,15 +128,25 @@ class _Server:
             raise _UnhealthyError("/v1/models: expected a model, got none")
         return str(models[0].get("id"))
 
-    def generate(self, model: str, within_s: float) -> int:
-        """Return how many tokens the server generated; at least one."""
+    def generate(self, model: str, within_s: float) -> str:
+        """Return what the server generated, in words: a count of tokens, or text."""
         body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
         answer = self._answer("POST", "/v1/completions", body, within_s)
-        usage = answer.get("usage")
-        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if not isinstance(tokens, int) or tokens < 1:
-            raise _UnhealthyError(f"/v1/completions: expected one token, got {tokens}")
-        return tokens
+        if answer.get("error"):
+            raise _UnhealthyError(
+                f"/v1/completions: expected one token, got an error: {_reason(answer['error'])}"
+            )
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict) or not choice:
+            raise _UnhealthyError("/v1/completions: expected a choice, got none")
+        tokens = _tokens(choice, answer.get("usage"))
+        if tokens > 0:
+            return f"{tokens} token"
+        text = choice.get("text")
+        if isinstance(text, str) and text:
+            return "text"
+        raise _UnhealthyError("/v1/completions: expected one token, got none")
 
     def _answer(
         self, method: str, path: str, body: dict[str, Any] | None, within_s: float
@@ -164,3 +176,25 @@ class _Server:
         if not isinstance(answer, dict):
             raise _UnhealthyError(f"{path}: expected an object, got {type(answer).__name__}")
         return answer
+
+
+def _tokens(choice: dict[str, Any], usage: object) -> int:
+    """Return how many tokens an answer has, by its usage or its choice; 0 if neither has any.
+
+    The text of a special token, as of the end of a message, is empty.
+    """
+    counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
+        return counted
+    logprobs = choice.get("logprobs")
+    of_logprobs = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    for listed in (choice.get("token_ids"), of_logprobs):
+        if isinstance(listed, list) and listed:
+            return len(listed)
+    return 0
+
+
+def _reason(error: object) -> str:
+    """Return the message of an error object, cut to a line."""
+    reason = error.get("message") if isinstance(error, dict) else None
+    return str(reason or error)[:_LONGEST_REASON].rstrip(" .")
