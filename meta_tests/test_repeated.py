@@ -28,15 +28,17 @@ def records_of(folder: Path) -> list[dict[str, object]]:
 def play_all(folder: Path, verdicts: list[Verdict]) -> tuple[int, list[str]]:
     """The exit status and the printed lines of rounds with these verdicts."""
     stopped = threading.Event()
+    left = [*verdicts]
     lines: list[str] = []
     report = folder / "latest"
 
     def play(number: int) -> tuple[Round, Path]:
         report.mkdir(parents=True, exist_ok=True)
         (report / "verdict.json").write_text(str(number))
-        if number == len(verdicts):
+        verdict = left.pop(0)
+        if not left:
             stopped.set()
-        return a_round(number, verdicts[number - 1]), report
+        return a_round(number, verdict), report
 
     status = repeat(0.0, play, Records(folder), lines.append, stopped=stopped)
     return status, lines
@@ -77,6 +79,46 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
     sizes = [path.stat().st_size for path in tmp_path.glob("rounds*.jsonl")]
     assert len(sizes) == 2
     assert max(sizes) < 2500
+
+
+def test_a_restart_counts_on_and_keeps_the_bound(tmp_path):
+    """Five processes in one folder: reports stay ten, and each line names its own report."""
+    for _process in range(5):
+        play_all(tmp_path, [Verdict.FAIL, Verdict.PASS, *[Verdict.FAIL] * 10])
+    rounds = records_of(tmp_path)
+    assert [record["number"] for record in rounds] == list(range(1, 61))
+    reports = sorted(int(path.name[4:]) for path in tmp_path.glob("red-*"))
+    assert reports == [1, *range(52, 61)]
+    for record in rounds:
+        if record["report"] is not None and Path(str(record["report"])).is_dir():
+            text = (Path(str(record["report"])) / "verdict.json").read_text()
+            assert text == str(record["number"])
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [
+        ("", 1),
+        ('{"number": 7}\n', 8),
+        ('{"number": 7}\n{"number": 8, "sta', 8),
+        ('[]\n{"number": null}\nno JSON\n', 1),
+    ],
+    ids=["an empty file", "a whole line", "a line that is cut", "foreign lines"],
+)
+def test_numbers_go_on_from_the_lines_that_are_left(tmp_path, left, expected):
+    (tmp_path / "rounds.jsonl").write_text(left)
+    (tmp_path / "red-notes").mkdir()
+    play_all(tmp_path, [Verdict.PASS])
+    last = (tmp_path / "rounds.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["number"] == expected
+    assert (tmp_path / "red-notes").is_dir(), "a folder that is no report stays"
+
+
+def test_numbers_go_on_from_the_older_file_and_the_reports(tmp_path):
+    (tmp_path / "rounds.1.jsonl").write_text('{"number": 30}\n')
+    assert Records(tmp_path).newest == 30
+    (tmp_path / "red-41").mkdir()
+    assert Records(tmp_path).newest == 41
 
 
 @pytest.mark.parametrize(

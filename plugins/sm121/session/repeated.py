@@ -9,6 +9,8 @@ import contextlib
 import datetime
 import functools
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from sm121.client import health
 from sm121.core import own_options, own_tests
@@ -50,7 +53,7 @@ class Round:
     """One round, as `rounds.jsonl` has it.
 
     Attributes:
-        number: From 1.
+        number: From 1, also over restarts in one folder.
         started: When it began, in ISO 8601.
         seconds: How long it took.
         verdict: The verdict of its run, or of the time before it.
@@ -79,12 +82,28 @@ class Round:
 
 
 class Records:
-    """The files of the rounds: one line each, and the reports of red ones; both bounded."""
+    """The files of the rounds: one line each, and the reports of red ones; both bounded.
+
+    A process that finds rounds of earlier processes in its folder numbers on from them, so that no
+    report replaces another, and counts their reports in its bound.
+
+    Attributes:
+        newest: The number of the newest round in the folder; 0 if there is none.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._reports: list[Path] = []
+        """Read which rounds a folder has.
+
+        Args:
+            folder: Where the rounds are kept; made if it does not exist.
+        """
         folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._file = folder / _RECORDS
+        self._older = self._file.with_suffix(".1.jsonl")
+        self._reports = _numbered_reports(folder)
+        recorded = [*_numbers(self._older), *_numbers(self._file)]
+        self.newest = max([0, *recorded, *self._reports])
 
     def keep(self, played: Round, report: Path | None) -> Round:
         """Write a round's line. Keep its report if the round is red.
@@ -96,21 +115,61 @@ class Records:
         Returns:
             The round, with the place of its report.
         """
+        self.newest = max(self.newest, played.number)
         if played.is_red and report is not None and report.is_dir():
-            kept = self._folder / f"red-{played.number}"
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(report, kept, symlinks=True)
-            played = replace(played, report=str(kept))
-            self._reports.append(kept)
-            if len(self._reports) > _RED_REPORTS:
-                shutil.rmtree(self._reports.pop(1), ignore_errors=True)
-        file = self._folder / _RECORDS
-        if file.is_file() and file.stat().st_size > _LARGEST_FILE:
-            file.replace(file.with_suffix(".1.jsonl"))
+            played = replace(played, report=str(self._keep_report(played.number, report)))
+        if self._file.is_file() and self._file.stat().st_size > _LARGEST_FILE:
+            self._file.replace(self._older)
         record = asdict(played) | {"verdict": played.verdict.value}
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(record) + "\n")
+        with self._file.open("ab+") as lines:
+            if _is_cut(lines):
+                lines.write(b"\n")
+            lines.write(json.dumps(record).encode() + b"\n")
         return played
+
+    def _keep_report(self, number: int, report: Path) -> Path:
+        """Copy a report; remove those beyond the bound, except the first."""
+        kept = self._folder / f"red-{number}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(report, kept, symlinks=True)
+        self._reports[number] = kept
+        for old in sorted(self._reports)[1 : 1 - _RED_REPORTS]:
+            shutil.rmtree(self._reports.pop(old), ignore_errors=True)
+        return kept
+
+
+def _numbered_reports(folder: Path) -> dict[int, Path]:
+    """Return the kept reports in a folder, by the number of their round."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("red-*"):
+        if match := re.fullmatch(r"red-([0-9]+)", path.name):
+            found[int(match[1])] = path
+    return found
+
+
+def _numbers(file: Path) -> Iterator[int]:
+    """Yield the numbers of the rounds in a file of records.
+
+    A process that was killed while it wrote leaves a line that is cut: it has no number.
+    """
+    if not file.is_file():
+        return
+    for line in file.read_text("utf-8", "replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        number = record.get("number") if isinstance(record, dict) else None
+        if isinstance(number, int):
+            yield number
+
+
+def _is_cut(lines: BinaryIO) -> bool:
+    """Whether the last line of a file has no end."""
+    if lines.seek(0, os.SEEK_END) == 0:
+        return False
+    lines.seek(-1, os.SEEK_END)
+    return lines.read(1) != b"\n"
 
 
 def repeat(
@@ -133,22 +192,21 @@ def repeat(
     Returns:
         0 if every round was green, else 1; 5 if no round ended.
     """
-    number = 0
+    rounds = 0
     red = 0
     while not stopped.is_set():
         began = time.monotonic()
-        number += 1
-        played, report = play(number)
+        played, report = play(records.newest + 1)
         if stopped.is_set() and played.verdict is Verdict.NOT_RUN:
-            number -= 1
             break  # the signal ended this round
+        rounds += 1
         played = records.keep(played, report)
         if played.is_red:
             red += 1
         say(line_of(played))
         stopped.wait(max(0.0, every_s - (time.monotonic() - began)))
-    say(f"stopped after {number} rounds: {number - red} green, {red} red")
-    if number == 0:
+    say(f"stopped after {rounds} rounds: {rounds - red} green, {red} red")
+    if rounds == 0:
         return 5
     return 1 if red else 0
 
