@@ -159,6 +159,50 @@ def row(identity: str, kind: str, *lines: str) -> object:
             "import_error",
             "RuntimeError: operator torchaudio::forced_align does not exist",
         ),
+        row(
+            "libtvm_ffi",
+            "import_error",
+            "ImportError: /v/lib/python3.12/site-packages/cutlass/_mlir/lib/libtvm_ffi.so: "
+            "undefined symbol: TVMFFIEnvGetStream",
+        ),
+        row(
+            "torchvision's extension",
+            "import_error",
+            "ImportError: /v/torchvision/_C.so: undefined symbol: _ZN3c106detailE",
+        ),
+        row(
+            "docker before CUDA",
+            "config",
+            "docker: Error response from daemon: nvidia-container-cli: requirement error: "
+            "unsatisfied condition: cuda>=13.0, please update your driver to a newer version",
+        ),
+        *(
+            row(f"cuBLAS, {status}", kind, f"RuntimeError: CUDA error: CUBLAS_STATUS_{status} when")
+            for status, kind in (
+                ("NOT_SUPPORTED", "kernel_launch"),
+                ("INVALID_VALUE", "kernel_launch"),
+                ("NOT_INITIALIZED", "kernel_launch"),
+                ("EXECUTION_FAILED", "device_assert"),
+                ("ALLOC_FAILED", "oom"),
+            )
+        ),
+        row(
+            "TensorRT-LLM's attention",
+            "no_kernel",
+            "[11/20/2026-10:00:01] [TRT-LLM] [I] Using LLM with PyTorch backend",
+            "[11/20/2026-10:00:30] [TRT-LLM] [E] FMHA kernels are not found (/s/dispatcher.cpp:3)",
+            "RuntimeError: Executor worker returned error",
+        ),
+        row(
+            "TensorRT-LLM's CUDA call",
+            "kernel_launch",
+            "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaLaunchKernelExC(): invalid value",
+        ),
+        row(
+            "TensorRT-LLM's memory",
+            "oom",
+            "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(): out of memory (/s/x.h:2)",
+        ),
         row("a leading blank", "config", " " + SELECTOR),
         row("a leading blank behind a prefix", "config", ENGINE + " " + SELECTOR),
     ],
@@ -167,7 +211,77 @@ def test_failure_has_its_kind_and_a_remedy(kind: str, lines: tuple[str, ...]) ->
     cause = classify_lines(lines, 1)
     assert cause.kind == kind == read_lines(lines).failure
     assert len(cause.owner) > 10
+    assert cause.owner != "engine core"
     assert len(cause.remedy or "") > 20
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        ("apache-tvm-ffi", "ImportError: /v/libtvm_ffi.so: undefined symbol: TVMFFIEnvGetStream"),
+        ("torchvision", "ImportError: /v/torchvision/_C.so: undefined symbol: _ZN3c106detailE"),
+        ("torchaudio", "OSError: /v/torchaudio/lib/libtorchaudio.so: undefined symbol: _ZN3c10E"),
+        ("built for another torch", "ImportError: /v/vllm/_C.abi3.so: undefined symbol: _ZN3c10E"),
+    ],
+)
+def test_missing_symbol_names_the_package(package: str, line: str) -> None:
+    cause = classify_lines([line], 1)
+    assert cause.kind == "import_error"
+    assert package in (cause.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("needed", "command"),
+    [
+        ("0.6.14", "then flashinfer download-cubin "),
+        ("0.6.16.post1", "then flashinfer download-cubin "),
+        ("0.6.17", "then flashinfer download-kernels;"),
+        ("0.7.0", "then flashinfer download-kernels;"),
+    ],
+)
+def test_skew_names_the_command_of_the_release(needed: str, command: str) -> None:
+    line = (
+        "RuntimeError: flashinfer-cubin version (0.6.13) does not match flashinfer version "
+        f"({needed})."
+    )
+    remedy = classify_lines([line], 1).remedy or ""
+    assert remedy.startswith("pip uninstall flashinfer-cubin ")
+    assert command in remedy
+
+
+@pytest.mark.parametrize("prefix", ["", "RuntimeError: NVPTX compiler invocation failed, log: "])
+@pytest.mark.parametrize(
+    ("target", "helps"),
+    [
+        ("sm_121", True),
+        ("sm_120", True),
+        ("sm_121a", False),
+        ("sm_120a", False),
+        ("sm_120f", False),
+    ],
+)
+def test_suffix_is_advised_to_a_target_without_one(target: str, helps: bool, prefix: str) -> None:
+    line = (
+        f"{prefix}ptxas application ptx input, line 4; error   : Feature 'tcgen05' not supported "
+        f"on .target '{target}'"
+    )
+    for text in (line, line.replace("application ptx input", "/tmp/k.ptx")):
+        remedy = classify_lines([text], 1).remedy or ""
+        assert ("FLASHINFER_CUDA_ARCH_LIST" in remedy) is helps
+        assert helps or "TRITON_ATTN" in remedy
+
+
+def test_ignored_kernel_package_is_a_fallback() -> None:
+    line = (
+        "(EngineCore pid=8) /v/flashinfer/jit/env.py:90: UserWarning: Ignoring incompatible "
+        "flashinfer-cubin: flashinfer-cubin version (0.6.13) does not match flashinfer version "
+        "(0.7.2)"
+    )
+    start = "(APIServer pid=1) INFO 11-20 10:00:01 [utils.py:293] vLLM API server version 0.32.0"
+    path = read_lines([start, line])
+    assert path.fallbacks == ["flashinfer_package_ignored"]
+    assert path.failure is None
+    assert read_lines([start]).fallbacks == []
 
 
 @pytest.mark.parametrize(
@@ -183,6 +297,13 @@ def test_failure_has_its_kind_and_a_remedy(kind: str, lines: tuple[str, ...]) ->
         ),
         pytest.param(
             ENGINE + '    raise RuntimeError("ptxas application ptx input")', id="a frame"
+        ),
+        pytest.param(
+            "[Autotuner]: Skipping tactic: CUBLAS_STATUS_NOT_SUPPORTED when calling", id="a tactic"
+        ),
+        pytest.param(
+            "[11/20/2026-10:00:30] [TRT-LLM] [W] FMHA kernels are not found, unfused is used",
+            id="TensorRT-LLM's warning",
         ),
     ],
 )
@@ -214,4 +335,6 @@ def test_advice_names_no_package_that_ends_before_the_release(kind: str) -> None
     rows = (*load_preflight().rule, *load_failures().failure)
     remedy = next(each.remedy for each in rows if each.id == kind)
     assert "flashinfer-cubin" not in remedy
-    assert "vllm download-kernels" in remedy and "flashinfer download-kernels" in remedy
+    for command in ("vllm download-kernels", "flashinfer download-kernels"):
+        assert command in remedy
+    assert "flashinfer download-cubin" in remedy  # FlashInfer 0.6.14 to 0.6.16

@@ -28,6 +28,11 @@ def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
+#: FlashInfer's commands, as its __main__.py of 0.6.14 to 0.6.16 and of 0.6.17 has them.
+_OLD_COMMAND = "then flashinfer download-cubin "
+_COMMAND = "then flashinfer download-kernels"
+
+
 def findings(folder: Path, packages: dict[str, str], **more: str) -> list[PreflightFinding]:
     environment = installed(folder, packages)
     modules = FlashInferModules.of(sys.executable, environment)
@@ -35,29 +40,38 @@ def findings(folder: Path, packages: dict[str, str], **more: str) -> list[Prefli
         "sm121", ["--model", "m"], {**environment, **more},
         needs=Needs(), directory=folder, modules=modules,
     )  # fmt: skip
-    skews = ("cubin_of_another_release", "cubin_ignored", "jit_cache_of_another_release")
+    skews = (
+        "cubin_of_another_release",
+        "cubin_of_another_release_0_6",
+        "cubin_ignored",
+        "jit_cache_of_another_release",
+    )
     return [each for each in start.findings() if each.check in skews]
 
 
 @pytest.mark.parametrize(
-    ("packages", "severity"),
+    ("packages", "severity", "command"),
     [
-        ({"flashinfer": "0.6.14", "flashinfer_cubin": "0.6.13"}, "error"),
-        ({"flashinfer": "0.6.18.post1", "flashinfer_cubin": "0.6.13"}, "error"),
-        ({"flashinfer": "0.7.0", "flashinfer_cubin": "0.6.13"}, "error"),
-        ({"flashinfer": "0.7.2.post1", "flashinfer_cubin": "0.6.13"}, "warning"),
-        ({"flashinfer": "0.6.14", "flashinfer_jit_cache": "0.6.13+cu130"}, "error"),
+        ({"flashinfer": "0.6.14", "flashinfer_cubin": "0.6.13"}, "error", _OLD_COMMAND),
+        ({"flashinfer": "0.6.16.post1", "flashinfer_cubin": "0.6.13"}, "error", _OLD_COMMAND),
+        ({"flashinfer": "0.6.17", "flashinfer_cubin": "0.6.13"}, "error", _COMMAND),
+        ({"flashinfer": "0.6.18.post1", "flashinfer_cubin": "0.6.13"}, "error", _COMMAND),
+        ({"flashinfer": "0.7.0", "flashinfer_cubin": "0.6.13"}, "error", _COMMAND),
+        ({"flashinfer": "0.7.2.post1", "flashinfer_cubin": "0.6.13"}, "warning", _COMMAND),
+        ({"flashinfer": "0.6.14", "flashinfer_jit_cache": "0.6.13+cu130"}, "error", "sm121 warm"),
     ],
     ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else value,
 )
 def test_kernels_of_another_release_are_said_before_a_start(
-    packages: dict[str, str], severity: str, tmp_path: Path
+    packages: dict[str, str], severity: str, command: str, tmp_path: Path
 ) -> None:
     (finding,) = findings(tmp_path, packages)
     assert finding.severity == severity
     for version in packages.values():
         assert version in finding.message
-    assert "pip uninstall" in finding.remedy and "download-kernels" in finding.remedy
+    assert finding.remedy.startswith("pip uninstall ")
+    assert command in finding.remedy
+    assert "vllm download-kernels" not in finding.remedy  # vLLM has it from 0.32 on
 
 
 @pytest.mark.parametrize(
