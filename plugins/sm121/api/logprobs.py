@@ -1,6 +1,8 @@
 """Log-probabilities in answers: complete, finite, and those of the chosen tokens."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from sm121.answers.promised import likeliest
 from sm121.api import stream
@@ -31,14 +33,15 @@ def are_finite(sdk: Sdk) -> None:
         Unmet: A value is missing, not finite or above 0, or probabilities sum to more than 1.
     """
     entries = sdk.exactly(32, logprobs=5).choices[0].logprobs
-    count = len(entries.token_logprobs)
-    require(count == 32, "32 log-probabilities", count)
-    values = list(entries.token_logprobs)
-    for top in entries.top_logprobs:
+    values = list(getattr(entries, "token_logprobs", None) or ())
+    require(len(values) == 32, "32 log-probabilities", len(values))
+    tops = list(getattr(entries, "top_logprobs", None) or ())
+    require(len(tops) == 32 and all(tops), "alternatives at each of 32 places", tops[:3])
+    for top in tops:
         values += top.values()
     bad = [v for v in values if v is None or not math.isfinite(v) or v > ROUNDING]
     require(not bad, "finite and at most 0", bad[:5])
-    for position, top in enumerate(entries.top_logprobs):
+    for position, top in enumerate(tops):
         total = math.fsum(math.exp(value) for value in top.values())
         expected = f"probabilities of position {position} sum to at most 1"
         require(total <= 1.0 + ROUNDING, expected, total)
@@ -55,15 +58,19 @@ def name_the_chosen_token(api: Api) -> None:
     """
     answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
     text = answer["choices"][0]["text"]
-    entries = answer["choices"][0]["logprobs"]
+    entries = _entries_of(answer["choices"][0])
     count = answer["usage"]["completion_tokens"]
     columns = [entries.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
     lengths = {len(column) for column in columns}
     require(lengths == {count}, f"{count} of each", lengths)
-    require("".join(entries["tokens"]) == text, f"the tokens of {text!r}", entries["tokens"])
+    tokens = columns[0]
+    joined = "".join(token for token in tokens if token)
+    require(all(tokens) and joined == text, f"the tokens of {text!r}", tokens)
     for token, value, top in zip(*columns, strict=True):
-        right = top.get(token) == value == max(top.values(), default=None)
-        require(right, f"{token!r} with {value} on top", top)
+        expected = f"{token!r} with {value} on top"
+        numbers = isinstance(top, Mapping) and all(map(_is_number, (value, *top.values())))
+        require(numbers, expected, top)
+        require(top.get(token) == value == max(top.values(), default=None), expected, top)
 
 
 def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
@@ -80,24 +87,47 @@ def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
     question = correctness.chats[0].question
     listed = 20 if api.capabilities.can("top_logprobs_20") else 2
     answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=listed)
-    entries = answer["choices"][0]["logprobs"]["content"]
+    entries = _entries_of(answer["choices"][0]).get("content") or []
     count = answer["usage"]["completion_tokens"]
     require(len(entries) == count, f"{count} entries", len(entries))
     for entry in entries:
         _require_whole_entry(entry, listed)
 
 
+def _entries_of(choice: Json) -> Mapping[str, Any]:
+    """Return the log-probabilities of a choice; empty if the server sent no object."""
+    entries = choice.get("logprobs")
+    return entries if isinstance(entries, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_entry(entry: Any) -> bool:
+    """Return whether a value of JSON has a token and its log-probability."""
+    return (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("token"), str)
+        and _is_number(entry.get("logprob"))
+    )
+
+
 def _require_whole_entry(entry: Json, listed: int) -> None:
     """Require the chosen token among so many alternatives, none likelier, and its bytes."""
+    require(_is_entry(entry), "a token with its log-probability", entry)
     token = entry["token"]
     value = entry["logprob"]
-    top = [(alternative["token"], alternative["logprob"]) for alternative in entry["top_logprobs"]]
+    alternatives = entry.get("top_logprobs") or []
+    require(all(map(_is_entry, alternatives)), "a token with each alternative", entry)
+    top = [(alternative["token"], alternative["logprob"]) for alternative in alternatives]
     whole = (token, value) in top and len(top) == listed
     require(whole, f"the chosen token among {listed}", entry)
     bad = [v for _, v in top if not math.isfinite(v) or v > min(ROUNDING, value)]
     expected = "finite, at most 0, none likelier than the chosen"
     require(not bad, expected, f"{bad} in {entry}")
-    if entry["bytes"] is not None and "\ufffd" not in token:
+    if entry.get("bytes") is not None and "\ufffd" not in token:
         text = bytes(entry["bytes"]).decode("utf-8", "replace")
         require(text == token, f"the bytes of {token!r}", text)
 
@@ -142,6 +172,8 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
         for position in parse(answer).positions or ():
             count += 1
             highest = position.top[likeliest(position.top)]
+            numbers = math.isfinite(position.log_probability) and math.isfinite(highest)
+            require(numbers, "finite log-probabilities at each place", position)
             if position.log_probability < highest - _TIED:
                 others.append((position.token, position.log_probability, position.top))
     require(count, "log-probabilities of the tokens")

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,10 +180,12 @@ def log_probabilities(stream: Stream) -> list[float | None]:
     values: list[float | None] = []
     for chunk in stream.chunks:
         for choice in chunk["choices"]:
-            entries = choice.get("logprobs") or {}
+            entries = choice.get("logprobs")
+            if not isinstance(entries, Mapping):
+                continue
             values += entries.get("token_logprobs") or []
             for entry in entries.get("content") or []:
-                values.append(entry.get("logprob"))
+                values.append(entry.get("logprob") if entry else None)
     return values
 
 

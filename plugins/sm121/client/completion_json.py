@@ -172,16 +172,19 @@ def _from_response(response: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse_positions(entries: Mapping[str, Any] | None) -> list[Position]:
     """Parse the ``logprobs`` of a choice, in the format of a chat or of a completion."""
-    if not entries:
+    if not isinstance(entries, Mapping):
         return []
     if entries.get("content"):
-        return [_parse_position(item) for item in entries["content"]]
+        return [_parse_position(item or {}) for item in entries["content"]]
     tokens = entries.get("tokens")
     if not tokens or entries.get("token_logprobs") is None:
         return []
+    values = entries["token_logprobs"]
     tops = entries.get("top_logprobs") or [None] * len(tokens)
+    lengths = {len(tokens), len(values), len(tops)}
+    require(len(lengths) == 1, f"log-probabilities of {len(tokens)} tokens", sorted(lengths))
     positions: list[Position] = []
-    for token, value, top in zip(tokens, entries["token_logprobs"], tops, strict=True):
+    for token, value, top in zip(tokens, values, tops, strict=True):
         numbers = {str(name): _number(number) for name, number in (top or {}).items()}
         positions.append(Position(str(token), _number(value), numbers))
     return positions
@@ -189,7 +192,7 @@ def _parse_positions(entries: Mapping[str, Any] | None) -> list[Position]:
 
 def _parse_position(item: Mapping[str, Any]) -> Position:
     """Parse a token of a chat, or of a completion of llama-server."""
-    tops = item.get("top_logprobs") or ()
+    tops = [top for top in item.get("top_logprobs") or () if top]
     return Position(
         token=_token_name(item),
         log_probability=_number(item.get("logprob")),
