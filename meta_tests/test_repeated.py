@@ -9,12 +9,17 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sm121 import cli
+from sm121.client.health import Health
+from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
+from sm121.measure.counters import Counters
 from sm121.session import repeated
-from sm121.session.repeated import Records, Round, repeat
+from sm121.session.acceptance import AcceptanceWatch
+from sm121.session.repeated import Records, Round, _Player, repeat
 
 
 def a_round(number: int, verdict: Verdict = Verdict.PASS) -> Round:
@@ -139,15 +144,89 @@ def test_a_wrong_request_is_one_line(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def loop_against(server, folder: Path, *words: str, **settings) -> subprocess.Popen[str]:
+    """Start `sm121 run --every 1s` against a server, in a process of its own."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "sm121", "run", "--every", "1s", *server.options]
+    command += ["--arch", "cpu", "--served-model-name", "canary", f"--report-dir={folder}/r"]
+    return subprocess.Popen(
+        [*command, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=folder,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["tests/no_such_file.py"], "file or directory not found: tests/no_such_file.py"),
+        (["-k", "nosuchtest"], "NOT_RUN: "),
+    ],
+    ids=["an unknown option", "an unknown file", "no test of this name"],
+)
+def test_a_first_run_that_is_refused_ends_the_command_with_one_line(
+    fault_server, tmp_path, words, message
+):
+    with loop_against(fault_server(), tmp_path, *words) as loop:
+        output, _ = loop.communicate(timeout=120)
+    assert loop.returncode == 4, output
+    assert len(output.splitlines()) == 1, output
+    assert output.startswith("sm121 run: --every: expected a round that runs checks, got NOT_RUN")
+    assert message in output
+    assert not (tmp_path / "r" / "rounds.jsonl").exists()
+
+
+class _Refused:
+    """A run that ends with exit status 5."""
+
+    def __init__(self, *_arguments, **_settings) -> None:
+        pass
+
+    def wait(self) -> int:
+        return 5
+
+
+def test_a_later_run_that_is_refused_is_a_red_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeated.subprocess, "Popen", _Refused)
+    monkeypatch.setattr(repeated.health, "check", lambda *_, **__: Health(True, ""))
+    outcomes = [(Verdict.PASS, "PASS"), (Verdict.NOT_RUN, "NOT_RUN: nothing ran")]
+    monkeypatch.setattr(_Player, "_outcome", lambda _player, _status: outcomes.pop(0))
+    watch = AcceptanceWatch(lambda: Counters({}))
+    player = _Player([], tmp_path, Endpoint("http://127.0.0.1:1", "none", ""), watch)
+    assert [player.play(number)[0].verdict for number in (1, 2)] == [Verdict.PASS, Verdict.NOT_RUN]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_loop_and_its_run(fault_server, tmp_path, number):
+    with loop_against(fault_server(), tmp_path) as loop:
+        wait_for(lambda: psutil.Process(loop.pid).children())
+        runs = psutil.Process(loop.pid).children(recursive=True)
+        loop.send_signal(number)
+        output, _ = loop.communicate(timeout=60)
+    assert "stopped after 0 rounds" in output.splitlines()[-1], output
+    assert loop.returncode == 5, output
+    assert not any(run.is_running() for run in runs)
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with repeated._signals(None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_rounds_against_a_server_that_ends_are_red_until_a_signal(fault_server, tmp_path):
     """The server ends after round 1. SIGTERM ends the loop, and no process is left."""
     server = fault_server()
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "sm121", "run", "--every", "1s", *server.options]
-    command += ["--arch", "cpu", "--served-model-name", "canary", f"--report-dir={tmp_path}/r"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    ) as loop:
+    with loop_against(server, tmp_path) as loop:
         file = tmp_path / "r" / "rounds.jsonl"
         wait_for(lambda: file.is_file())
         server.process.terminate()

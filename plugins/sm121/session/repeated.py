@@ -44,6 +44,10 @@ _RECORDS = "rounds.jsonl"
 _LARGEST_FILE = 8 << 20
 #: Reports of red rounds that are kept: the first, and the newest.
 _RED_REPORTS = 10
+#: Exit statuses of a run that was refused: a wrong request, and nothing to run.
+_REFUSED = (4, 5)
+#: How pytest names what is wrong with a request.
+_PYTEST_ERROR = re.compile(r"\b(?:error|ERROR): (?!usage:)(.+)")
 #: A round begins with one token, which has so many seconds.
 _TOKEN_WITHIN_S = 10.0
 
@@ -229,7 +233,7 @@ def line_of(played: Round) -> str:
 
 
 def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
-    """Check a running server again and again, until SIGINT or SIGTERM.
+    """Check a running server again and again, until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         every: The time from one round to the next, as in 10m.
@@ -240,7 +244,7 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
         The exit status, as of `repeat`.
 
     Raises:
-        UsageError: An argument is wrong, or missing.
+        UsageError: An argument is wrong or missing, or the first round selects no checks.
     """
     every_s = soak.parse_duration(every, "--every")
     option = own_options.reader(words)
@@ -291,10 +295,22 @@ class _Player:
         self._endpoint = endpoint
         self._watch = watch
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_run = False
         self.stopped = threading.Event()
 
     def play(self, number: int) -> tuple[Round, Path]:
-        """Play one round."""
+        """Play one round.
+
+        Args:
+            number: Its number.
+
+        Returns:
+            The round, and the folder of its report.
+
+        Raises:
+            UsageError: The first run was refused, as for an option that does not exist: every round
+                would be.
+        """
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         began = time.monotonic()
         own_verdict, own_sentence = self._run()
@@ -340,11 +356,19 @@ class _Player:
                 self.stop()
             status = self._process.wait()
             self._process = None
+        verdict, sentence = self._outcome(status)
+        if status in _REFUSED and verdict is Verdict.NOT_RUN and not self._has_run:
+            raise UsageError(f"--every: expected a round that runs checks, got {sentence}")
+        self._has_run = True
+        return verdict, sentence
+
+    def _outcome(self, status: int) -> tuple[Verdict, str]:
+        """Return the verdict of a round's run and its line for a person."""
         try:
             run = stored_run.file_of(self._report)
         except UsageError:
-            last = _last_line(self._log)
-            return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: no verdict (exit status {status}): {last}"
+            why = _reason_in(self._log)
+            return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: no verdict (exit status {status}): {why}"
         if not run.finished:
             return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: the run did not end (exit status {status})"
         return run.verdict, str(headline.of(run))
@@ -355,7 +379,9 @@ def _signals(player: _Player) -> Iterator[None]:
     def handler(_number: int, _frame: FrameType | None) -> None:
         player.stop()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -371,6 +397,10 @@ def _for_a_round(words: Sequence[str]) -> list[str]:
     return parser.parse_known_args(list(words))[1]
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text("utf-8", "replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+def _reason_in(log: Path) -> str:
+    """Return why a run has no verdict: pytest's last error, or else its last line."""
+    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+    for line in reversed(lines):
+        if match := _PYTEST_ERROR.search(line):
+            return match[1]
+    return next((line for line in reversed(lines) if line), "it printed nothing")
