@@ -275,6 +275,7 @@ def canarys() -> OracleFile:
         pytest.param(0.6, "", id="most-of-it"),
         pytest.param(-0.69, "of another mistake", id="against-it"),
         pytest.param(1.8, "of another mistake", id="more-than-it"),
+        pytest.param(1.3, "of another mistake", id="a-little-more-than-it"),
     ],
 )
 def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, says):
@@ -290,6 +291,20 @@ def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, say
     (fact,) = error.value.facts
     assert (fact.about, fact.observed) == (name, says)
     assert fact.value == pytest.approx(times)
+
+
+def test_a_share_that_rounding_explains_is_the_mistakes(canarys, monkeypatch):
+    """Six standard deviations of 0.07 reach from 1 to 1.42."""
+    monkeypatch.setattr(log_probabilities.Pattern, "noise", lambda _pattern: 0.07)
+    name = "a sliding window of 129"
+    right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
+    part = right | {
+        prompt: [a + 1.3 * (b - a) for a, b in zip(right[prompt], of, strict=True)]
+        for prompt, of in canarys.mistakes[name].items()
+    }
+    with pytest.raises(Unmet) as error:
+        log_probabilities.mistake_is_absent(Asked(part), reference(canarys, None), name)
+    assert error.value.facts[0].observed == ""
 
 
 def test_a_share_beside_a_green_oracle_is_the_mistakes(canarys):

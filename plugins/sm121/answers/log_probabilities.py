@@ -21,8 +21,8 @@ _MARGIN_OF_GENERATED = 1.5
 _SIGMAS = 6.0
 #: The share of a mistake at which it is present.
 _HALF = 0.5
-#: The share of another rounding from which on it is present, of an engine that does not round its
-#: arithmetic.
+#: The share of another rounding from which on it is present, and the least distance from the range
+#: of 0 to 1 that shows another mistake, of an engine that does not round its arithmetic.
 _ANY_SHARE = 0.1
 
 
@@ -156,8 +156,8 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         mistake: One of `SMALL_MISTAKES`.
 
     Raises:
-        Unmet: It is not. A share that is neither near 0 nor near 1, beside a difference from the
-            oracle beyond the tolerance, is called another mistake.
+        Unmet: It is not. A share below 0 or above 1 by more than rounding explains, beside a
+            difference from the oracle beyond the tolerance, is called another mistake.
         NotRun: The engine does not return log-probabilities of a prompt, or rounding alone may
             look like half of the mistake.
     """
@@ -171,7 +171,9 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
     observed = _of_prompts(asker, oracle_texts.SMALL_MISTAKES[mistake].prompts)
     share = pattern.share(observed)
     differs = compare(observed, pattern.right).max_abs > reference.tolerance.max_abs
-    other = "of another mistake" if differs and not abs(share - 1) < _HALF else ""
+    margin = max(_SIGMAS * noise, _ANY_SHARE)
+    outside = share < -margin or share > 1 + margin
+    other = "of another mistake" if differs and outside else ""
     required = "a share (0 is gpt-oss, 1 the mistake) between -0.5 and"
     require(abs(share) < _HALF, required, other, mistake, value=share, limit=_HALF)
 
