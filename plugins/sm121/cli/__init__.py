@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.cli.arguments import COMMANDS, GROUPS, OF_A_CHECKOUT
+from sm121.cli.arguments import COMMANDS, EVERY, GROUPS, OF_A_CHECKOUT
 from sm121.core import own_options, own_tests, profile, templates
 from sm121.core.arguments import Parser, WrongArgumentsError
 from sm121.core.errors import OptionError, Sm121Error, UsageError
@@ -24,11 +24,6 @@ from sm121.core.printable import printable
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 
 _EXIT_USAGE = 4
-_EVERY_HELP = """Again and again:
-  --every DURATION      check the server at --base-url every 10m, 1h, ...: smoke and correctness of
-                        plan quick, one line and one record a round, until a signal
-
-pytest's options: pytest --help"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +107,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _become_pytest(given: Sequence[str]) -> None:
     if {"-h", "--help"} & {*given}:
-        print(f"{_help_of_options()}\n{_EVERY_HELP}")
+        print(f"{_help_of_options()}\npytest's options: pytest --help")
         sys.exit()
     words = own_tests.command(given, Path.cwd())
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
@@ -130,6 +125,8 @@ def _help_of_options() -> str:
         for option in titled.option:
             keywords = option.given(**names)
             group.add_argument(option.name, **{"help": argparse.SUPPRESS, **keywords})
+    again = run.add_argument_group("Again and again")
+    again.add_argument("--every", metavar="DURATION", help=EVERY)
     return run.format_help()
 
 

@@ -32,6 +32,13 @@ OF_A_CHECKOUT = (
 )
 
 
+#: The help of `sm121 run --every`.
+EVERY = (
+    "check the server at --base-url every 10m, 1h, ...: smoke and correctness of plan quick, one "
+    "line and one record a round, until a signal"
+)
+
+
 @dataclass(frozen=True)
 class Subcommand:
     """A subcommand, without what it does."""
@@ -41,6 +48,11 @@ class Subcommand:
     group: str
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that is not pytest's, for the help: `run` reads its own command line."""
+    parser.add_argument("--every", metavar="DURATION", help=EVERY)
 
 
 def _canary(parser: argparse.ArgumentParser) -> None:
@@ -252,9 +264,10 @@ COMMANDS = (
         name="run",
         group="judge",
         help=(
-            "run the suite: pytest, with the tests that belong to this package; all arguments"
-            " are pytest's"
+            "run the suite: pytest, with the tests that belong to this package; all arguments but"
+            " --every are pytest's"
         ),
+        add_arguments=_run,
     ),
     Subcommand(
         name="certify",
