@@ -82,8 +82,7 @@ def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp
     file = tmp_path / "mine.toml"
     file.write_text(re.sub(r"(?m)^(memory_floor_gib = \{ value = )[\d.]+", r"\g<1>100000", text))
     status, run = run_pytest(
-        "--arch", "cpu", "--profile", str(file), "meta_tests/scenarios/turns.py", "-k", "shares",
-        environment={"TURNS": str(tmp_path / "note.txt"), "SHARES_S": "1"},
+        "--arch", "cpu", "--profile", str(file), "meta_tests/scenarios/without_a_server.py",
     )  # fmt: skip
     assert status != 0 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
     last = run.verdict["tests"][-1]
