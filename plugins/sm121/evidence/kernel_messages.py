@@ -1,4 +1,4 @@
-"""What the kernel said: Xid, NVRM, the OOM killer."""
+"""The messages of the Linux kernel about a server: Xid, NVRM, the OOM killer."""
 
 import re
 import subprocess
@@ -8,24 +8,32 @@ from dataclasses import dataclass
 from sm121.core.data_file import named
 from sm121.evidence.failure import any_of, load_failures
 
-#: Both print seconds since boot, of the clock that ``time.monotonic`` uses.
+#: Programs that print the messages. Both print seconds since boot, as ``time.monotonic`` has them.
 _READERS = (
     ("dmesg", ("dmesg",)),
     ("journalctl", ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager")),
 )
+#: How long such a program may run, in seconds.
+_READER_TIMEOUT_S = 20
 _STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
 _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
 _KILLED = re.compile(r"Killed process (\d+)")
+#: Messages that are kept: the last ones, and as many of note before them.
 _MOST_LINES = 4000
 
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """Messages since some moment. ``unavailable`` says why there are none, or not all, to read.
-    `starts`: from when to when servers were started that then served (``time.monotonic``)."""
+    """The kernel's messages since a moment.
+
+    Attributes:
+        lines: The messages.
+        unavailable: Why messages are missing. None: none is missing.
+        starts: When the starts of servers that then served began and ended (``time.monotonic``).
+    """
 
     lines: tuple[str, ...] = ()
     unavailable: str | None = None
@@ -33,65 +41,106 @@ class KernelMessages:
 
     @property
     def of_note(self) -> list[str]:
-        """Those that may explain the death of a process."""
+        """The messages that may explain the death of a process."""
         return [line for line in self.lines if _OF_NOTE.search(line)]
 
     @property
     def xids(self) -> list[str]:
-        """Those in which NVIDIA's driver reports an error of the GPU."""
+        """The messages in which NVIDIA's driver reports an error of the GPU."""
         failures = load_failures()
         rows = [named(failures.failure, name, "failure") for name in failures.markers.of_gpu]
-        return list(filter(any_of(tuple(row.regex for row in rows)).search, self.lines))
+        reports_error = any_of(tuple(row.regex for row in rows))
+        return [line for line in self.lines if reports_error.search(line)]
 
     @property
     def host_faults(self) -> list[str]:
-        """Those that report an error of the host that nothing corrected, or lack of memory."""
-        return list(filter(any_of(load_failures().markers.of_host).search, self.lines))
+        """The messages about an uncorrected error of the host, or about a lack of memory."""
+        reports_fault = any_of(load_failures().markers.of_host)
+        return [line for line in self.lines if reports_fault.search(line)]
 
     @property
     def no_memory(self) -> list[str]:
-        """Those in which NVIDIA's driver says that it found no memory; a process may live on."""
-        at_start = {*self.no_memory_at_start}
+        """The messages about failed allocations of NVIDIA's driver, which a process may survive.
+
+        Those within `starts` are left out.
+        """
+        at_start = set(self.no_memory_at_start)
         return [line for line in self.lines if line not in at_start and _NO_MEMORY.search(line)]
 
     @property
     def no_memory_at_start(self) -> list[str]:
-        """The same of `starts`: a GB10 logs it at starts that are well, too (vllm#56824)."""
-        return [
-            line
-            for line in filter(_NO_MEMORY.search, self.lines)
-            if (match := _STAMP.match(line)) is not None
-            and any(begin <= _seconds(match) <= end for begin, end in self.starts)
-        ]
+        """The messages about failed allocations within `starts`.
+
+        A GB10 also logs them at healthy starts (https://github.com/vllm-project/vllm/issues/56824).
+        """
+        return [line for line in self.lines if _NO_MEMORY.search(line) and self._is_at_start(line)]
+
+    def _is_at_start(self, line: str) -> bool:
+        match = _STAMP.match(line)
+        if match is None:
+            return False
+        seconds = _seconds(match)
+        return any(begin <= seconds <= end for begin, end in self.starts)
 
     def killed(self, pids: set[int]) -> list[str]:
-        """Lines in which the OOM killer names one of the processes."""
-        return [line for line in self.lines if (m := _KILLED.search(line)) and int(m[1]) in pids]
+        """Return the messages in which the OOM killer names one of the processes.
+
+        Args:
+            pids: The pids of the processes.
+        """
+        lines: list[str] = []
+        for line in self.lines:
+            match = _KILLED.search(line)
+            if match is not None and int(match[1]) in pids:
+                lines.append(line)
+        return lines
 
 
 def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> KernelMessages:
-    """The kernel's messages since a moment of ``time.monotonic``. `starts`: see the class."""
-    reasons, messages = [], tuple[str, ...]()
+    """Read the kernel's messages since a moment, by dmesg or else by journalctl.
+
+    Args:
+        monotonic_s: The moment, as ``time.monotonic`` has it.
+        starts: See `KernelMessages`.
+
+    Returns:
+        The messages. `KernelMessages.unavailable` is set if neither program printed all of them.
+    """
+    reasons: list[str] = []
+    messages: tuple[str, ...] = ()
     for name, command in _READERS:
         try:
             answer = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=20
+                command, capture_output=True, text=True, errors="replace", timeout=_READER_TIMEOUT_S
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             reasons.append(f"{name}: {error}")
             continue
         if answer.returncode != 0:
-            cause = f"{answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
-        elif answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
-            cause = "its lines have no times"
-        else:
-            messages = messages or tuple(_later(answer.stdout, monotonic_s))
-            stamps = filter(None, map(_STAMP.match, answer.stdout.splitlines()))
-            if (first := next(stamps, None)) is None or _seconds(first) < monotonic_s:
-                return KernelMessages(tuple(_later(answer.stdout, monotonic_s)), starts=starts)
-            cause = "its first line is of later than the start: what was before it is lost"
-        reasons.append(f"{name}: {cause}")
+            last_line = answer.stderr.strip().splitlines()[-1:]
+            reasons.append(f"{name}: {last_line or answer.returncode}")
+            continue
+        first_s = _first_stamp(answer.stdout)
+        if first_s is None and answer.stdout.strip():
+            reasons.append(f"{name}: its lines have no times")
+            continue
+        later = tuple(_later(answer.stdout, monotonic_s))
+        if first_s is None or first_s < monotonic_s:
+            return KernelMessages(later, starts=starts)
+        messages = messages or later
+        reasons.append(
+            f"{name}: its first line is of later than the start: what was before it is lost"
+        )
     return KernelMessages(messages, unavailable="; ".join(reasons), starts=starts)
+
+
+def _first_stamp(text: str) -> float | None:
+    """Return the time of the first line that has one, in seconds since boot."""
+    for line in text.splitlines():
+        match = _STAMP.match(line)
+        if match is not None:
+            return _seconds(match)
+    return None
 
 
 def _seconds(stamp: re.Match[str]) -> float:
@@ -99,13 +148,16 @@ def _seconds(stamp: re.Match[str]) -> float:
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
-    lines, later = [], False
+    """Return the lines since a moment: the last ones, and those of note before them."""
+    lines: list[str] = []
+    is_later = False
     for line in text.splitlines():
         match = _STAMP.match(line)
         if match is not None:
-            later = _seconds(match) >= monotonic_s
-        if later:
+            is_later = _seconds(match) >= monotonic_s
+        if is_later:
             lines.append(line)
     early = KernelMessages(tuple(lines[:-_MOST_LINES]))
     noted = {*early.of_note, *early.xids, *early.host_faults}
-    return [x for x in early.lines if x in noted][:_MOST_LINES] + lines[-_MOST_LINES:]
+    kept = [line for line in early.lines if line in noted]
+    return kept[:_MOST_LINES] + lines[-_MOST_LINES:]

@@ -8,29 +8,42 @@ import psutil
 
 from sm121.core.redaction import redact_arguments
 
+#: Characters of a command line that are kept.
+_LONGEST_COMMAND = 400
+
 
 def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:
-    """What each process is and does, with its dead children; those that end are left out."""
+    """Describe processes and their dead children.
+
+    Args:
+        processes: The processes. Those that end meanwhile are left out.
+
+    Returns:
+        An entry for each process, by pid: its pid, parent, name and status, and as far as they can
+        be read its command, threads, memory (bytes), processor time (seconds) and handles.
+    """
     by_pid: dict[int, dict[str, Any]] = {}
     for process in processes:
         try:
-            for each in (process, *process.children()):
-                if each.pid not in by_pid:
-                    by_pid[each.pid] = _one(each)
+            for member in (process, *process.children()):
+                if member.pid not in by_pid:
+                    by_pid[member.pid] = _describe(member)
         except psutil.NoSuchProcess:
             continue
     return [by_pid[pid] for pid in sorted(by_pid)]
 
 
-def _one(process: psutil.Process) -> dict[str, Any]:
+def _describe(process: psutil.Process) -> dict[str, Any]:
     entry: dict[str, Any] = {"pid": process.pid, "parent": process.ppid(), "name": process.name()}
     entry["status"] = process.status()
     try:
         with process.oneshot():
-            entry["command"] = " ".join(redact_arguments(process.cmdline())).strip()[:400]
+            command = " ".join(redact_arguments(process.cmdline())).strip()
+            entry["command"] = command[:_LONGEST_COMMAND]
             entry["threads"] = process.num_threads()
             entry["rss_bytes"] = process.memory_info().rss
-            entry["cpu_s"] = round(sum(process.cpu_times()[:2]), 2)  # of the user, of the system
+            times = process.cpu_times()
+            entry["cpu_s"] = round(times.user + times.system, 2)
             entry["handles"] = process.num_fds()
     except (psutil.ZombieProcess, psutil.AccessDenied) as error:
         entry["not_known"] = type(error).__name__
@@ -43,13 +56,22 @@ def _one(process: psutil.Process) -> dict[str, Any]:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """For people."""
+    """Format a snapshot as a table of text.
+
+    Args:
+        entries: What `snapshot` returned.
+
+    Returns:
+        A heading and a line for each process.
+    """
     lines = [f"{'pid':>8} {'parent':>8} {'status':<12} {'rss MiB':>9} {'cpu s':>8}  name, command"]
     for entry in entries:
-        rss = entry.get("rss_bytes")
+        rss_mib = "-"
+        if entry.get("rss_bytes") is not None:
+            rss_mib = f"{entry['rss_bytes'] / 2**20:.0f}"
         lines.append(
             f"{entry['pid']:>8} {entry['parent']:>8} {entry['status']:<12} "
-            f"{'-' if rss is None else f'{rss / 2**20:.0f}':>9} {entry.get('cpu_s', '-'):>8}  "
+            f"{rss_mib:>9} {entry.get('cpu_s', '-'):>8}  "
             f"{entry['name']}: {entry.get('command', '')}"
         )
     return "\n".join(lines) + "\n"

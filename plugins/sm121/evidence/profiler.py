@@ -1,6 +1,8 @@
-"""Takes a profile of some decode steps from a running server. vLLM with ``--profiler-config``
-profiles from POST /start_profile until /stop_profile, at no cost before. What a profile leaves
-behind is another matter: ``docs/kernel-path.md``."""
+"""Take a profile of some decode steps from a running server.
+
+vLLM with ``--profiler-config`` profiles from POST /start_profile until /stop_profile; before that
+the option costs nothing. The page ``docs/kernel-path.md`` has the costs that remain afterwards.
+"""
 
 import itertools
 import time
@@ -14,32 +16,52 @@ from sm121.client.completions import Refused, stream
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 
+#: Names of the trace files of the torch profiler.
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
+#: The trace of vLLM's front end, which has no kernels.
+_FRONT_END = "async_llm"
 _WRITTEN_WITHIN_S = 30.0
-#: Tokens of the answer that is profiled: it is dropped when its steps are there.
+_LOOK_EVERY_S = 0.3
+_REQUEST_TIMEOUT_S = 300.0
+#: Tokens of the answer that is profiled. The client drops it after the profiled steps.
 _LONGEST_ANSWER = 1024
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
-    """The trace of about `steps` decode steps of one request, without its prefill, which the server
-    writes into `traces` here. Raises NotRun: it has no profiler, or wrote no trace."""
-    before = set(_written(traces))
+    """Profile decode steps of one request, without its prefill.
+
+    Args:
+        endpoint: The server.
+        traces: The folder on this machine into which the server writes its traces.
+        steps: About how many decode steps are profiled.
+
+    Returns:
+        The trace.
+
+    Raises:
+        NotRun: The server has no profiler, ended the answer too early, or wrote no trace.
+    """
+    before = _written(traces)
     _decode(endpoint, steps)
-    deadline, size = time.monotonic() + _WRITTEN_WITHIN_S, -1
+    deadline = time.monotonic() + _WRITTEN_WITHIN_S
+    last_size = 0
     while time.monotonic() < deadline:
-        new = {path for path in _written(traces) if "async_llm" not in path.name} - before
+        new = [path for path in _written(traces) - before if _FRONT_END not in path.name]
         if new:
             first = min(new, key=lambda path: path.name)
-            if (now := first.stat().st_size) == size and now > 0:
+            size = first.stat().st_size
+            if size == last_size and size > 0:
                 return first
-            size = now
-        time.sleep(0.3)
+            last_size = size
+        time.sleep(_LOOK_EVERY_S)
     raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
 
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
-    """Generate, with the profiler on for `steps` tokens after it says that it is on. The answer is
-    read all the while: many tokens may be ready before a slow /start_profile answers."""
+    """Generate tokens, and profile `steps` of them after /start_profile has answered.
+
+    The answer is read all the while: many tokens may be ready before a slow /start_profile answers.
+    """
     request = {
         "model": endpoint.served_name,
         "prompt": "One, two, three,",
@@ -48,8 +70,8 @@ def _decode(endpoint: Endpoint, steps: int) -> None:
         "ignore_eos": True,
     }
     with (
-        endpoint.http(timeout_s=300.0) as control,
-        closing(stream(endpoint, request, timeout_s=300.0)) as chunks,
+        endpoint.http(timeout_s=_REQUEST_TIMEOUT_S) as control,
+        closing(stream(endpoint, request, timeout_s=_REQUEST_TIMEOUT_S)) as chunks,
         ThreadPoolExecutor(1) as beside,
     ):
         tokens = (chunk for chunk in chunks if chunk.get("choices"))
@@ -64,7 +86,7 @@ def _decode(endpoint: Endpoint, steps: int) -> None:
             pass
         started.result()
         try:
-            profiled = sum(1 for _ in itertools.islice(tokens, steps))
+            profiled = len(list(itertools.islice(tokens, steps)))
         finally:
             _post(control, "/stop_profile")
     if profiled < steps:
@@ -75,6 +97,7 @@ def _decode(endpoint: Endpoint, steps: int) -> None:
 
 
 def _post(http: httpx.Client, path: str) -> None:
+    """Send an empty request, and raise NotRun if the server does not accept it."""
     status = http.post(path).status_code
     if status == 404:
         raise NotRun(
@@ -85,5 +108,8 @@ def _post(http: httpx.Client, path: str) -> None:
         raise NotRun(f"the server answers {path} with status {status}; its log says why")
 
 
-def _written(traces: Path) -> list[Path]:
-    return [path for pattern in _TRACES for path in traces.glob(pattern)]
+def _written(traces: Path) -> set[Path]:
+    files: set[Path] = set()
+    for pattern in _TRACES:
+        files.update(traces.glob(pattern))
+    return files
