@@ -1,17 +1,19 @@
-"""Asks an interpreter what is installed in its environment, without importing any of it. Runs
-inside the engine's environment (``python -c``), which has nothing of this suite: standard library
-only. A package is located by its import specification, because an engine on PYTHONPATH (as in the
-development container) has no metadata.
+"""Report what is installed in an interpreter's environment, without importing any of it.
 
-Asked ``null`` on its standard input it prints one JSON object about what is installed. Asked a list
-of registries of environment variables it prints, for each, whether the package is there and which
-names it knows:
+The module runs inside the engine's environment (``python -c``), which has nothing of this suite: it
+uses the standard library only. A package is located by its import specification, because an engine
+on PYTHONPATH (as in the development container) has no metadata.
 
-* a registry with ``module`` is a file of the package that holds a dictionary ``name`` of all
-  variables (``vllm/envs.py``). It is loaded by itself where that works, since importing the whole
-  package takes seconds and may fail for reasons of its own.
-* one with ``suffixes`` is read from the package's sources: a variable that no source names is not
-  read by it."""
+If standard input has ``null``, the program prints one JSON object about what is installed. If it
+has a list of registries of environment variables, the program prints for each whether the package
+is installed and which names it knows:
+
+* A registry with ``module`` is a file of the package that holds a dictionary ``name`` of all
+  variables (``vllm/envs.py``). The file is loaded by itself if that works, since an import of the
+  whole package takes seconds and may fail for other reasons.
+* For a registry with ``suffixes`` the package's sources are searched. The package does not read a
+  variable that no source names.
+"""
 
 import contextlib
 import importlib.metadata
@@ -27,16 +29,22 @@ _COMMIT = re.compile(r'"commit_id":\s*"([^"]+)"')
 
 
 def _location(name: str) -> str | None:
+    """Return the folder of a package or of a module, or None if it is not installed."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        spec = None
-    if spec is not None and spec.submodule_search_locations:
-        return next(iter(spec.submodule_search_locations), None)
-    return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
+        return None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        return folder
+    if spec.origin:
+        return str(Path(spec.origin).parent)
+    return None
 
 
 def _constant(folder: str | None, file: str, name: str) -> str | None:
+    """Return a constant text of a source file, or None."""
     if folder is None:
         return None
     try:
@@ -65,7 +73,7 @@ def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
     variables: set[str] = set()
     for path in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):  # not ours to read, or gone
+        with contextlib.suppress(OSError):  # it belongs to another user, or is gone
             if path.name.endswith(tuple(registry["suffixes"])) and path.is_file():
                 variables.update(quoted.findall(path.read_text("utf-8", "replace")))
     return sorted(variables)
@@ -74,13 +82,19 @@ def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
 def _known(registry: dict[str, Any]) -> dict[str, Any]:
     folder = _location(registry["package"])
     names = None
-    if folder is not None:
-        names = (_registered if registry["module"] else _named_in_sources)(folder, registry)
+    if folder is not None and registry["module"]:
+        names = _registered(folder, registry)
+    elif folder is not None:
+        names = _named_in_sources(folder, registry)
     return {"prefix": registry["prefix"], "installed": folder is not None, "known": names}
 
 
 def installed() -> dict[str, dict[str, str]]:
-    """Versions of all distributions, and the commits of those whose metadata has one, by name."""
+    """Return the installed distributions, by their normalised names.
+
+    Returns:
+        ``packages``: the version of each; ``commits``: the commit of each whose metadata has one.
+    """
     packages: dict[str, str] = {}
     commits: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
@@ -91,13 +105,16 @@ def installed() -> dict[str, dict[str, str]]:
         if not name or "Version" not in fields or name in packages:  # the first of a name counts
             continue
         packages[name] = fields["Version"]
-        if commit := _COMMIT.search(distribution.read_text("direct_url.json") or ""):
+        commit = _COMMIT.search(distribution.read_text("direct_url.json") or "")
+        if commit is not None:
             commits[name] = commit[1]
     return {"packages": packages, "commits": commits}
 
 
-def _answer() -> dict[str, Any]:
-    vllm, flashinfer, torch = _location("vllm"), _location("flashinfer"), _location("torch")
+def _describe_packages() -> dict[str, Any]:
+    vllm = _location("vllm")
+    flashinfer = _location("flashinfer")
+    torch = _location("torch")
     return {
         "python": sys.version.split()[0],
         **installed(),
@@ -114,7 +131,12 @@ def _answer() -> dict[str, Any]:
     }
 
 
+def _answer_to(question: list[dict[str, Any]] | None) -> Any:
+    if question is None:
+        return _describe_packages()
+    return [_known(registry) for registry in question]
+
+
 if __name__ == "__main__":
-    question = json.load(sys.stdin)
-    answer = _answer() if question is None else [_known(registry) for registry in question]
+    answer = _answer_to(json.load(sys.stdin))
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

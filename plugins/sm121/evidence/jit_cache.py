@@ -1,6 +1,8 @@
-"""Modules that an engine compiled at run time: their names, and what their machine code is for.
-That a module lies in a cache proves that some run compiled it, not that this one called it. That it
-is missing from a cache that was empty before proves that nothing of it ran."""
+"""Modules that an engine compiled at run time: their names, and the GPUs of their machine code.
+
+A module in a cache proves that some run compiled it, not that this run called it. A module that is
+missing from a cache that was empty before proves that nothing of it ran.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,7 +11,8 @@ from sm121.compilation import architecture, libraries
 from sm121.core import data_file, errors
 from sm121.evidence.kernel_profile import Part, part_of
 
-_FOLDERS_OF_ALL = ("cached_ops", "cache", "generated")
+#: Folders of a cache that are not named after one module.
+_FOLDERS_OF_ALL = ("", "cached_ops", "cache", "generated")
 
 
 class JitModule(data_file.Record):
@@ -17,9 +20,9 @@ class JitModule(data_file.Record):
 
     name: str
     part: Part
-    """What it is for, by its name."""
+    """The part of the model that it computes, by its name."""
     state: str
-    """What its code means for the GPU, in the words of ``sm121 path --libraries``."""
+    """Whether its code fits the GPU, in the words of ``sm121 path --libraries``."""
     sass: list[str]
     ptx: list[str]
     path: str
@@ -28,8 +31,20 @@ class JitModule(data_file.Record):
 
 
 def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
-    """The modules under some cache folders, by name. FlashInfer's are shared libraries in a folder
-    of their name; Triton's are cubins. Raises UsageError: a place does not exist."""
+    """Read the modules under some cache folders.
+
+    FlashInfer's modules are shared libraries in a folder of their name; Triton's are cubins.
+
+    Args:
+        places: The folders.
+        gpu: The compute capability of the GPU, as 121.
+
+    Returns:
+        The modules, by name. Libraries without code for a GPU are left out.
+
+    Raises:
+        UsageError: A folder does not exist.
+    """
     chosen = list(places)
     for folder in chosen:
         if not folder.exists():
@@ -37,13 +52,11 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     modules: list[JitModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
-            continue  # what a library is made of
+            continue  # a library beside it contains it
         report = libraries.judge(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue
-        parent = file.parent.name
-        is_named = parent not in ("", *_FOLDERS_OF_ALL) and parent in file.stem
-        name = parent if file.suffix == ".so" and is_named else file.name.partition(".")[0]
+        name = _name_of(file)
         modules.append(
             JitModule(
                 name=name,
@@ -58,10 +71,25 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     return sorted(modules, key=lambda module: (module.name, module.path))
 
 
+def _name_of(file: Path) -> str:
+    """Return the name of a module: of its folder, if that is named after it, else of its file."""
+    folder = file.parent.name
+    if file.suffix == ".so" and folder not in _FOLDERS_OF_ALL and folder in file.stem:
+        return folder
+    return file.name.partition(".")[0]
+
+
 def evidence(modules: Sequence[JitModule]) -> dict[str, str]:
-    """A line for each module, as evidence beside the kernel path."""
-    return {
-        f"jit_cache.{module.name}": f"{module.state}: "
-        f"{', '.join(module.sass or module.ptx) or 'no code'} ({module.path})"
-        for module in modules
-    }
+    """Return a line for each module, as evidence of a kernel path.
+
+    Args:
+        modules: The modules.
+
+    Returns:
+        The lines by ``jit_cache.<name>``.
+    """
+    lines: dict[str, str] = {}
+    for module in modules:
+        code = ", ".join(module.sass or module.ptx) or "no code"
+        lines[f"jit_cache.{module.name}"] = f"{module.state}: {code} ({module.path})"
+    return lines

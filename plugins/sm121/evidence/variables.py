@@ -1,4 +1,4 @@
-"""Which environment variables the installed engine knows, as the engine itself lists them."""
+"""The environment variables that the installed engine reads, as the engine itself lists them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,15 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file, interpreter
 
-_ASKED_OF = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH")
+#: The variables that decide which packages an interpreter finds.
+_OF_THE_INTERPRETER = (
+    "PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "HOME",
+    "LD_LIBRARY_PATH",
+)
 
 
 class Registry(data_file.DataTable):
@@ -26,31 +34,51 @@ class Registry(data_file.DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one_way(self) -> "Registry":
-        if (self.module is None) != (self.name is None) or (self.module is None) == (
-            not self.suffixes
-        ):
+    def _has_one_list(self) -> "Registry":
+        has_module = self.module is not None
+        has_name = self.name is not None
+        has_suffixes = bool(self.suffixes)
+        if has_module != has_name or has_module == has_suffixes:
             raise ValueError("expected either module and name, or suffixes")
         return self
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the engine's environment says of the variables of one prefix."""
+    """The variables of one prefix in the engine's environment.
+
+    Attributes:
+        installed: Whether the package is installed.
+        known: The names of the variables. None: they could not be read.
+        problem: Why they could not be read.
+    """
 
     installed: bool
     known: frozenset[str] | None
-    """None where it could not be asked."""
     problem: str | None = None
 
 
 def ask(
     python: str, environment: Mapping[str, str], registries: Sequence[Registry]
 ) -> dict[str, Knowledge]:
-    """What the packages of an interpreter know, by prefix; it is started once for a set of
-    registries. Where it does not answer, `known` is None and `problem` says why."""
-    relevant = tuple((name, environment[name]) for name in _ASKED_OF if name in environment)
-    return _ask(python, relevant, tuple(registries))
+    """Read which variables the packages of an interpreter know.
+
+    The interpreter is started once for a set of registries; the answer is cached.
+
+    Args:
+        python: The interpreter.
+        environment: Its environment.
+        registries: Where the variables are listed.
+
+    Returns:
+        The variables by prefix. If the interpreter does not answer, `Knowledge.problem` has the
+        reason.
+    """
+    relevant: list[tuple[str, str]] = []
+    for name in _OF_THE_INTERPRETER:
+        if name in environment:
+            relevant.append((name, environment[name]))
+    return _ask(python, tuple(relevant), tuple(registries))
 
 
 @lru_cache(maxsize=16)
@@ -59,17 +87,16 @@ def _ask(
 ) -> dict[str, Knowledge]:
     source = (files("sm121.evidence") / "engine_probe.py").read_text("utf-8")
     variables = {**dict(environment), "PYTHONDONTWRITEBYTECODE": "1"}
+    question = [registry.model_dump() for registry in registries]
     try:
-        answers = interpreter.ask(
-            python, source, variables, [registry.model_dump() for registry in registries]
-        )
+        answers = interpreter.ask(python, source, variables, question)
     except interpreter.NoAnswer as error:
         problem = f"the engine's own list of variables cannot be read: {error}"
-        return {r.prefix: Knowledge(False, None, problem) for r in registries}
-    return {
-        registry.prefix: Knowledge(
-            answer["installed"],
-            None if answer["known"] is None else frozenset(answer["known"]),
-        )
-        for registry, answer in zip(registries, answers, strict=True)
-    }
+        unanswered = Knowledge(installed=False, known=None, problem=problem)
+        return {registry.prefix: unanswered for registry in registries}
+    by_prefix: dict[str, Knowledge] = {}
+    for registry, answer in zip(registries, answers, strict=True):
+        names = answer["known"]
+        known = None if names is None else frozenset(names)
+        by_prefix[registry.prefix] = Knowledge(answer["installed"], known)
+    return by_prefix
