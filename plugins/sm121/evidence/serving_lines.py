@@ -1,5 +1,8 @@
-"""What a server's log says of its requests while it serves: the lines that vLLM prints every ten
-seconds are all that ``docker logs --tail 200`` has of a server that runs for days."""
+"""The lines of a server's log about its requests while it serves.
+
+vLLM prints such lines every ten seconds. Of a server that runs for days, ``docker logs --tail 200``
+has no other lines.
+"""
 
 import itertools
 from pathlib import Path
@@ -7,11 +10,12 @@ from pathlib import Path
 from sm121.core import data_file
 from sm121.evidence import log_lines, signatures
 
-_LOOKED_AT = 20_000  # lines in which a log shows that it is one
+#: Lines of a file that are searched for one of a logger.
+_SEARCHED_LINES = 20_000
 
 
 class ServingState(data_file.Record):
-    """The requests of a log, as the server counts them. None: no line says it."""
+    """The requests of a log, as the server counts them. None: no line has the number."""
 
     generation_tok_s: float | None = None
     """The most tokens a second that one line reports, over all of its requests."""
@@ -22,20 +26,23 @@ class ServingState(data_file.Record):
 
 
 def read(log: Path, engine: str) -> ServingState | None:
-    """The lines of a log about its requests.
+    """Read the lines of a log about its requests.
 
     Args:
         log: The file.
-        engine: Whose signatures find the lines (`signatures.known_engines`).
+        engine: The engine whose signatures find the lines (`signatures.known_engines`).
 
     Returns:
-        What they say together; None where there is no such line.
+        The numbers of all lines; None if the log has no such line.
 
     Raises:
         OSError: The file cannot be read.
+        DataFileError: The engine has no signatures.
     """
     entries = signatures.load_signatures(engine).of("generation_rate", "accepted_length")
-    hints = [hint.encode() for entry in entries for hint in entry.hint]
+    hints: list[bytes] = []
+    for entry in entries:
+        hints += [hint.encode() for hint in entry.hint]
     state = ServingState()
     for raw in log_lines.read_raw_lines(log):
         if not any(hint in raw for hint in hints):
@@ -55,12 +62,21 @@ def read(log: Path, engine: str) -> ServingState | None:
             if state.generation_tok_s is None or value > state.generation_tok_s:
                 state.generation_tok_s = value
                 state.running = running
-    return state if state != ServingState() else None
+    if state == ServingState():
+        return None
+    return state
 
 
 def has_log_lines(log: Path) -> bool:
-    """Whether a file has a line of a logger or a stack, as a log of any engine has."""
-    for raw in itertools.islice(log_lines.read_raw_lines(log), _LOOKED_AT):
+    """Return whether a file has a line of a logger or a stack, as a log of any engine has.
+
+    Args:
+        log: The file. Its first 20,000 lines are searched.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    for raw in itertools.islice(log_lines.read_raw_lines(log), _SEARCHED_LINES):
         line = log_lines.clean(raw.decode("utf-8", errors="replace"))
         if line.level is not None or line.process or log_lines.is_traceback_opening(line):
             return True

@@ -1,7 +1,8 @@
-"""Errors that kill nobody: what a server's log and the kernel say of them while it serves on. What
-counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``."""
+"""Errors that a server's log or the kernel reports while the server goes on to serve.
 
-import itertools
+The kinds of errors and the accepted errors are data: ``fixtures/signatures/failures.toml``.
+"""
+
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from sm121.evidence.failure import QUIET_LEVELS, any_of, classify_lines, load_fa
 from sm121.evidence.log_lines import LINE_LIMIT, LogLine, cut, is_traceback_opening, join_wrapped
 
 _TRACEBACK = "engine_traceback"
+_UNKNOWN = "unknown"
 #: Between two stacks of one traceback.
 _CHAINED = ("During handling of the above", "The above exception was")
 
@@ -19,31 +21,67 @@ _CHAINED = ("During handling of the above", "The above exception was")
 class SilentError:
     """An error of a server that went on to serve."""
 
-    #: Whether it is a failure; else nobody knows it.
+    #: Whether it is a known failure; else nothing is known of it.
     certain: bool
     #: The kind of a known failure, ``engine_traceback`` or ``unknown``.
     kind: str
-    #: What shows it.
+    #: The line that shows it.
     line: str
     remedy: str
 
 
+@dataclass
+class _Stack:
+    """A traceback that a process is printing."""
+
+    level: str | None
+    #: Whether a process of the engine prints it, or one of its frames is the engine's.
+    of_engine: bool
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What all lines of one record of a logger share."""
+
+    level: str | None
+    file: str | None
+    stamp: str | None
+
+
 def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
-    """What messages of the kernel report, each error once; of one without a row its words."""
-    errors = []
+    """Classify messages of the kernel.
+
+    Args:
+        messages: The messages.
+
+    Returns:
+        Each error once. An error without a row in the data has the message's own words.
+    """
+    errors: list[SilentError] = []
     for message in messages:
         cause = classify_lines([message])
-        unclear = cause.kind == "unknown"
-        certain = cause.kind not in ("unknown", "oom")  # memory may be what another lacked
-        line = message.partition("] ")[2] or message if unclear else cause.summary
-        remedy = f"{cause.remedy} (ask: {cause.owner})"
-        errors.append(SilentError(certain, cause.kind, line, remedy))
-    return list(dict.fromkeys(errors))
+        line = cause.summary
+        if cause.kind == _UNKNOWN:
+            line = message.partition("] ")[2] or message
+        error = SilentError(
+            # A lack of memory may be that of another process.
+            certain=cause.kind not in (_UNKNOWN, "oom"),
+            kind=cause.kind,
+            line=line,
+            remedy=f"{cause.remedy} (ask: {cause.owner})",
+        )
+        if error not in errors:
+            errors.append(error)
+    return errors
 
 
 class ErrorReader:
-    """Reads a log as it grows, and gives what it reports and its engine's rows do not accept.
-    `engine`: whose rows accept an error; `start`: bytes of the log that were there before."""
+    """Reads a log as it grows, and finds the errors in it that are not accepted.
+
+    Args:
+        engine: The engine whose rows of accepted errors count.
+        start: The bytes of the log that were there before, and are not read.
+    """
 
     def __init__(self, engine: str, start: int = 0) -> None:
         failures = load_failures()
@@ -51,69 +89,109 @@ class ErrorReader:
         self._never_green = [entry for entry in failures.failure if entry.never_green]
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
         self._position = start
-        #: By process, the level of a traceback that goes on, and whether the engine has it.
-        self._stacks: dict[str, tuple[str | None, bool]] = {}
-        #: By process whose last message accepts a traceback under it: None; after that stack its
-        #: level, file and time, which lines that go on with the exception's message have too.
-        self._excused: dict[str, tuple[str | None, ...] | None] = {}
+        #: The traceback that a process is printing, by process.
+        self._stacks: dict[str, _Stack] = {}
+        #: The processes whose last message accepts a traceback under it: None until that stack has
+        #: ended, then its record, since more lines of the exception's message may follow.
+        self._excused: dict[str, _Record | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:
-        """What the log reports beyond what was read before. Raises OSError: it cannot be read."""
+        """Find the errors in the lines that were written since the last call.
+
+        Args:
+            log: The log.
+
+        Returns:
+            The errors. Tracebacks before a line that says that the server is ready are left out
+            unless they are certain: the start survived them.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
         errors: list[SilentError] = []
-        for line in join_wrapped(self._new(log)):
+        for line in join_wrapped(self._new_lines(log)):
             if any_of(self._markers.ready).search(line.text):
-                # What a start met and only warned of, as of a module without its library, is over.
-                errors = [each for each in errors if each.certain or each.kind != _TRACEBACK]
-            errors += itertools.chain(*map(self._errors_in, line.parts))
+                errors = [error for error in errors if error.certain or error.kind != _TRACEBACK]
+            for part in line.parts:
+                error = self._error_in(part)
+                if error is not None:
+                    errors.append(error)
         return errors
 
-    def _new(self, log: Path) -> Iterator[str]:
+    def _new_lines(self, log: Path) -> Iterator[str]:
         with log.open("rb") as file:
             if self._position > file.seek(0, os.SEEK_END):
-                self._position = 0  # it was cut, and is written anew
+                self._position = 0  # the log was truncated and begins again
             file.seek(self._position)
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    return  # it is still being written
+                    return  # the server is still writing it
                 self._position += len(raw)
                 yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
 
-    def _errors_in(self, line: LogLine) -> Iterator[SilentError]:
-        process = f"{line.process} {line.worker}"  # Ray's ranks have one name
+    def _error_in(self, line: LogLine) -> SilentError | None:
+        process = f"{line.process} {line.worker}"  # the ranks of Ray share one name
         stack = self._stacks.get(process)
         opens = is_traceback_opening(line)
         if opens and stack is None:
             of_engine = any_of(self._markers.engine_process).match(line.process) is not None
-            stack = self._stacks[process] = line.level, of_engine
-        frame = stack is not None or line.bare or line.text.lstrip().startswith('File "')
-        if (line.is_indented and frame) or opens or not line.text.strip("^~ "):
+            stack = _Stack(line.level, of_engine)
+            self._stacks[process] = stack
+        if opens or _is_within_stack(line, stack):
             # A frame quotes source code, which may hold any message.
             if stack is not None and any_of(self._markers.engine_frame).search(line.text):
-                self._stacks[process] = stack[0], True
-            return
-        ends = stack is not None and stack[0] == line.level
-        if ends and line.text.startswith(_CHAINED):
-            return
-        if ends:
+                stack.of_engine = True
+            return None
+        ended = stack if stack is not None and stack.level == line.level else None
+        if ended is not None:
+            if line.text.startswith(_CHAINED):
+                return None
             del self._stacks[process]
         accepted = [row for row in self._accepted if row.regex.search(line.text)]
-        record = (line.level, line.file, line.stamp)
-        excused = process in self._excused and (ends or self._excused[process] == record)
-        if excused:
-            self._excused[process] = record
-        elif stack is None:
+        is_excused = self._is_excused(line, process, ends=ended is not None)
+        if not is_excused and stack is None:
             self._excused.pop(process, None)
         if any(row.traceback for row in accepted):
             self._excused[process] = None
-        excerpt, is_error = cut(line.text), line.level in ("ERROR", "CRITICAL")
-        is_error |= line.level is None and bool(any_of(self._markers.error).search(line.text))
+        excerpt = cut(line.text)
         for entry in self._never_green:
             if entry.search(line) is not None:
-                yield SilentError(True, entry.kind, excerpt, entry.remedy or "")
-                return
-        if ends and stack is not None and stack[1]:
-            why = "read the stack in the log: an exception of the engine is no refusal of a request"
-            yield SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, why)
-        elif (ends or is_error) and not (accepted or excused):
-            why = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
-            yield SilentError(False, "unknown", excerpt, why)
+                return SilentError(True, entry.kind, excerpt, entry.remedy or "")
+        if ended is not None and ended.of_engine:
+            remedy = (
+                "read the stack in the log: an exception of the engine is no refusal of a request"
+            )
+            return SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, remedy)
+        if accepted or is_excused:
+            return None
+        if ended is not None or self._is_error(line):
+            remedy = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
+            return SilentError(False, _UNKNOWN, excerpt, remedy)
+        return None
+
+    def _is_excused(self, line: LogLine, process: str, *, ends: bool) -> bool:
+        """Whether a line belongs to a traceback that the message above it accepts.
+
+        `ends`: the line ends a traceback.
+        """
+        if process not in self._excused:
+            return False
+        record = _Record(line.level, line.file, line.stamp)
+        if not ends and self._excused[process] != record:
+            return False
+        self._excused[process] = record
+        return True
+
+    def _is_error(self, line: LogLine) -> bool:
+        if line.level is None:
+            return any_of(self._markers.error).search(line.text) is not None
+        return line.level in ("ERROR", "CRITICAL")
+
+
+def _is_within_stack(line: LogLine, stack: _Stack | None) -> bool:
+    """Whether a line is a frame, or only the marks below one."""
+    if not line.text.strip("^~ "):
+        return True
+    if not line.is_indented:
+        return False
+    return stack is not None or line.bare or line.text.lstrip().startswith('File "')

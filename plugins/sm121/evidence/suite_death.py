@@ -1,4 +1,4 @@
-"""What a server's supervisor writes down when the suite itself was killed."""
+"""The crash bundle that a server's supervisor writes after the suite itself was killed."""
 
 import json
 import os
@@ -11,23 +11,38 @@ import psutil
 from sm121.core import files, redaction
 from sm121.evidence import cgroup, crash_bundle, failure, kernel_messages, process_snapshot
 
+#: How far back the kernel's messages are read, in seconds.
 _LOOK_BACK_S = 600.0
+#: Messages of the kernel in the cause.
+_QUOTED = 3
 
 
 def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -> None:
-    """Write a bundle beside the server's status file in the report directory, and name it in
-    verdict.json. ``names``: of the server's processes, by pid; ``suite``: its pid, or empty."""
+    """Write a bundle into the report directory, and name it in verdict.json.
+
+    Args:
+        status: The server's status file, which lies in the report directory.
+        names: The names of the server's processes, by pid.
+        main_pid: The pid of the server's first process.
+        suite: The pid of the suite as text; empty if it is not known.
+
+    Raises:
+        OSError: The bundle or verdict.json cannot be written.
+    """
     directory = status.parent
     secrets = redaction.secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
-    named = kernel.killed({int(suite)}) if suite.isdecimal() else []
-    says = f"; the kernel says: {named[-1]}" if named else ""
-    cause = failure.ended("suite_killed", named[-3:], kernel=says)
+    kills: list[str] = []
+    if suite.isdecimal():
+        kills = kernel.killed({int(suite)})
+    by_kernel = f"; the kernel says: {kills[-1]}" if kills else ""
+    cause = failure.ended("suite_killed", kills[-_QUOTED:], kernel=by_kernel)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     evidence = crash_bundle.Evidence(
         cause=cause,
         what="the suite died",
-        log=Path("/proc/self/fd/1").resolve(),  # what the server says goes where we say it
+        # The supervisor's standard output is the server's log.
+        log=Path("/proc/self/fd/1").resolve(),
         tree=process_snapshot.snapshot(processes),
         kernel=kernel,
         cgroup_after=cgroup.memory_events(),
@@ -42,9 +57,15 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
     bundle = crash_bundle.write(
         evidence, directory / crash_bundle.FOLDER, lambda text: redaction.redact(text, secrets)
     )
-    if (file := directory / "verdict.json").is_file():
-        report = json.loads(file.read_text("utf-8"))
-        crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
-        report["crashes"].append({**crash, "bundle": str(bundle.relative_to(directory))})
-        report["reason"] = f"the run has not finished: {cause.summary}"
-        files.write_text(json.dumps(report, indent=2) + "\n", file)
+    _name_in_verdict(directory / "verdict.json", cause, str(bundle.relative_to(directory)))
+
+
+def _name_in_verdict(file: Path, cause: failure.Cause, bundle: str) -> None:
+    """Add a crash to verdict.json, if there is one."""
+    if not file.is_file():
+        return
+    report = json.loads(file.read_text("utf-8"))
+    crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
+    report["crashes"].append({**crash, "bundle": bundle})
+    report["reason"] = f"the run has not finished: {cause.summary}"
+    files.write_text(json.dumps(report, indent=2) + "\n", file)
