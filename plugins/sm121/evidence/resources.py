@@ -1,13 +1,17 @@
-"""What a server's process tree used, sampled beside the run."""
+"""The resources that a server's process tree uses, sampled beside the run."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 from pydantic import BaseModel
+
+#: Samples that are kept: two hours at the default interval.
+_KEPT_SAMPLES = 3600
 
 
 class Resources(BaseModel):
@@ -29,21 +33,61 @@ class Resources(BaseModel):
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """What a server holds at one moment, in bytes. None where it is not known."""
+    """The memory that a server holds at one moment, in bytes. None: not known.
 
-    #: Of the GPUs. None also where the GPU's memory is the system's and no process's share is told.
+    Attributes:
+        device: Of the GPUs. Also None where the GPU's memory is the system's and the share of a
+            process is not reported.
+        total: Of the host and the GPUs together.
+        source: How these are known, or why they are not.
+    """
+
     device: int | None
-    #: Of the host and the GPUs together.
     total: int | None
-    #: How that is known.
     source: str
 
 
+class MemorySample(NamedTuple):
+    """The memory at one moment.
+
+    Attributes:
+        at_s: When, by ``time.monotonic``.
+        rss_bytes: Resident bytes of the process tree.
+        available_bytes: Bytes that are available on the machine.
+    """
+
+    at_s: float
+    rss_bytes: int
+    available_bytes: int
+
+
+@dataclass
+class _TreeUse:
+    """The resources of a process tree at one moment."""
+
+    rss_bytes: int
+    #: Seconds of the processor since the start of each process, by pid.
+    cpu_s: dict[int, float]
+
+
 class ResourceSampler(threading.Thread):
-    """Samples a changing set of ``processes`` until it is stopped. ``held``: what processes of
-    these pids, with so many resident bytes, hold of all memory. ``on_floor``: called at each sample
-    with less than ``floor_bytes`` available, here or on another node (``nodes``: bytes by its
-    name). ``on_trouble``: called once, when a sample could not be taken."""
+    """Samples a changing set of processes until it is stopped.
+
+    Args:
+        processes: Returns the processes.
+        held: Returns the memory that processes of these pids hold, with so many resident bytes.
+            None: only resident bytes are sampled.
+        interval_s: Seconds between two samples.
+        floor_bytes: The least memory that must be available.
+        nodes: Returns the available bytes of each other node, by its name.
+        on_floor: Called at each sample with less available memory than `floor_bytes`, on this
+            machine or on another node.
+        on_trouble: Called once, when a sample could not be taken.
+
+    Attributes:
+        resources: The peaks so far.
+        history: The last samples of the memory.
+    """
 
     def __init__(
         self,
@@ -60,16 +104,17 @@ class ResourceSampler(threading.Thread):
         self._processes = processes
         self._read_memory = held
         self._ended = threading.Event()
-        self._previous: dict[int, float] = {}
+        self._previous_cpu_s: dict[int, float] = {}
         self.resources = Resources(interval_s=interval_s)
-        self._floor, self._nodes = floor_bytes, nodes
+        self._floor_bytes = floor_bytes
+        self._nodes = nodes
         self._on_floor = on_floor
         self._on_trouble = on_trouble
         self._trouble_reported = False
-        #: The last ones, as (time.monotonic, resident bytes, bytes available).
-        self.history: deque[tuple[float, int, int]] = deque(maxlen=3600)
+        self.history: deque[MemorySample] = deque(maxlen=_KEPT_SAMPLES)
 
     def run(self) -> None:
+        """Sample until `stop` is called."""
         while not self._ended.wait(self.resources.interval_s):
             try:
                 self.sample()
@@ -82,46 +127,66 @@ class ResourceSampler(threading.Thread):
                     )
 
     def sample(self) -> None:
-        """Take one sample; the floor counts whether or not a server runs."""
+        """Take one sample. The floor is checked whether or not a server runs."""
         available = psutil.virtual_memory().available
-        elsewhere = {f"{node}: ": size for node, size in self._nodes().items()}
-        for where, size in {"": available, **elsewhere}.items():
-            if size < self._floor:
-                self._on_floor(
-                    f"{where}MemAvailable is {size / 2**30:.2f} GiB, required at least "
-                    f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
-                )
-        rss, used_s, times = 0, 0.0, {}
+        self._check_floor("", available)
+        for node, size in self._nodes().items():
+            self._check_floor(f"{node}: ", size)
+        use = self._read_use()
+        if not use.cpu_s:
+            return
+        totals = self.resources
+        self.history.append(MemorySample(round(time.monotonic(), 2), use.rss_bytes, available))
+        totals.tree_rss_peak_bytes = max(use.rss_bytes, totals.tree_rss_peak_bytes or 0)
+        if self._read_memory is not None:
+            self._add_memory(self._read_memory(set(use.cpu_s), use.rss_bytes))
+        totals.mem_available_min_bytes = min(available, totals.mem_available_min_bytes or available)
+        self._add_cpu(use.cpu_s)
+        totals.samples += 1
+
+    def _check_floor(self, where: str, available: int) -> None:
+        if available < self._floor_bytes:
+            self._on_floor(
+                f"{where}MemAvailable is {available / 2**30:.2f} GiB, required at least "
+                f"{self._floor_bytes / 2**30:.2f} GiB: the run is ended before the machine wedges"
+            )
+
+    def _read_use(self) -> _TreeUse:
+        use = _TreeUse(rss_bytes=0, cpu_s={})
         for process in self._processes():
             try:
                 with process.oneshot():
-                    rss += process.memory_info().rss
-                    cpu = process.cpu_times()
+                    rss_bytes = process.memory_info().rss
+                    times = process.cpu_times()
             except (psutil.Error, OSError):
-                continue  # it has ended, or is not ours to read
-            times[process.pid] = cpu.user + cpu.system
-            used_s += times[process.pid] - self._previous.get(process.pid, 0.0)
-        if not times:
-            return
+                continue  # it has ended, or belongs to another user
+            use.rss_bytes += rss_bytes
+            use.cpu_s[process.pid] = times.user + times.system
+        return use
+
+    def _add_memory(self, memory: ServerMemory) -> None:
         totals = self.resources
-        self.history.append((round(time.monotonic(), 2), rss, available))
-        totals.tree_rss_peak_bytes = max(rss, totals.tree_rss_peak_bytes or 0)
-        if self._read_memory is not None:
-            memory = self._read_memory(set(times), rss)
-            if memory.source != totals.memory_source:  # peaks are of one way to know it
-                totals.device_peak_bytes = totals.memory_peak_bytes = None
-                totals.memory_source = memory.source
-            if memory.device is not None:
-                totals.device_peak_bytes = max(memory.device, totals.device_peak_bytes or 0)
-            if memory.total is not None:
-                totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
-        totals.mem_available_min_bytes = min(available, totals.mem_available_min_bytes or available)
-        if self._previous:
+        if memory.source != totals.memory_source:
+            # Peaks that are known in different manners are not comparable.
+            totals.device_peak_bytes = None
+            totals.memory_peak_bytes = None
+            totals.memory_source = memory.source
+        if memory.device is not None:
+            totals.device_peak_bytes = max(memory.device, totals.device_peak_bytes or 0)
+        if memory.total is not None:
+            totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
+
+    def _add_cpu(self, cpu_s: dict[int, float]) -> None:
+        """Add the processor time since the last sample."""
+        totals = self.resources
+        used_s = 0.0
+        for pid, seconds in cpu_s.items():
+            used_s += seconds - self._previous_cpu_s.get(pid, 0.0)
+        if self._previous_cpu_s:
             percent = round(100.0 * used_s / totals.interval_s, 1)
             totals.cpu_percent_peak = max(percent, totals.cpu_percent_peak or 0.0)
         totals.cpu_seconds = round((totals.cpu_seconds or 0.0) + used_s, 2)
-        totals.samples += 1
-        self._previous = times
+        self._previous_cpu_s = cpu_s
 
     def stop(self) -> None:
         """Take no more samples."""

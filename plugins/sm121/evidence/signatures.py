@@ -1,5 +1,8 @@
-"""Log signatures: what a line of a server's log proves, one TOML file for each engine in
-``fixtures/signatures``. A wrong file is an error when loaded, never a silent mismatch."""
+"""Log signatures: what a line of a server's log proves.
+
+``fixtures/signatures`` has one TOML file for each engine. A file that breaks the schema is an error
+when it is loaded, never a silent mismatch.
+"""
 
 import re
 from functools import cache
@@ -12,6 +15,9 @@ from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_lines import LogLine, clean
 
+#: The file of this folder that has no engine's signatures (`sm121.evidence.failure`).
+_FAILURES = "failures.toml"
+
 SignatureField = Literal[
     "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
     "dtype", "load_format", "quantization", "prefix_caching", "block_size", "context",
@@ -21,10 +27,13 @@ SignatureField = Literal[
     "rdma_devices", "rerouted", "start", "generation_rate", "accepted_length",
     "compiled", "attention_decode",
 ]  # fmt: skip
-"""What a signature speaks of. Other signatures lean on a ``fact``. ``asked`` is what the server was
-asked for. A ``generation_rate`` and an ``accepted_length`` are of the requests of the last seconds.
-``compiled`` is a kernel that a request waited for. Of a rank: its number, how many there are, what
-their ``group`` is made by, its ``channels`` to others by NCCL."""
+"""The subject of a signature.
+
+A ``fact`` is a premise of other signatures (`Signature.needs`). ``asked`` has the arguments of the
+server. ``generation_rate`` and ``accepted_length`` are of the requests of the last seconds.
+``compiled`` is a kernel that a request waited for. A rank prints its number (``rank``), the number
+of ranks (``world_size``), the library of their process group (``group``) and NCCL's ``channels``.
+"""
 
 
 class LinePattern(DataTable):
@@ -50,19 +59,30 @@ class LinePattern(DataTable):
         return self
 
     def search(self, line: LogLine) -> re.Match[str] | None:
-        """The match of this pattern in a line, or None."""
+        """Search a line for this pattern.
+
+        Args:
+            line: A clean line.
+
+        Returns:
+            The match of `regex`, or None.
+        """
         if not any(hint in line.text for hint in self.hint):
             return None
-        if self.file is not None:
-            if line.file is None:
-                if self.file_required:
-                    return None
-            elif self.file.fullmatch(line.file) is None:
-                return None
+        if not self._may_come_from(line.file):
+            return None
         match = self.regex.search(line.text)
         if match is None or (self.unless is not None and self.unless.search(line.text)):
             return None
         return match
+
+    def _may_come_from(self, file: str | None) -> bool:
+        """Whether a source file prints this line. None: the line names no file."""
+        if self.file is None:
+            return True
+        if file is None:
+            return not self.file_required
+        return self.file.fullmatch(file) is not None
 
 
 class Signature(LinePattern):
@@ -96,6 +116,14 @@ class Signature(LinePattern):
     @model_validator(mode="after")
     def _check_value(self) -> "Signature":
         captures = "value" in self.regex.groupindex
+        self._check_source_of_value(captures)
+        if self.mapping_only and not self.mapping:
+            raise ValueError("mapping_only needs mapping")
+        self._check_type_of_value(captures)
+        return self
+
+    def _check_source_of_value(self, captures: bool) -> None:
+        """Require exactly one source of the value. `captures`: `regex` has the group ``value``."""
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
@@ -106,18 +134,27 @@ class Signature(LinePattern):
                 raise ValueError("template stands instead of value and of the group of that name")
         elif captures == (self.value is not None):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
-        if self.mapping_only and not self.mapping:
-            raise ValueError("mapping_only needs mapping")
-        wants_bool = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
-        constants = [self.value] if self.value is not None else list(self.mapping.values())
-        if wants_bool != all(isinstance(constant, bool) for constant in constants) and constants:
-            raise ValueError(f"{self.field} takes {'true or false' if wants_bool else 'text'}")
-        if wants_bool and captures and not self.mapping_only:
+
+    def _check_type_of_value(self, captures: bool) -> None:
+        """Require true or false for the fields that are switches, and text for all others."""
+        is_switch = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
+        constants = list(self.mapping.values())
+        if self.value is not None:
+            constants = [self.value]
+        if constants and is_switch != all(isinstance(constant, bool) for constant in constants):
+            raise ValueError(f"{self.field} takes {'true or false' if is_switch else 'text'}")
+        if is_switch and captures and not self.mapping_only:
             raise ValueError(f"a captured {self.field} needs mapping and mapping_only")
-        return self
 
     def read(self, match: re.Match[str]) -> str | bool | None:
-        """The value that a matching line states; None when the mapping does not have it."""
+        """Return the value that a matching line states.
+
+        Args:
+            match: What `search` returned.
+
+        Returns:
+            The value; None if `mapping_only` is set and the mapping does not have the text.
+        """
         if self.value is not None:
             return self.value
         if self.field in ("fallback", "silent_fallback"):
@@ -129,7 +166,9 @@ class Signature(LinePattern):
             return self.mapping[captured]
         if self.mapping_only:
             return None
-        return re.sub(r"[\s-]+", "_", captured).upper() if self.transform == "enum" else captured
+        if self.transform == "enum":
+            return re.sub(r"[\s-]+", "_", captured).upper()
+        return captured
 
 
 class MetricSignature(DataTable):
@@ -149,7 +188,7 @@ class MetricSignature(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one_way(self) -> "MetricSignature":
+    def _has_one_source(self) -> "MetricSignature":
         if (self.label is None) == (self.absent is None):
             raise ValueError("expected either label or absent")
         if (self.absent is None) != (self.served is None):
@@ -172,31 +211,48 @@ class SignatureSet(DataTable):
     def _check_references(self) -> "SignatureSet":
         facts = {entry.id for entry in self.signature if entry.field == "fact"}
         for entry in self.signature:
-            if missing := set(entry.needs) - facts:
+            missing = set(entry.needs) - facts
+            if missing:
                 raise ValueError(
                     f"{entry.id} needs {', '.join(sorted(missing))}, which is no fact here"
                 )
         return self
 
     def of(self, *fields: SignatureField) -> tuple[Signature, ...]:
-        """The entries that speak of any of `fields`, in the order of the file."""
+        """Return the entries of some fields, in the order of the file.
+
+        Args:
+            fields: The fields.
+        """
         return tuple(entry for entry in self.signature if entry.field in fields)
 
     def is_harmless_env(self, name: str) -> bool:
-        """True for an unknown variable that images or Kubernetes set by themselves."""
+        """Return whether images or Kubernetes set an unknown variable by themselves.
+
+        Args:
+            name: The name of the variable.
+        """
         return any(pattern.fullmatch(name) for pattern in self.harmless_env)
 
 
 @cache
 def known_engines() -> tuple[str, ...]:
-    """The engines whose logs can be read."""
+    """Return the engines whose logs can be read."""
     folder = files("sm121.fixtures") / "signatures"
-    names = (item.name for item in folder.iterdir() if item.name.endswith(".toml"))
-    return tuple(sorted({name.removesuffix(".toml") for name in names} - {"failures"}))
+    names = {item.name for item in folder.iterdir() if item.name.endswith(".toml")}
+    engines = {name.removesuffix(".toml") for name in names - {_FAILURES}}
+    return tuple(sorted(engines))
 
 
 def load_signatures(engine: str) -> SignatureSet:
-    """The signatures of an engine. Raises DataFileError: there are none, or the file is wrong."""
+    """Load the signatures of an engine.
+
+    Args:
+        engine: One of `known_engines`.
+
+    Raises:
+        DataFileError: The engine has no signatures, or the file breaks the schema.
+    """
     if engine not in known_engines():
         raise DataFileError(
             f"fixtures/signatures/{engine}.toml: no such file; "
@@ -206,16 +262,25 @@ def load_signatures(engine: str) -> SignatureSet:
 
 
 def startup_progress(line: str, engine: str = "vllm") -> str | None:
-    """The phase of a start by this line, such as ``loading weights (33 %)``, or None. An engine
-    without signatures of its own is read as vLLM is."""
+    """Return the phase of a start that a line announces.
+
+    Args:
+        line: A line of the log.
+        engine: The engine. An engine without signatures is read as vLLM.
+
+    Returns:
+        The phase, such as ``loading weights (33 %)``, or None.
+    """
     message = clean(line)
-    for phase in load_signatures(engine if engine in known_engines() else "vllm").of("progress"):
-        if (match := phase.search(message)) is None:
+    known = engine if engine in known_engines() else "vllm"
+    for phase in load_signatures(known).of("progress"):
+        match = phase.search(message)
+        if match is None:
             continue
-        groups, name = match.groupdict(), str(phase.value)
+        groups = match.groupdict()
         if groups.get("percent"):
-            return f"{name} ({groups['percent']} %)"
+            return f"{phase.value} ({groups['percent']} %)"
         if groups.get("done") and groups.get("total"):
-            return f"{name} ({groups['done']} of {groups['total']})"
-        return name
+            return f"{phase.value} ({groups['done']} of {groups['total']})"
+        return str(phase.value)
     return None
