@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from logs import read_lines
 
-from sm121.evidence import death, log_lines
+from sm121.evidence import death, log_message
 from sm121.evidence.failure import Kind, classify, classify_lines, explain, load_failures
 from sm121.evidence.kernel_messages import KernelMessages
 
@@ -37,7 +37,7 @@ def test_every_failure_has_a_case_that_reaches_it() -> None:
     entries = {entry.id: entry for entry in load_failures().failure}
     assert set(entries) == set(CASES) and set(KINDS.values()) == set(get_args(Kind))
     for name, lines in CASES.items():
-        assert any(entries[name].search(log_lines.clean(line)) for line in lines), name
+        assert any(entries[name].search(log_message.clean(line)) for line in lines), name
 
 
 AFTERMATH = [

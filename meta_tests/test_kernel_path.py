@@ -10,8 +10,8 @@ from logs import lines_of, proofs, read_lines, stated
 
 from sm121.core import profile
 from sm121.core.data_file import DataFileError
+from sm121.evidence import log_lines, log_message
 from sm121.evidence.kernel_path import mistaken_environment, read_log
-from sm121.evidence.log_lines import LINE_LIMIT, clean, read_raw_lines
 from sm121.evidence.signatures import load_signatures, startup_progress
 from sm121.run.harness import Harness
 
@@ -25,7 +25,7 @@ PROVES = proofs(LINES["proves"])
 def test_line_proves_value(line, field, value):
     path = read_lines([line])
     assert getattr(path, field) == value
-    assert path.evidence[field] in clean(line).text
+    assert path.evidence[field] in log_message.clean(line).text
     assert len(path.evidence[field]) <= 400
 
 
@@ -39,7 +39,7 @@ def test_line_proves_nothing(line):
 
 def unreached(engine: str, lines: Iterable[str]) -> list[str]:
     """Signatures of an engine's path that reach none of these lines."""
-    cleaned = [clean(line) for line in lines]
+    cleaned = [log_message.clean(line) for line in lines]
     return [
         entry.id
         for entry in load_signatures(engine).signature
@@ -667,7 +667,7 @@ def test_binary_and_endless_lines(tmp_path):
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
     binary, endless = b"\xff\xfe\x00\x80" * 50_000, b"x" * 3_000_000
     log.write_bytes(binary + b"\n" + endless + b"\r\n" + good + b"\r" + b"\x00" * 100)
-    assert max(map(len, read_raw_lines(log))) <= LINE_LIMIT
+    assert max(map(len, log_lines.read_raw_lines(log))) <= log_lines.LINE_LIMIT
     assert read_log(log).attention == "FLASH_ATTN"
 
 

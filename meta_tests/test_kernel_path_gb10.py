@@ -12,7 +12,7 @@ from logs import read_lines, stated
 from sm121 import cli
 from sm121.core import builds
 from sm121.evidence.kernel_path import detect_engine, read_log, search_last_start
-from sm121.evidence.log_lines import clean
+from sm121.evidence.log_message import clean
 from sm121.evidence.signatures import startup_progress
 
 DATA = Path(__file__).parent / "data"

@@ -14,7 +14,7 @@ import report_runs
 from sm121.cli import main
 from sm121.core import unmet
 from sm121.core.verdict import Verdict
-from sm121.evidence import crash_bundle, log_lines
+from sm121.evidence import crash_bundle, log_message
 from sm121.report import (
     comparison,
     crash_list,
@@ -303,7 +303,7 @@ def test_a_test_has_the_same_link_in_every_run():
 @pytest.mark.parametrize("around", range(0, 1400, 53))
 def test_evidence_is_cut_between_words(around):
     line = ", ".join(f"some_option{n}=value.{n}" for n in range(60))
-    evidence = log_lines.cut(line, 200, around=around)
+    evidence = log_message.cut(line, 200, around=around)
     assert len(evidence) <= 200 and line[around] in evidence
     part = evidence.strip("\u2026")
     start = line.index(part)
@@ -311,7 +311,7 @@ def test_evidence_is_cut_between_words(around):
     words, whole = ({*re.findall(r"[\w.]+", text)} for text in (part, line))
     assert words <= whole, "no part of a word"
     assert start <= around < start + len(part)
-    assert log_lines.cut("x" * 900, 400) == "x" * 399 + "\u2026"
+    assert log_message.cut("x" * 900, 400) == "x" * 399 + "\u2026"
 
 
 def test_tests_that_say_the_same_stand_together_with_what_their_own_server_shows(runs, tmp_path):

@@ -19,7 +19,8 @@ from sm121.engines.attached_life import entry_of
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics, signatures
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.log_lines import moment, read_raw_lines
+from sm121.evidence.log_lines import read_raw_lines
+from sm121.evidence.log_message import moment
 
 #: A line is in the file so soon after what it speaks of.
 _WRITTEN_WITHIN_S = 3.0

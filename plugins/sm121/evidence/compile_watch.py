@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.evidence import log_lines, signatures
+from sm121.evidence import log_message, signatures
+from sm121.evidence.log_lines import LINE_LIMIT
 
 
 @dataclass
@@ -62,7 +63,7 @@ class CompileWatch:
         hints = itertools.chain.from_iterable(entry.hint for entry in entries)
         if not any(hint.encode() in raw for hint in hints):
             return None
-        line = log_lines.clean(raw[: log_lines.LINE_LIMIT].decode("utf-8", errors="replace"))
+        line = log_message.clean(raw[:LINE_LIMIT].decode("utf-8", errors="replace"))
         if any(entry.search(line) is not None for entry in entries):
-            return log_lines.cut(line.text)
+            return log_message.cut(line.text)
         return None

@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Record, Regex
-from sm121.evidence import log_lines, signatures
-from sm121.evidence.log_lines import LogLine
+from sm121.evidence import log_lines, log_message, signatures
+from sm121.evidence.log_message import LogLine
 
 Kind = Literal[
     "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
@@ -215,7 +215,7 @@ class FailureReader:
         if self._latest is not None:
             detail = self._latest.entry.detail
             if detail is not None and detail.match(text):
-                self._latest.summary = log_lines.cut(f"{self._latest.summary} {text.strip()}")
+                self._latest.summary = log_message.cut(f"{self._latest.summary} {text.strip()}")
                 return
             self._latest = None
         if not self.stopped and self._is_fatal(text):
@@ -254,7 +254,7 @@ class FailureReader:
         text = line.text
         return not (
             line.is_indented
-            or log_lines.is_traceback_opening(line)
+            or log_message.is_traceback_opening(line)
             or self._is_ready(text)
             or self._is_stop(text)
         )
@@ -269,7 +269,7 @@ class FailureReader:
         self._weak, self._went_on = None, True
 
     def _match(self, line: LogLine) -> _Hit | None:
-        if log_lines.is_traceback_opening(line):
+        if log_message.is_traceback_opening(line):
             self._in_message = False
             return None
         if line.is_frame and not self._in_message:
@@ -290,12 +290,12 @@ class FailureReader:
         if best is None:
             return None
         entry, match = best
-        excerpt = log_lines.cut(line.text, around=match.start())
+        excerpt = log_message.cut(line.text, around=match.start())
         if entry.summary is None:
             return _Hit(entry, excerpt, excerpt)
         groups = {name: value or "" for name, value in match.groupdict().items()}
         summary = entry.summary.format_map(groups | {"line": excerpt})
-        return _Hit(entry, excerpt, log_lines.cut(summary))
+        return _Hit(entry, excerpt, log_message.cut(summary))
 
     def _best(self, *, died: bool) -> _Hit | None:
         ranks = sorted(self._first)
@@ -343,7 +343,7 @@ class FailureReader:
         ]
         if hit.entry.rank >= _DEAD_RANK:
             cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
-            changed = {"kind": hit.entry.kind, "summary": log_lines.cut(cause.summary)}
+            changed = {"kind": hit.entry.kind, "summary": log_message.cut(cause.summary)}
             return cause.model_copy(update=changed)
         is_fatal = hit.entry.rank == _GENERIC_RANK and (self._fatal or not self.ready)
         return Cause(
@@ -357,8 +357,8 @@ class FailureReader:
 
     def _last_line(self) -> list[str]:
         if isinstance(self._last, bytes):
-            self._last = log_lines.clean(self._last.decode("utf-8", errors="replace")).text
-        return [log_lines.cut(self._last)] if self._last else []
+            self._last = log_message.clean(self._last.decode("utf-8", errors="replace")).text
+        return [log_message.cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
         number, text = _ending(exit_code)
@@ -418,7 +418,7 @@ def explain(answer: str) -> str | None:
     if not _SERVER_ERROR.search(answer):
         return None
     reader = FailureReader()
-    reader.feed(log_lines.clean(answer))
+    reader.feed(log_message.clean(answer))
     best = reader._best(died=False)
     if best is None or best.entry.rank >= _GENERIC_RANK or best.entry.remedy is None:
         return None

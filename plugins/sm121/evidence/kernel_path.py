@@ -10,9 +10,9 @@ from typing import Any, get_args
 from pydantic import Field
 
 from sm121.core import data_file, redaction
-from sm121.evidence import log_lines
+from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure import FailureReader, load_failures
-from sm121.evidence.log_lines import LogLine
+from sm121.evidence.log_message import LogLine, Worker
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
 #: What a log may name several of, by the field of the path that lists them.
@@ -192,7 +192,7 @@ class _ServerState:
         value = signature.read(match)
         if value is None:
             return
-        excerpt = log_lines.cut(line.text, around=match.start())
+        excerpt = log_message.cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
         elif (name := _LISTS.get(signature.field)) is not None:
@@ -238,7 +238,7 @@ class LogReader:
 
     def __init__(self, engine: str, *, one_run: bool = False) -> None:
         self._states: dict[str, _ServerState] = {}
-        self._workers: dict[tuple[str, str], _ServerState] = {}
+        self._workers: dict[tuple[str, Worker | None], _ServerState] = {}
         self._one_run = one_run
         self._hints = [
             (hint, entry)
@@ -305,14 +305,14 @@ class LogReader:
         path.ends = {n: state.ended for n, state in self._states.items() if state.stale}
         return path
 
-    def workers(self) -> dict[str, KernelPath]:
+    def workers(self) -> dict[Worker, KernelPath]:
         """What the lines of each worker prove, by its id and the address of its node (``7``,
         ``7 10.0.0.2``); what no worker printed holds for all of them, where they are silent."""
-        paths = {}
+        paths: dict[Worker, KernelPath] = {}
         for (container, worker), state in self._workers.items():
-            if worker:
+            if worker is not None:
                 # Where it is silent, what no worker printed is said of it.
-                common = self._workers.get((container, ""), _ServerState())
+                common = self._workers.get((container, None), _ServerState())
                 of_all = {name: values for name, values in common.best.items() if name != "rank"}
                 lists = {
                     **state.lists,
@@ -338,7 +338,7 @@ def search_last_start(
         matches = [pattern for pattern in patterns if pattern.search(text)]
         if not matches:
             continue
-        line = log_lines.clean(text)
+        line = log_message.clean(text)
         if not begins.get(line.container, 0) <= number < (ends or {}).get(line.container, 1 << 62):
             continue
         searched = text if text.endswith(line.text) else line.text
@@ -389,7 +389,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
         if not named:
             continue
         if len(named) < len(offers) or len({str(candidate.value) for candidate in named}) > 1:
-            result.evidence[f"{name}_also"] = log_lines.cut(
+            result.evidence[f"{name}_also"] = log_message.cut(
                 f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
             )
             continue

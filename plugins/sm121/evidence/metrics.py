@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sm121.evidence.kernel_path import KernelPath
-from sm121.evidence.log_lines import cut
+from sm121.evidence.log_message import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")

@@ -50,11 +50,11 @@ def read_ranks(
         of_node: dict[str, list[RankPath]] = {}
         workers = reader.workers()
         for worker, path in workers.items():
-            pid, _, address = worker.partition(" ")
-            twins = [p.rank for w, p in workers.items() if w != worker and w.split(" ")[0] == pid]
-            if path.rank in twins and path.rank is not None and bool(address) == (path.rank == 0):
+            twins = [p.rank for w, p in workers.items() if w != worker and w.pid == worker.pid]
+            is_twin = path.rank in twins and path.rank is not None
+            if is_twin and bool(worker.node) == (path.rank == 0):
                 continue  # two nodes of Ray on one host read each other's files; rank 0 is here
-            node = address or name
+            node = worker.node or name
             of_node.setdefault(node, []).append(RankPath(rank=path.rank, node=node, path=path))
         for ranks in of_node.values():
             ranks.sort(key=_order)

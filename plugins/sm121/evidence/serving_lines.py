@@ -8,7 +8,7 @@ import itertools
 from pathlib import Path
 
 from sm121.core import data_file
-from sm121.evidence import log_lines, signatures
+from sm121.evidence import log_lines, log_message, signatures
 
 #: Lines of a file that are searched for one of a logger.
 _SEARCHED_LINES = 20_000
@@ -47,7 +47,7 @@ def read(log: Path, engine: str) -> ServingState | None:
     for raw in log_lines.read_raw_lines(log):
         if not any(hint in raw for hint in hints):
             continue
-        line = log_lines.clean(raw.decode("utf-8", errors="replace"))
+        line = log_message.clean(raw.decode("utf-8", errors="replace"))
         for entry in entries:
             match = entry.search(line)
             if match is None:
@@ -77,7 +77,7 @@ def has_log_lines(log: Path) -> bool:
         OSError: The file cannot be read.
     """
     for raw in itertools.islice(log_lines.read_raw_lines(log), _SEARCHED_LINES):
-        line = log_lines.clean(raw.decode("utf-8", errors="replace"))
-        if line.level is not None or line.process or log_lines.is_traceback_opening(line):
+        line = log_message.clean(raw.decode("utf-8", errors="replace"))
+        if line.level is not None or line.process or log_message.is_traceback_opening(line):
             return True
     return False

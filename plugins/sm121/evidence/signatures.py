@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
-from sm121.evidence.log_lines import LogLine, clean
+from sm121.evidence.log_message import LogLine, clean
 
 #: The file of this folder that has no engine's signatures (`sm121.evidence.failure`).
 _FAILURES = "failures.toml"

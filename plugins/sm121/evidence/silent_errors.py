@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.evidence.failure import QUIET_LEVELS, any_of, classify_lines, load_failures
-from sm121.evidence.log_lines import LINE_LIMIT, LogLine, cut, is_traceback_opening, join_wrapped
+from sm121.evidence.log_lines import LINE_LIMIT, join_wrapped
+from sm121.evidence.log_message import LogLine, Worker, cut, is_traceback_opening
 
 _TRACEBACK = "engine_traceback"
 _UNKNOWN = "unknown"
 #: Between two stacks of one traceback.
 _CHAINED = ("During handling of the above", "The above exception was")
+
+#: A process by its name, and by its worker if it is one.
+_Process = tuple[str, Worker | None]
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,10 @@ class ErrorReader:
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
         self._position = start
         #: The traceback that a process is printing, by process.
-        self._stacks: dict[str, _Stack] = {}
+        self._stacks: dict[_Process, _Stack] = {}
         #: The processes whose last message accepts a traceback under it: None until that stack has
         #: ended, then its record, since more lines of the exception's message may follow.
-        self._excused: dict[str, _Record | None] = {}
+        self._excused: dict[_Process, _Record | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:
         """Find the errors in the lines that were written since the last call.
@@ -130,7 +134,7 @@ class ErrorReader:
                 yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
 
     def _error_in(self, line: LogLine) -> SilentError | None:
-        process = f"{line.process} {line.worker}"  # the ranks of Ray share one name
+        process = (line.process, line.worker)  # the ranks of Ray share one name
         stack = self._stacks.get(process)
         opens = is_traceback_opening(line)
         if opens and stack is None:
@@ -169,7 +173,7 @@ class ErrorReader:
             return SilentError(False, _UNKNOWN, excerpt, remedy)
         return None
 
-    def _is_excused(self, line: LogLine, process: str, *, ends: bool) -> bool:
+    def _is_excused(self, line: LogLine, process: _Process, *, ends: bool) -> bool:
         """Whether a line belongs to a traceback that the message above it accepts.
 
         `ends`: the line ends a traceback.
