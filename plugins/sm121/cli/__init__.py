@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 from sm121 import __version__
 from sm121.cli.arguments import COMMANDS, EVERY, GROUPS, OF_A_CHECKOUT
 from sm121.core import own_options, own_tests, profile, templates
-from sm121.core.arguments import Parser, WrongArgumentsError
+from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.printable import printable
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
         options = parser().parse_args(words[:1] if passed_on else words)
         options.words = words[1:]
-    except WrongArgumentsError as error:
+    except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
     try:
@@ -312,7 +312,7 @@ def _matrix(options: argparse.Namespace) -> None:
         else:
             print(size.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
     except OptionError as error:  # pytest calls it --matrix
-        raise OptionError("--strength", error.wrong) from error
+        raise OptionError("--strength", error.fault) from error
 
 
 def _plan(options: argparse.Namespace) -> None:

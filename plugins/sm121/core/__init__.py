@@ -1,1 +1,1 @@
-"""What everything stands on: verdicts, errors, the profile, servers, files, redaction."""
+"""The bottom layer: verdicts, errors, profiles, servers, data files, redaction."""

@@ -1,4 +1,4 @@
-"""Architectures: their names, and which one this machine has."""
+"""Names of architectures, and detection of this machine's architecture."""
 
 import contextlib
 import importlib.util
@@ -16,24 +16,32 @@ GPUS = ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm12
 
 NAMES: tuple[str, ...] = (CPU, *GPUS)
 
-#: Other names of an architecture: of the chip that has it.
+#: Names of chips, with their architecture.
 ALIASES = {"gb10": "sm121"}
 
+#: The line of a CPU build in torch/version.py.
 _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Detection:
-    """The architecture of this machine. ``name`` is one of :data:`NAMES`, or None for a GPU that
-    the suite has no name for; ``evidence`` says in words what was looked at."""
+    """The architecture of this machine."""
 
+    #: One of `NAMES`, or None for a GPU that the suite has no name for.
     name: str | None
+    #: The source of the answer, in words.
     evidence: str
 
 
 def parse(name: str) -> str:
-    """Return an architecture's name, given that or one of :data:`ALIASES`. Raises UsageError: it is
-    neither."""
+    """Return the name of an architecture.
+
+    Args:
+        name: One of `NAMES`, or one of `ALIASES` in any case.
+
+    Raises:
+        UsageError: The name is neither.
+    """
     known = ALIASES.get(name.lower(), name)
     if known in NAMES:
         return known
@@ -42,19 +50,31 @@ def parse(name: str) -> str:
 
 
 def detect() -> Detection:
-    """Detect the first device's architecture: through torch where it is installed, else NVML."""
-    names: list[str] = []
+    """Detect the architecture of the first device.
+
+    torch answers where it is installed and sees a GPU, else NVML. Without a GPU the architecture is
+    `CPU`, and the evidence is what both of them reported.
+    """
+    failures: list[str] = []
     for probe in (_torch_capability, _nvml_capability):
         capability, evidence = probe()
         if capability is not None:
-            name = "sm{}{}".format(*capability)
+            major, minor = capability
+            name = f"sm{major}{minor}"
             return Detection(name if name in GPUS else None, evidence)
-        names.append(evidence)
-    return Detection(CPU, "; ".join(names))
+        failures.append(evidence)
+    return Detection(CPU, "; ".join(failures))
 
 
 def require_device(name: str) -> None:
-    """Raises UsageError: ``cpu`` or ``cuda:N`` was expected, or this machine has no such GPU."""
+    """Check that this machine has a device.
+
+    Args:
+        name: ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Raises:
+        UsageError: The name has another form, or this machine has no such GPU.
+    """
     detected = detect()
     kind, _, number = name.partition(":")
     if name == CPU:
@@ -64,11 +84,13 @@ def require_device(name: str) -> None:
     if detected.name == CPU:
         evidence = f"this machine has no GPU ({detected.evidence})"
         raise UsageError(f"--device {name}: expected cpu, {evidence}")
-    if int(number or 0) >= (count := max(1, gpu_count())):
+    count = max(1, gpu_count())
+    if int(number or 0) >= count:
         raise UsageError(f"--device {name}: expected cpu or cuda:0 to cuda:{count - 1}")
 
 
 def _torch_capability() -> tuple[tuple[int, int] | None, str]:
+    """Return the compute capability by torch, or None, and the evidence in words."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, "torch is not installed"
@@ -87,6 +109,7 @@ def _torch_capability() -> tuple[tuple[int, int] | None, str]:
 
 
 def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
+    """Return the compute capability by NVML, or None, and the evidence in words."""
     import pynvml
 
     try:
@@ -102,7 +125,11 @@ def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[None]:
-    """NVML, shut down afterwards. Raises pynvml.NVMLError: there is no driver."""
+    """Initialise NVML for a block, and shut it down afterwards.
+
+    Raises:
+        pynvml.NVMLError: There is no driver.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -113,7 +140,7 @@ def opened_nvml() -> Iterator[None]:
 
 
 def gpu_count() -> int:
-    """Number of NVIDIA GPUs; 0 where NVML finds none."""
+    """Return the number of NVIDIA GPUs; 0 where NVML finds none."""
     import pynvml
 
     try:

@@ -1,7 +1,7 @@
 """HTTP transports whose answers have a bound in bytes and in time.
 
 A server may send a byte a second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts
-of an HTTP library are for one read each, and it limits the size of headers alone.
+of an HTTP library limit one read each, and its limits of size are those of headers.
 """
 
 import contextlib
@@ -16,27 +16,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Bytes of an answer, unpacked: to GET, to anything else, and of a stream of events.
+#: The most bytes of an answer to GET and HEAD, unpacked.
 LARGEST_PAGE = 4 << 20
+#: The most bytes of an answer to another method, unpacked.
 LARGEST_ANSWER = 64 << 20
+#: The most bytes of a stream of events, unpacked.
 LARGEST_STREAM = 256 << 20
-#: A stream of events may take so many times the time that a whole answer may.
+#: The time limit of a stream of events, as a multiple of that of another answer.
 _STREAM_PATIENCE = 10.0
-#: Where a request has no timeout of its own, in seconds.
+#: The time limit of a request without a timeout of its own, in seconds.
 _LONGEST_S = 600.0
+#: The most bytes that are unpacked at once.
 _PIECE = 1 << 16
+#: Tells zlib to detect the header of gzip or zlib.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 def tls() -> ssl.SSLContext:
-    """Whom every client of the suite trusts: the authorities of the system, or those that
-    SSL_CERT_FILE and SSL_CERT_DIR name, and those of certifi."""
+    """Return the TLS context of all clients of the suite.
+
+    It trusts the authorities of the system, or those that ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``
+    name, and those of certifi.
+    """
     return _trusting(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @functools.cache
 def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """OpenSSL reads the two variables itself: here they only tell one context from another."""
+    """Create a context for the values of the two variables, which OpenSSL itself reads."""
     import certifi
 
     context = ssl.create_default_context()
@@ -45,9 +52,11 @@ def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
 
 
 class _Deadline(threading.local):
-    """When the answer that this thread reads must be whole."""
+    """The deadline of the answer that this thread reads."""
 
+    #: By the monotonic clock, in seconds.
     at: float = float("inf")
+    #: The time limit, in seconds.
     within_s: float = float("inf")
 
 
@@ -72,7 +81,7 @@ _CORES = {"httpx": "httpcore", "httpx2": "httpcore2"}
 
 
 class _Transport:
-    """What the library's own transport does, on a pool whose reads end at a deadline."""
+    """A transport like the library's own, on a pool whose reads end at a deadline."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -89,14 +98,16 @@ class _Transport:
     def handle_request(self, request: Any) -> Any:
         within_s = (request.extensions.get("timeout") or {}).get("read") or _LONGEST_S
         began = time.monotonic()
-        self._deadline.at, self._deadline.within_s = began + within_s, within_s
+        self._deadline.at = began + within_s
+        self._deadline.within_s = within_s
         request.headers["Accept-Encoding"] = "identity"
         response = self._send(request)
         headers = self._library.Headers(response.headers)
         largest = LARGEST_PAGE if request.method in ("GET", "HEAD") else LARGEST_ANSWER
         kind = headers.get("content-type", "")
         if request.method == "POST" and kind.startswith("text/event-stream"):
-            within_s, largest = within_s * _STREAM_PATIENCE, LARGEST_STREAM
+            within_s *= _STREAM_PATIENCE
+            largest = LARGEST_STREAM
         stream = _stream_class(self._library)(
             response.stream,
             self._deadline,
@@ -144,7 +155,7 @@ class _Transport:
 
 @contextlib.contextmanager
 def _as_errors_of(library: Any) -> Iterator[None]:
-    """Raise errors of the pool as the library's errors, which have the same names."""
+    """Raise the pool's errors as the library's errors, which have the same names."""
     core = importlib.import_module(_CORES[library.__name__])
     try:
         yield
@@ -159,15 +170,19 @@ def _as_errors_of(library: Any) -> Iterator[None]:
 
 @dataclass
 class _Stream:
-    """The body of an answer, unpacked, as far as the bounds let it."""
+    """The body of an answer, unpacked up to the bounds."""
 
+    #: The pieces as they arrive.
     packed: Any
     deadline: _Deadline
     library: Any
+    #: The start of the request, by the monotonic clock.
     began: float
+    #: The time limit, in seconds from the start.
     within_s: float
-    #: Bytes after unpacking.
+    #: The most bytes, after unpacking.
     largest: int
+    #: The content encoding.
     encoding: str
     _inflater: Any = field(default_factory=lambda: zlib.decompressobj(_GZIP_OR_ZLIB))
 
@@ -204,7 +219,7 @@ class _Stream:
             while packed:
                 yield self._inflater.decompress(packed, _PIECE)
                 packed = self._inflater.unconsumed_tail
-                if self._inflater.eof and self._inflater.unused_data:  # another member of a file
+                if self._inflater.eof and self._inflater.unused_data:  # another gzip member
                     packed = self._inflater.unused_data
                     self._inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         except zlib.error as error:
@@ -213,6 +228,7 @@ class _Stream:
 
 @functools.cache
 def _stream_class(library: Any) -> Any:
+    """Return `_Stream` as a subclass of the library's stream."""
     return type("BoundedStream", (_Stream, library.SyncByteStream), {})
 
 
@@ -231,7 +247,7 @@ class _Backend:
 
 @dataclass
 class _Connection:
-    """A network stream. A read ends at the deadline, however much of its own timeout is left."""
+    """A network stream whose reads end at the deadline, even before their own timeout."""
 
     _core: Any
     _inner: Any

@@ -1,24 +1,29 @@
-"""Builds of an engine that are no release, as data: ``fixtures/builds.toml``. What goes by release
-goes by `identity`: the release, with the build as its local part, as in ``0.14.0+mxfp4``. It is
-None where neither is known: what goes by release is then unknown, never that of the newest."""
+"""Builds of an engine that are no release, as data: ``fixtures/builds.toml``.
+
+Settings by release go by an identity: the release, with the build as its local part, as in
+``0.14.0+mxfp4``. An identity is None where neither release nor build is known; it then never counts
+as the newest release.
+"""
 
 import re
 from collections.abc import Collection
 from typing import Annotated
 
+from packaging.version import Version
 from pydantic import AfterValidator, Field
 
 from sm121.core import data_file
 from sm121.core.versions import release
 
+#: A commit within a version.
 _COMMIT = re.compile(r"(?<=[-+.])g?(?P<commit>[0-9a-f]{7,40})(?=$|[-.])")
 
 
 class Build(data_file.DataTable):
-    """One of them."""
+    """One build."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]*$")
-    #: What people call it.
+    #: The name that people use.
     title: str
     engine: str
     #: The release that it is based on, where its version names none.
@@ -30,68 +35,102 @@ class Build(data_file.DataTable):
     source: str = Field(min_length=3)
 
     def committed(self, version: str | None) -> bool:
-        """Whether a version names one of its commits."""
-        commits = [match["commit"] for match in _COMMIT.finditer(version or "")]
-        return any(c.startswith(sha) or sha.startswith(c) for c in commits for sha in self.commits)
+        """Check whether a version names one of the build's commits, whichever is abbreviated."""
+        for match in _COMMIT.finditer(version or ""):
+            commit = match["commit"]
+            for sha in self.commits:
+                if commit.startswith(sha) or sha.startswith(commit):
+                    return True
+        return False
 
 
 def shipped() -> tuple[Build, ...]:
-    """The builds that the suite knows. Raises DataFileError: the file is wrong."""
+    """Return the builds that the suite has data for.
+
+    Raises:
+        DataFileError: The file is wrong.
+    """
     return data_file.load_key("builds.toml", "build", tuple[Build, ...])
 
 
-def _of_a_row(name: str) -> str:
+def _require_shipped(name: str) -> str:
+    """Return the name of a shipped build unchanged."""
     rows = [row.name for row in shipped()]
     if name not in rows:
         raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {name!r}")
     return name
 
 
-#: The name of one of them.
-Name = Annotated[str, AfterValidator(_of_a_row)]
+#: The name of a shipped build.
+Name = Annotated[str, AfterValidator(_require_shipped)]
 
 
 def named(identity: str | None) -> Build | None:
-    """The build of an `identity`; None where that is a release, or nothing is known."""
+    """Return the build of an identity; None for a release, or where nothing is known."""
     parsed = release(identity)
-    return next((row for row in shipped() if parsed and parsed.local == row.name), None)
+    if parsed is None:
+        return None
+    for row in shipped():
+        if parsed.local == row.name:
+            return row
+    return None
 
 
 def identity(
     version: str | None, options: Collection[str] | None = None, build: str | None = None
 ) -> str | None:
-    """What goes by release goes by this; None where neither release nor build is known.
-    ``options``: of the engine's parser, None: not asked; ``build``: the one that its log shows."""
+    """Return the identity of an engine.
+
+    Args:
+        version: The engine's version.
+        options: The options of the engine's parser. None: not known.
+        build: The build that the engine's log shows.
+
+    Returns:
+        The version itself for a release, ``RELEASE+BUILD`` for a build, or None.
+    """
     parsed = release(version)
     if named(version) is None:
         for row in shipped():
-            shows = row.name == build or {*row.options} & {*(options or ())}
-            if shows or row.committed(version):
-                return f"{parsed.base_version if parsed else row.release}+{row.name}"
+            has_its_option = not set(row.options).isdisjoint(options or ())
+            if row.name == build or has_its_option or row.committed(version):
+                base = parsed.base_version if parsed else row.release
+                return f"{base}+{row.name}"
     return version if parsed is not None else None
 
 
 def may_be(identity: str | None, build: str | None) -> bool:
-    """Whether an engine whose parser was not asked may be that build: nothing tells its release, or
-    it is a checkout of the release that the build is based on, at a commit that is not known."""
+    """Check whether an engine with an unknown parser may be a build.
+
+    That is so if nothing tells its release, or if it is a checkout, at an unknown commit, of the
+    release that the build is based on.
+
+    Args:
+        identity: The engine's identity by its version alone.
+        build: The name of the build. None: a release, for which only the first reason counts.
+    """
     parsed = release(identity)
     if parsed is None:
         return True
-    bases = [release(row.release) for row in shipped() if row.name == build]
-    return (
-        parsed.is_devrelease
-        and named(identity) is None
-        and any(base is not None and base.release[:2] == parsed.release[:2] for base in bases)
-    )
+    if not parsed.is_devrelease or named(identity) is not None:
+        return False
+    return any(row.name == build and _is_based_on(row, parsed) for row in shipped())
 
 
 def is_settled(version: str | None) -> bool:
-    """Whether a version alone tells what the engine is, so that its parser need not be asked: it is
-    a build's commit, or a release that no build is based on."""
+    """Check whether a version alone identifies the engine, without the options of its parser.
+
+    That is so for a build's commit, and for a release that no build is based on.
+    """
     if named(identity(version)) is not None:
         return True
     parsed = release(version)
     if parsed is None or parsed.local or parsed.is_prerelease:
         return False
-    bases = {release(row.release) for row in shipped()}
-    return all(base is None or parsed.release[:2] != base.release[:2] for base in bases)
+    return not any(_is_based_on(row, parsed) for row in shipped())
+
+
+def _is_based_on(build: Build, version: Version) -> bool:
+    """Check whether a build is based on a version's minor release."""
+    base = release(build.release)
+    return base is not None and base.release[:2] == version.release[:2]

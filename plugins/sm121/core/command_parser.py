@@ -1,29 +1,39 @@
-"""Arguments of a command line as data: what argparse, and pytest's parser, take of a row."""
+"""An argparse parser with one-line errors, suggestions, and commands in groups."""
 
 import argparse
-import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
+from sm121.core.suggestion import did_you_mean
 
-#: What argparse calls wrong, and what it would take instead.
-_WRONG = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)")
+#: The unknown word in a message of argparse.
+_UNKNOWN_WORD = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)")
+#: The end of such a message, with the words that exist.
 _CHOICES = re.compile(r" \(choose from (.*)\)")
+#: The columns of the help: at most, and those in front of a summary.
+_WIDEST = 100
+_INDENT = 17
+#: The least width of a summary, on the narrowest terminal.
+_NARROWEST_SUMMARY = 30
 
 
-class WrongArgumentsError(UsageError):
-    """What argparse has to say."""
+class InvalidArgumentsError(UsageError):
+    """argparse refused the arguments of a command line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse would print its usage and end with 2, which is pytest's status of an interrupt.
-    ``groups``: the commands under their titles, with what each does."""
+    """A parser that raises its errors as `InvalidArgumentsError`.
+
+    argparse itself prints its usage and exits with 2, which is pytest's status of an interrupt.
+
+    Attributes:
+        groups: The summaries of the commands by their names, under the titles of their groups.
+        commands: The parsers of the commands by their names.
+    """
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
@@ -31,61 +41,45 @@ class Parser(argparse.ArgumentParser):
         self.commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def error(self, message: str) -> NoReturn:
-        """Raise WrongArgumentsError: one line, with what may have been meant."""
+        """Raise a message of argparse.
+
+        Args:
+            message: The message. A suggestion replaces its list of choices.
+
+        Raises:
+            InvalidArgumentsError: Always. Its message is one line.
+        """
         text = " ".join(message.split())
-        if (wrong := _WRONG.search(text)) is not None:
-            parsers = (self, *self.commands.values())
-            names = [name for parser in parsers for name in parser._option_string_actions]
-            choices = _CHOICES.search(text)
-            names += re.findall(r"[\w.-]+", choices[1]) if choices is not None else []
-            if wrong[1] not in names and (hint := did_you_mean(wrong[1], names)):
-                text = _CHOICES.sub("", text) + hint
-        raise WrongArgumentsError(f"{self.prog}: {text} (see {self.prog} --help)")
+        hint = self._suggestion(text)
+        if hint:
+            text = _CHOICES.sub("", text) + hint
+        raise InvalidArgumentsError(f"{self.prog}: {text} (see {self.prog} --help)")
+
+    def _suggestion(self, message: str) -> str:
+        """Return what the unknown word in a message may mean; empty if nothing is near."""
+        unknown = _UNKNOWN_WORD.search(message)
+        if unknown is None:
+            return ""
+        names: list[str] = []
+        for parser in (self, *self.commands.values()):
+            names.extend(parser._option_string_actions)
+        choices = _CHOICES.search(message)
+        if choices is not None:
+            names.extend(re.findall(r"[\w.-]+", choices[1]))
+        word = unknown[1]
+        return "" if word in names else did_you_mean(word, names)
 
     def format_help(self) -> str:
-        """The commands by group, each in a line or two."""
+        """Return the help; of a parser with `groups`, the commands by group with a summary each."""
         if not self.groups:
             return super().format_help()
-        width = min(100, shutil.get_terminal_size().columns)
+        width = min(_WIDEST, shutil.get_terminal_size().columns)
         parts = [f"usage: {self.prog} COMMAND ...\n\n{self.description}\n"]
         for title, commands in self.groups.items():
             parts.append(f"\n{title}:\n")
             for name, summary in commands.items():
-                lines = textwrap.wrap(summary, max(30, width - 17))
-                parts.append(f"  {name:13}  " + f"\n{'':17}".join(lines) + "\n")
-        return "".join(parts) + f"\n{self.prog} COMMAND --help, {self.prog} --version\n"
-
-
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """What to add to the refusal of a word that is near to a name; empty where none is."""
-    close = difflib.get_close_matches(word, names, 1, 0.7)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-class Argument(DataTable):
-    """An argument. Without ``help`` it is not shown."""
-
-    name: str
-    help: str | None = None
-    metavar: str | tuple[str, ...] | None = None
-    nargs: int | str | None = None
-    action: str | None = None
-    choices: tuple[str, ...] | None = None
-    default: str | int | list[str] | None = None
-    dest: str | None = None
-    required: bool | None = None
-    #: Its values are paths.
-    path: bool = False
-    #: Its values are whole numbers.
-    integer: bool = False
-
-    def given(self, **values: str) -> dict[str, Any]:
-        """The keyword arguments of ``add_argument``. `values`: for ``{name}`` in help, default."""
-        excluded = {"name", "path", "integer"}
-        keywords = self.model_dump(exclude=excluded, exclude_none=True)
-        for key in ("help", "default"):
-            if isinstance(text := keywords.get(key), str):
-                keywords[key] = text.format(**values)
-        if self.path or self.integer:
-            keywords["type"] = Path if self.path else int
-        return keywords
+                lines = textwrap.wrap(summary, max(_NARROWEST_SUMMARY, width - _INDENT))
+                indented = f"\n{'':{_INDENT}}".join(lines)
+                parts.append(f"  {name:13}  {indented}\n")
+        parts.append(f"\n{self.prog} COMMAND --help, {self.prog} --version\n")
+        return "".join(parts)

@@ -5,68 +5,88 @@ from dataclasses import dataclass, field
 
 from sm121.core import digest
 
+#: The place of the model's folder in an argument.
 _MODEL = "{model}"
 
 
 @dataclass(frozen=True)
 class Span:
-    """How a server is started that spans ``count`` machines. ``commands``: of each other node, by
-    rank, what runs Python there; ``address``: of this machine (None: all of them are this one)."""
+    """How a server that spans several machines is started."""
 
     launcher: str
+    #: The number of machines.
     count: int
+    #: The command that runs Python on each node but this one, by rank.
     commands: tuple[tuple[str, ...], ...] = ()
+    #: The address of this machine. None: all nodes are on this machine.
     address: str | None = None
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One node's part of a span; ``address`` and ``port``: where rank 0 gathers the others."""
+    """One node's part of a span."""
 
     number: int
+    #: The number of nodes.
     count: int
+    #: The address at which rank 0 gathers the other nodes.
     address: str
+    #: The port at that address.
     port: int
 
 
 @dataclass(frozen=True)
 class ServerConfiguration:
-    """One distinct start-up of an engine. Equal configurations share one server. ``arguments`` and
-    ``environment`` come on top of what the engine module adds (address, key, model, name) and of
-    the suite's own environment. ``{model}`` in an argument is the model's folder (`given`)."""
+    """One distinct start-up of an engine. Equal configurations share one server."""
 
     name: str
     engine: str
+    #: The engine's interpreter, or the executable of an engine without one.
     python: str
     model: str
     served_name: str
+    #: On top of what the engine module adds: address, key, model and name. ``{model}`` stands for
+    #: the model's folder (`given`).
     arguments: tuple[str, ...] = ()
+    #: On top of the suite's own environment, as sorted pairs of name and value.
     environment: tuple[tuple[str, str], ...] = ()
+    #: Whether the engine logs at its debug level.
     debug: bool = False
+    #: Whether vLLM's own worker logs the attention backend of each layer.
     speaking_worker: bool = False
-    #: For the traces of the engine's profiler, off until it is asked. None: it has none.
+    #: The folder for traces of the engine's profiler, which a request starts. None: no profiler.
     traces: str | None = None
-    #: None: the server is on this machine alone.
+    #: None: the server runs on this machine alone.
     span: Span | None = None
+    #: The digest of what makes the server another one: 12 hexadecimal digits.
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        parts: tuple[object, ...] = (
-            self.engine, self.python, self.model, self.served_name, self.arguments,
-            self.environment, self.debug, self.speaking_worker,
-        )  # fmt: skip
-        if self.traces is not None:  # where the traces go makes no other server
-            parts = (*parts, "profiler")
+        parts: list[object] = [
+            self.engine,
+            self.python,
+            self.model,
+            self.served_name,
+            self.arguments,
+            self.environment,
+            self.debug,
+            self.speaking_worker,
+        ]
+        if self.traces is not None:  # the folder of the traces makes no other server
+            parts.append("profiler")
         if self.span is not None:
-            parts = (*parts, [self.span.launcher, self.span.count, self.span.commands])
+            parts.append([self.span.launcher, self.span.count, self.span.commands])
         object.__setattr__(self, "key", digest.of(parts)[:12])
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The arguments as the engine gets them."""
+        """The arguments as the engine gets them, with the model's folder filled in."""
         return tuple(argument.replace(_MODEL, self.model) for argument in self.arguments)
 
 
 def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Layered environments as sorted pairs; later layers win."""
-    return tuple(sorted({name: layer[name] for layer in layers for name in layer}.items()))
+    """Return layers of an environment as one tuple of sorted pairs; later layers win."""
+    merged: dict[str, str] = {}
+    for layer in layers:
+        merged.update(layer)
+    return tuple(sorted(merged.items()))

@@ -1,4 +1,4 @@
-"""TOML data files: read into a model, with mistakes reported as one line."""
+"""Read TOML data files into models, and report a mistake as one line."""
 
 import copy
 import functools
@@ -16,34 +16,40 @@ from sm121.core.errors import UsageError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Value = TypeVar("_Value")
-#: Keys by which people know an entry of an array of tables.
+#: Keys that name an entry of an array of tables, in this order.
 _IDENTITY = ("id", "name", "test", "metric")
 
 
 class DataFileError(UsageError):
-    """A data file does not say what it has to say. Names file, key and expectation."""
+    """A data file is wrong. The message names the file, the key and what was expected."""
 
 
 class DataTable(BaseModel):
-    """A table of a data file. It is never changed, and an unknown key is a mistake."""
+    """A table of a data file. It cannot be changed, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def without_retired(data: Any, *keys: str) -> Any:
-    """Leave out keys that a table no longer has, so that a file which was valid stays valid."""
+    """Remove retired keys from a table, so that files of earlier releases stay valid.
+
+    Args:
+        data: The table, not validated. Anything else is returned as it is.
+        *keys: The keys that earlier releases had.
+    """
     if not isinstance(data, dict):
         return data
     return {key: value for key, value in data.items() if key not in keys}
 
 
 class Record(BaseModel):
-    """A table of a file that the suite writes. Reading an unknown key is a mistake."""
+    """A table of a file that the suite writes. An unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def _compiled(pattern: Any) -> Any:
+    """Compile a pattern; a mistake is a ValueError, as pydantic wants it."""
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -51,18 +57,26 @@ def _compiled(pattern: Any) -> Any:
 
 
 def compiles(pattern: str) -> str:
-    """The pattern itself. Raises ValueError: it is no regular expression."""
+    """Return a regular expression unchanged.
+
+    Raises:
+        ValueError: The text is no regular expression.
+    """
     _compiled(pattern)
     return pattern
 
 
 def _name_of(entry: BaseModel) -> str:
-    return str(next(getattr(entry, key) for key in ("id", "name") if hasattr(entry, key)))
+    """Return the id or the name of an entry."""
+    key = "id" if hasattr(entry, "id") else "name"
+    return str(getattr(entry, key))
 
 
 def _unique(entries: tuple[_Model, ...]) -> tuple[_Model, ...]:
+    """Return entries unchanged; a name that is given twice is an error."""
     ids = [_name_of(entry) for entry in entries]
-    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
         raise ValueError(f"expected ids that differ: {', '.join(twice)} given twice")
     return entries
 
@@ -76,7 +90,16 @@ Entries = Annotated[tuple[_Model, ...], Field(min_length=1), AfterValidator(_uni
 
 
 def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
-    """The entry of that id or name. Raises UsageError: there is none; names those there are."""
+    """Return an entry by its id or name.
+
+    Args:
+        entries: The entries, each with an ``id`` or a ``name``.
+        name: The wanted one.
+        what: The subject of the error message.
+
+    Raises:
+        UsageError: There is no such entry. The message lists the names.
+    """
     by_name = {_name_of(entry): entry for entry in entries}
     if name not in by_name:
         raise UsageError(f"{what} {name!r}: expected one of {', '.join(by_name)}")
@@ -84,7 +107,15 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
 
 
 def load(path: str, model: type[_Model]) -> _Model:
-    """A data file in ``fixtures/``, read once. Raises DataFileError: it is missing or wrong."""
+    """Read a data file of the suite; a second call returns the same object.
+
+    Args:
+        path: Its path in ``fixtures/``.
+        model: The type of its contents.
+
+    Raises:
+        DataFileError: The file is missing or wrong.
+    """
     loaded: _Model = _loaded(path, model)
     return loaded
 
@@ -98,47 +129,97 @@ def _loaded(path: str, model: type[BaseModel]) -> Any:
 
 
 def load_key(path: str, key: str, kind: type[_Value]) -> _Value:
-    """What a data file of the suite has at its only key. Raises DataFileError: as `load`."""
-    fields: Any = (key, kind)  # a type is hashable, whatever mypy says
-    value: _Value = getattr(_loaded(path, _table_of(*fields)), key)
+    """Read the value of a data file with one key; a second call returns the same object.
+
+    Args:
+        path: Its path in ``fixtures/``.
+        key: The key.
+        kind: The type of the value.
+
+    Raises:
+        DataFileError: The file is missing or wrong.
+    """
+    hashable: Any = kind  # as types are; mypy does not know that
+    value: _Value = getattr(_loaded(path, _table_of(key, hashable)), key)
     return value
 
 
 @functools.cache
 def _table_of(key: str, kind: Any) -> type[BaseModel]:
+    """Return the model of a file with one key."""
     fields: dict[str, Any] = {key: (kind, ...)}
     return pydantic.create_model("Table", __base__=DataTable, **fields)
 
 
 def shipped(folder: str, ending: str = ".toml") -> dict[str, Traversable]:
-    """The files of that ending in a folder of ``fixtures/``, by their names without it."""
+    """Return the data files of a folder by their names without the ending, sorted.
+
+    Args:
+        folder: The folder in ``fixtures/``.
+        ending: The end of the files' names.
+    """
+    by_name = {}
     entries = sorted((files("sm121.fixtures") / folder).iterdir(), key=lambda item: item.name)
-    return {e.name.removesuffix(ending): e for e in entries if e.name.endswith(ending)}
+    for entry in entries:
+        if entry.name.endswith(ending):
+            by_name[entry.name.removesuffix(ending)] = entry
+    return by_name
 
 
 def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:
-    """A data file that a user named: one that ships in ``folder`` of ``fixtures/``, or a path.
-    Errors name the choice as ``what`` (``--profile``), the file as ``kind``. Raises UsageError."""
+    """Read a data file that a user named.
+
+    Args:
+        name_or_path: The name of a file that ships with the suite, or a path.
+        folder: The folder in ``fixtures/`` with the shipped files.
+        model: The type of its contents.
+        what: The option in errors, such as ``--profile``.
+        kind: The kind of file in errors, such as ``profile``.
+
+    Raises:
+        UsageError: There is no such file, or it is wrong.
+    """
     return validated(*chosen_table(name_or_path, folder, what, kind), model)
 
 
 def chosen_table(
     name_or_path: str, folder: str, what: str, kind: str
 ) -> tuple[dict[str, Any], str]:
-    """The table of a data file that a user named, not validated, and the file's name in errors.
-    Raises UsageError: there is no such file, or it is no TOML; one line."""
+    """Read a data file that a user named, without validation.
+
+    Args:
+        name_or_path: As in `chosen`.
+        folder: As in `chosen`.
+        what: As in `chosen`.
+        kind: As in `chosen`.
+
+    Returns:
+        The file's table, and the name of the file in errors.
+
+    Raises:
+        UsageError: There is no such file, or it is no TOML.
+    """
     sources = shipped(folder)
     if name_or_path in sources:
-        text = sources[name_or_path].read_text("utf-8")
-        return _table(text, origin := f"{kind} {name_or_path}.toml"), origin
+        origin = f"{kind} {name_or_path}.toml"
+        return _table(sources[name_or_path].read_text("utf-8"), origin), origin
     path = Path(name_or_path)
     if not path.is_file():
         raise UsageError(f"{what} {path}: expected a file or one of {', '.join(sources)}")
-    return _table(read_text(path, f"{what} {path}"), origin := f"{kind} {path}"), origin
+    origin = f"{kind} {path}"
+    return _table(read_text(path, f"{what} {path}"), origin), origin
 
 
 def read_text(path: Traversable, subject: str) -> str:
-    """The text of a file; ``subject`` names it. Raises UsageError: no file, or no UTF-8."""
+    """Return the text of a file.
+
+    Args:
+        path: The file.
+        subject: The subject of the error message.
+
+    Raises:
+        UsageError: The file cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -146,7 +227,17 @@ def read_text(path: Traversable, subject: str) -> str:
 
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
-    """A JSON file that `writer` made; ``subject`` names it. Raises UsageError: it is none."""
+    """Read a JSON file that a command of the suite wrote.
+
+    Args:
+        path: The file.
+        model: The type of its contents.
+        subject: The subject of the error message.
+        writer: The command that writes such files.
+
+    Raises:
+        UsageError: The file cannot be read, or does not fit the model.
+    """
     text = read_text(path, subject)
     try:
         return model.model_validate_json(text)
@@ -158,25 +249,42 @@ def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Mo
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
-    """Validate a file's text; ``origin`` names it in errors. Raises DataFileError: one line with
-    the file, the key and what was expected."""
+    """Validate the text of a TOML file.
+
+    Args:
+        text: The text.
+        model: The type of its contents.
+        origin: The name of the file in errors.
+
+    Raises:
+        DataFileError: The text is no TOML, or does not fit the model.
+    """
     return validated(_table(text, origin), origin, model)
 
 
 def _table(text: str, origin: str) -> dict[str, Any]:
+    """Parse TOML; the result may be changed."""
     try:
         return copy.deepcopy(_parsed(text))
     except tomllib.TOMLDecodeError as error:
         raise DataFileError(f"{origin}: expected TOML: {error}") from error
 
 
-#: A run loads its profile a dozen times; to parse it takes ten times as long as to copy it.
+#: A run loads its profile a dozen times; parsing takes ten times as long as copying.
 _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
 def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
-    """Validate a file's table; ``origin`` names the file in errors. Raises DataFileError: one line
-    with the file, the key and what was expected."""
+    """Validate the table of a file.
+
+    Args:
+        data: The table.
+        origin: The name of the file in errors.
+        model: The type of its contents.
+
+    Raises:
+        DataFileError: The table does not fit the model.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -184,44 +292,57 @@ def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
 
 
 def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any]) -> str:
-    # A misspelt key is also a missing one: the unknown key is the better thing to say first.
+    """Describe the first mistake: its key, what was expected, and how many more there are."""
+    # A misspelt key is also a missing one: show the unknown key first.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     if len(errors) > 1:
-        # pydantic counts the valid entries too, which only repeats that one is wrong.
+        # An array that is too short only because an entry is wrong repeats that entry's mistake.
         errors = [item for item in errors if item["type"] != "too_short"]
-    first, rest = errors[0], errors[1:]
+    first = errors[0]
     if first["type"] == "extra_forbidden":
         table = functools.reduce(_item_type, first["loc"][:-1], model)
         keys = sorted(getattr(table, "model_fields", {}))
         expected = f"unknown key; expected one of {', '.join(keys)}"
     elif first["type"] == "missing":
         expected = "required key is missing"
-    elif first["type"] == "value_error":  # raised by a validator: it names what it saw itself
+    elif first["type"] == "value_error":  # of a validator, which names the value itself
         expected = first["msg"].removeprefix("Value error, ")
     else:
         expected = f"{first['msg']}, got {first['input']!r}"[:300]
     key = ".".join(_labels(first["loc"], data))
-    more = f" (and {len(rest)} more)" if rest else ""
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"key {key}: {expected}{more}" if key else f"key {expected}{more}"
 
 
 def _labels(location: tuple[int | str, ...], data: Any) -> list[str]:
-    """The path to a value, entries of arrays by their own name where they have one."""
+    """Return the path to a value, with the names of array entries in place of their numbers."""
     labels = []
     for part in location:
-        has_entry = isinstance(part, int) and isinstance(data, list) and part < len(data)
-        data = data[part] if has_entry or (isinstance(data, dict) and part in data) else None
-        table = data if isinstance(data, dict) else {}
-        name = next((table[key] for key in _IDENTITY if key in table), None)
-        labels.append(str(name) if has_entry and isinstance(name, str) else str(part))
+        is_entry = isinstance(part, int) and isinstance(data, list) and part < len(data)
+        has_part = is_entry or (isinstance(data, dict) and part in data)
+        data = data[part] if has_part else None
+        name = _entry_name(data) if is_entry else None
+        labels.append(str(part) if name is None else name)
     return labels
 
 
+def _entry_name(entry: Any) -> str | None:
+    """Return the value of an entry's first key in `_IDENTITY`, if it is a text."""
+    if not isinstance(entry, dict):
+        return None
+    for key in _IDENTITY:
+        if key in entry:
+            return entry[key] if isinstance(entry[key], str) else None
+    return None
+
+
 def _item_type(model: Any, part: int | str) -> Any:
+    """Return the model of a model's field, or of the items of that field; None if it has none."""
     fields = getattr(model, "model_fields", None)
     annotation = fields[part].annotation if fields and part in fields else model
     while not hasattr(annotation, "model_fields"):
-        inner = [a for a in getattr(annotation, "__args__", ()) if a not in (str, type(None), ...)]
+        arguments = getattr(annotation, "__args__", ())
+        inner = [argument for argument in arguments if argument not in (str, type(None), ...)]
         if not inner:
             return None
         annotation = inner[-1]

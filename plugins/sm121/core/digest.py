@@ -1,4 +1,4 @@
-"""Digests: short names of what something is made of."""
+"""Digests: short names of contents, 16 hexadecimal digits of SHA-256."""
 
 import hashlib
 import json
@@ -6,21 +6,31 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LENGTH = 16
-#: Of a file that is larger, pieces are read: its two ends, and some between them.
+#: A larger file is read in pieces: its two ends, and some between them.
 _WHOLE_BYTES = 1 << 20
+#: The number of pieces, evenly spread.
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
 def of(value: object) -> str:
-    """The digest of anything that JSON can say; what it cannot is taken by its text."""
+    """Return the digest of a value's JSON; a part without JSON counts by its text."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
 def of_files(root: Path, files: Iterable[Path]) -> str:
-    """The digest of files: their names below ``root``, their sizes, and what is in them. Of files
-    above 1 MiB, as those of weights, only pieces are read. Raises OSError: one cannot be read."""
+    """Return the digest of files: of their names, sizes and contents.
+
+    Only pieces of files above 1 MiB are read, such as those of weights.
+
+    Args:
+        root: The folder from which the names are taken.
+        files: Files below it, in any order.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
     total = hashlib.sha256()
     for file in sorted(files):
         size = file.stat().st_size

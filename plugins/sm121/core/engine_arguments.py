@@ -7,15 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _OPTION = re.compile(r"--?[A-Za-z]")
-#: As vLLM, SGLang and llama.cpp call it; the last of two wins.
+#: The limit of concurrent requests: names of vLLM, SGLang and llama.cpp.
 _AT_ONCE = ("max_num_seqs", "max_running_requests", "parallel")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option as it was given: its name with its dashes, and the words that are its values."""
+    """An option of a command line."""
 
+    #: With its dashes.
     name: str
+    #: The words behind the name, or the one behind its equals sign.
     values: tuple[str, ...]
 
 
@@ -23,10 +25,14 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
     """Yield the options of a command line in their order.
 
     Args:
-        arguments: ``--a-b C``, ``--a_b=C``, ``--a.b C`` or ``-a C``. Underscores of a name become
-            hyphens; keys behind a dot stay as they are.
+        arguments: ``--a-b C``, ``--a_b=C``, ``--a.b C`` or ``-a C``.
+
+    Yields:
+        Each option. Underscores of its name became hyphens; keys behind a dot are unchanged. Words
+        before the first option are dropped.
     """
-    name, values = "", list[str]()
+    name = ""
+    values: list[str] = []
     for word in arguments:
         if not _OPTION.match(word):
             values.append(word)
@@ -42,17 +48,22 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
 
 
 def read(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options by their normal names; the last of a name wins.
+    """Read the options of a command line.
 
-    ``--a '{"b": "C"}'`` is also read as ``a.b``, an option without a value is ``true``, and
-    ``--no-x`` makes ``x`` false.
+    Args:
+        arguments: The words of the command line.
+
+    Returns:
+        The values by `normal_name`; the last of a name wins. ``--a '{"b": "C"}'`` is also read as
+        ``a.b``, an option without a value is ``true``, and ``--no-x`` makes ``x`` false.
     """
     values: dict[str, str] = {}
     for option in options(arguments):
         key = normal_name(option.name)
         value = option.values[0] if option.values else "true"
         if key.startswith("no_") and not option.values:
-            key, value = key.removeprefix("no_"), "false"
+            key = key.removeprefix("no_")
+            value = "false"
         values[key] = value
         if value.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
@@ -63,14 +74,20 @@ def read(arguments: Sequence[str]) -> dict[str, str]:
 
 def one_line(arguments: Sequence[str]) -> str:
     """Return the options as one line of text, each as ``--name value``, for patterns."""
-    return " ".join(word for each in options(arguments) for word in (each.name, *each.values))
+    words: list[str] = []
+    for option in options(arguments):
+        words += [option.name, *option.values]
+    return " ".join(words)
 
 
 def at_once(arguments: Sequence[str]) -> int | None:
-    """Return how many requests an engine is told to run at the same time, or None."""
-    found = [each for each in options(arguments) if normal_name(each.name) in _AT_ONCE]
-    values = [each.values[0] for each in found if each.values and each.values[0].isdecimal()]
-    return int(values[-1]) if values else None
+    """Return the engine's limit of concurrent requests, by its last such option, or None."""
+    limit = None
+    for option in options(arguments):
+        is_limit = normal_name(option.name) in _AT_ONCE
+        if is_limit and option.values and option.values[0].isdecimal():
+            limit = int(option.values[0])
+    return limit
 
 
 def normal_name(name: str) -> str:
@@ -79,13 +96,21 @@ def normal_name(name: str) -> str:
 
 
 def flat(table: object) -> dict[str, str]:
-    """Return the values of nested tables as texts, by their keys with dots between them."""
+    """Return the values of nested tables as texts.
+
+    Args:
+        table: Plain data, as a JSON parser returns it.
+
+    Returns:
+        Texts by the values' keys, with dots between those of nested tables. Nulls are left out.
+    """
     texts: dict[str, str] = {}
     pending: list[tuple[str, object]] = [("", table)]
     while pending:
         prefix, item = pending.pop()
         if isinstance(item, dict):
-            pending.extend((f"{prefix}.{normal_name(str(k))}", v) for k, v in item.items())
+            for key, value in item.items():
+                pending.append((f"{prefix}.{normal_name(str(key))}", value))
         elif item is not None:
             text = str(item).lower() if isinstance(item, bool) else str(item)
             texts[prefix.removeprefix(".")] = text

@@ -1,4 +1,4 @@
-"""Asking an engine's interpreter, in the environment that a server is started with."""
+"""Run scripts in an engine's interpreter, in the environment of a server."""
 
 import json
 import subprocess
@@ -10,30 +10,36 @@ from typing import Any
 
 from sm121.core import errors, redaction
 
-# What is installed is found without PYTHONPATH and the working directory.
+#: Prints the files of modules, with and without PYTHONPATH and the working directory.
 _IMPORTS = """
 import importlib, importlib.util as u, json, os, site, sys
 def origins():
     found = {}
     for name in names:
+        found[name] = None
         spec = u.find_spec(name)
-        places = list(spec.submodule_search_locations or []) if spec else []
-        found[name] = spec.origin or places[0] if spec and (spec.origin or places) else None
+        if spec is None:
+            continue
+        folders = list(spec.submodule_search_locations or [])
+        if spec.origin:
+            found[name] = spec.origin
+        elif folders:
+            found[name] = folders[0]
     return found
 names = json.load(sys.stdin)
-seen = origins()
+imported = origins()
 added = {os.path.abspath(p) for p in ["", *os.environ.get("PYTHONPATH", "").split(os.pathsep)]}
 sys.path[:] = [p for p in sys.path if os.path.abspath(p) not in added]
 users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
 for folder in [*site.getsitepackages(), *users]:
     site.addsitedir(folder)
 importlib.invalidate_caches()
-print(json.dumps({"installed": origins(), "origins": seen}))
+print(json.dumps({"installed": origins(), "origins": imported}))
 """
 
 
 class NoAnswer(errors.Sm121Error):
-    """An interpreter that was asked something did not answer. The message names it and says why."""
+    """A script of `ask` failed. The message names the interpreter and the reason."""
 
 
 def ask(
@@ -44,12 +50,22 @@ def ask(
     *,
     within_s: float = 60.0,
 ) -> Any:
-    """What a script (its source, or its file) prints as JSON in its last line, when ``python`` runs
-    it in that whole environment, with the question as JSON on its standard input. Raises NoAnswer:
-    it cannot be started, takes longer than ``within_s`` seconds, fails, or prints no JSON."""
+    """Run a script, and return what it prints as JSON in its last line.
+
+    Args:
+        python: The interpreter.
+        script: The source, or the path of a file.
+        environment: All environment variables of the script.
+        question: Data for the script's standard input, as JSON.
+        within_s: The time limit, in seconds.
+
+    Raises:
+        NoAnswer: The script cannot be started, takes too long, fails, or prints no JSON.
+    """
+    words = [python, str(script)] if isinstance(script, Path) else [python, "-c", script]
     try:
         run = subprocess.run(
-            [python, str(script)] if isinstance(script, Path) else [python, "-c", script],
+            words,
             input=json.dumps(question),
             capture_output=True,
             text=True,
@@ -62,10 +78,11 @@ def ask(
         raise NoAnswer(f"{python} did not answer within {within_s:g} s") from error
     lines = run.stdout.strip().splitlines()
     if run.returncode != 0 or not lines:
-        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        messages = run.stderr.strip().splitlines()
+        last = messages[-1] if messages else "no message"
         raise NoAnswer(f"{python} ended with {run.returncode}: {redaction.redact(last)[:200]}")
     try:
-        return json.loads(lines[-1])  # a sitecustomize may print before it
+        return json.loads(lines[-1])  # a sitecustomize may print lines before it
     except ValueError as error:
         raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
 
@@ -73,53 +90,94 @@ def ask(
 def packages(
     python: str, names: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, list[str | None]]:
-    """Folder (None: there is none) and version (None: not known) of packages. Raises NoAnswer."""
+    """Look packages up in an interpreter's environment, without importing them.
+
+    Args:
+        python: The interpreter.
+        names: The names of the packages.
+        environment: All environment variables of the interpreter.
+
+    Returns:
+        By name, a list of the folder (None: no such package) and the version (None: not known).
+
+    Raises:
+        NoAnswer: The interpreter gives no answer.
+    """
     source = (files("sm121.core") / "package_probe.py").read_text("utf-8")
     return dict(ask(python, source, environment, list(names)))
 
 
 def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-    """Version (None: not known) and folder of a package; None: there is none. Raises NoAnswer."""
+    """Look one package up in an interpreter's environment.
+
+    Args:
+        python: The interpreter.
+        name: The name of the package.
+        environment: All environment variables of the interpreter.
+
+    Returns:
+        The keys ``version`` (None: not known) and ``folder``; None if there is no such package.
+
+    Raises:
+        NoAnswer: The interpreter gives no answer.
+    """
     folder, version = packages(python, [name], environment)[name]
-    return None if folder is None else {"version": version, "folder": folder}
+    if folder is None:
+        return None
+    return {"version": version, "folder": folder}
 
 
 @dataclass(frozen=True)
 class Imports:
-    """From where an interpreter imports."""
+    """The files that an interpreter imports."""
 
-    #: File of each module, None for one that it does not have.
+    #: By module; None for one that it does not have.
     origins: dict[str, str | None]
-    #: The same for what is installed in its environment, also as an editable install.
+    #: The same without PYTHONPATH and the working directory; editable installs count.
     installed: dict[str, str | None]
 
 
 def imports(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> Imports:
-    """Where ``python`` would import each module from. Raises NoAnswer: it does not answer."""
+    """Find the files that an interpreter would import.
+
+    Args:
+        python: The interpreter.
+        modules: The names of top-level modules.
+        environment: All environment variables of the interpreter.
+
+    Raises:
+        NoAnswer: The interpreter gives no answer.
+    """
     answer = ask(python, _IMPORTS, environment, list(modules))
     return Imports(answer["origins"], answer["installed"])
 
 
 def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
-    """Modules that do not come from the checkout expected, where there is one, else from what is
-    installed in the interpreter's environment; a line each."""
-    wrong = []
+    """Return a line for each module that would be imported from an unexpected place.
+
+    Args:
+        found: The files of the modules.
+        checkouts: Folders by module. A module must come from its checkout if that folder has it,
+            else from the packages that are installed in the interpreter's environment.
+    """
+    lines = []
     for name, origin in found.origins.items():
         if origin is None:
             continue
         checkout = Path(checkouts[name]) if name in checkouts else None
         if checkout is not None and (checkout / name).is_dir():
             if not Path(origin).is_relative_to(checkout):
-                wrong.append(
+                lines.append(
                     f"{name}: required from the checkout {checkout}, seen {origin} "
                     f"(put {checkout} on PYTHONPATH)"
                 )
-        elif (file := found.installed[name]) is None or (
-            Path(origin).resolve() != Path(file).resolve()
-        ):
-            required = file or "an installed package, of which there is none"
-            wrong.append(
-                f"{name}: required from {required}, seen {origin} "
-                "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
-            )
-    return wrong
+            continue
+        file = found.installed[name]
+        if file is not None and Path(origin).resolve() == Path(file).resolve():
+            continue
+        required = file or "an installed package, of which there is none"
+        lines.append(
+            f"{name}: required from {required}, seen {origin} "
+            "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
+        )
+    return lines

@@ -1,4 +1,4 @@
-"""Reading files of other versions of the suite: unknown keys are dropped."""
+"""Read files of other versions of the suite: unknown keys are dropped."""
 
 from typing import Any, TypeVar
 
@@ -8,7 +8,15 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validate(model: type[_Model], raw: Any) -> _Model:
-    """``raw`` as ``model`` without unknown keys. Raises ValueError: it is wrong; one line."""
+    """Validate data, and ignore its unknown keys.
+
+    Args:
+        model: The type of the result.
+        raw: Plain data, as a JSON parser returns it.
+
+    Raises:
+        ValueError: The data does not fit the model; the message is one line.
+    """
     try:
         return model.model_validate(raw, extra="ignore")
     except ValidationError as error:

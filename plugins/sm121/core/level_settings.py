@@ -1,4 +1,4 @@
-"""What a profile requires at each level: gates, answers, loads, the box, the certificate."""
+"""A profile's tables about the levels: gates, answers, loads, the box, the certificate."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -22,92 +22,98 @@ from sm121.core.verdict import Severity
 
 
 class Measuring(DataTable):
-    """The part of a profile's ``[performance]`` that says how it is measured."""
+    """How metrics are measured: a part of ``[performance]``. Times are in seconds."""
 
-    #: Rounds of each cell, before a gate asks for more, and the most that it may ask for.
+    #: The rounds of each cell, before a gate needs more.
     rounds: Count = 5
+    #: The most rounds of a gate.
     maximum_rounds: Count = 80
-    #: Requests of the shortest length beside the long ones: the second clock needs both.
+    #: Requests of the shortest length beside the long ones, for the second clock.
     short_rounds: Count = 3
-    #: Streams at the same time, measured at the first depth; one stream is what all else is of. On
-    #: both sides of a graph that is captured (1, 2, 4, 8), and more than are served at once.
+    #: Numbers of concurrent streams, measured at the first depth, beside one stream. They lie on
+    #: both sides of the captured graphs (1, 2, 4, 8), and above the number that is served at once.
     concurrency: tuple[Count, ...] = (2, 5, 8, 10)
     concurrency_rounds: Count = 3
-    #: Places of a draft whose acceptance is measured, where the engine speculates.
+    #: Positions of a draft whose acceptance is measured, if the engine speculates.
     draft_positions: tuple[Count, ...] = (1, 2, 3)
-    #: Requests that ``--percentiles`` gathers at most for a percentile.
+    #: The most requests of ``--percentiles`` for a percentile.
     tail_requests: Count = 473
-    #: Ids below this one are plain tokens: o200k_harmony has its special tokens from there on.
+    #: Smaller ids are plain tokens; the special tokens of o200k_harmony begin there.
     vocabulary: Count = 199_998
-    #: How far the second clock may be from the first.
+    #: The largest difference of the second clock from the first, as a fraction.
     second_clock_bound: Fraction = 0.02
-    #: How much of a measured time may be delays of the client itself.
+    #: The largest share of a measured time that may be delays of the client.
     client_lag_bound: Fraction = 0.01
-    #: How far the rate may move while it is measured.
+    #: The largest change of the rate during its measurement, as a fraction.
     drift_bound: Fraction = 0.05
-    #: How far the last warm-up requests may be apart.
+    #: The largest difference of the last warm-up requests, as a fraction.
     warm_bound: Fraction = 0.10
     warm_up_requests: Count = 6
+    #: The time limit of a request.
     request_within_s: Positive = 600.0
+    #: The longest time without a token.
     silent_within_s: Positive = 60.0
 
 
 class Chat(DataTable):
-    """A chat question and what the final answer must contain."""
+    """A chat question, and a text that the final answer must contain."""
 
     question: str = Field(min_length=1)
     contains: str = Field(min_length=1)
 
 
 class ToolCall(DataTable):
-    """A chat question that must be answered by a call of one of the tools in
-    ``fixtures/api/tools.json``, and what the answer says when it is told the result."""
+    """A chat question that must be answered by calling a tool."""
 
     question: str = Field(min_length=1)
+    #: The name of the tool in ``fixtures/api/tools.json``.
     tool: str = Field(min_length=1)
+    #: The required arguments of the call.
     arguments: dict[str, str]
+    #: The result of the call, which is sent to the model.
     result: str = Field(min_length=1)
+    #: A text that the answer must contain.
     answer_contains: str = Field(min_length=1)
 
 
-#: What a target may not allow. A profile says so, with a reason; such tests are NOT_RUN. Without
-#: the oracle a certificate asks for a golden file (``--golden``).
+#: Abilities that a target may lack. A profile lists them with reasons, and their tests are NOT_RUN.
+#: Without the oracle, a certificate requires a golden file (``--golden``).
 Ability = Literal[
     "parallel_tool_calls", "oracle", "answer_length", "exam", "long_document", "tool_scores"
 ]
 
 
 class LogProbabilityTolerance(Statement):
-    """Bounds on |log-probability of the server - of the oracle|, in nats, over prompt tokens."""
+    """Bounds on differences of log-probabilities from the oracle's, over prompt tokens, in nats."""
 
     max_abs: Positive
     mean_abs: Positive
-    #: The same over tokens more likely than not: a sharp bound for coarse dtypes, too.
+    #: Over tokens with a probability above one half: a sharp bound even for coarse dtypes.
     likely_max_abs: Positive | None = None
     likely_mean_abs: Positive | None = None
 
 
 class AgreementBound(Statement):
-    """Bounds on what two greedy runs of one prompt may differ by, in nats."""
+    """Bounds on the differences of two greedy runs of one prompt, in nats."""
 
-    #: Of the log-probability of any token that both tell, at one place.
+    #: For the log-probability of any token that both report, at one position.
     max_abs: Positive
-    #: The same on average over the places of a run.
+    #: On average over the positions of a run.
     mean_abs: Positive
-    #: Up to this two tokens are equally likely: either may be chosen. 0: the tokens are equal.
+    #: Up to this difference of two tokens either may be chosen. 0: the tokens must be equal.
     fork: Annotated[float, Field(ge=0)]
 
 
 class GoldenBound(AgreementBound):
-    """The same against a golden file, which another build or configuration may have made."""
+    """Bounds on the differences from a golden file, perhaps of another build or configuration."""
 
-    #: Mean KL divergence of the most likely tokens, in nats.
+    #: The mean KL divergence of the most likely tokens, in nats.
     mean_divergence: Positive
-    #: Share of the tokens that the run under test chooses too.
+    #: The share of the golden tokens that the run under test must choose.
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-#: What a server's rounding costs, by metric: its unit, and whether higher is better.
+#: The metrics of the accuracy cost: the unit, and whether higher is better.
 PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
     "price_kl": ("nats", False),
     "price_likeliest": ("%", True),
@@ -116,46 +122,59 @@ PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
 
 
 class Price(DataTable):
-    """What a server may cost that rounds so."""
+    """The accepted accuracy cost of one rounding."""
 
-    #: All that it rounds beyond the checkpoint, as ``--rounding`` takes it.
+    #: All rounding beyond the checkpoint, as ``--rounding`` takes it.
     rounding: str = Field(min_length=2)
-    #: Of `PRICES`, at a depth too (``price_kl@d8192``).
+    #: Gates on metrics of `PRICES`, with or without a depth (``price_kl@d8192``).
     gates: tuple[Gate, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _of_prices(self) -> "Price":
         for gate in self.gates:
-            unit, higher = PRICES.get(gate.metric.partition("@")[0], ("", False))
-            if gate.unit != unit or (gate.minimum is not None) is not higher:
-                rows = [
-                    f"{n} in {u}: {'minimum' if h else 'at_most'}" for n, (u, h) in PRICES.items()
-                ]
-                raise ValueError(f"expected one of {'; '.join(rows)}, not {gate.metric}")
+            unit, higher_is_better = PRICES.get(gate.metric.partition("@")[0], ("", False))
+            if gate.unit != unit or (gate.minimum is not None) is not higher_is_better:
+                raise ValueError(f"expected one of {_accepted_prices()}, not {gate.metric}")
         return self
 
 
-class Score(Statement):
-    """A task of lm-evaluation-harness, and what a right server reaches. ``source``: who publishes
-    it, and how far below it may be."""
+def _accepted_prices() -> str:
+    """Return the metrics, units and thresholds of prices, for an error message."""
+    rows = []
+    for metric, (unit, higher_is_better) in PRICES.items():
+        threshold = "minimum" if higher_is_better else "at_most"
+        rows.append(f"{metric} in {unit}: {threshold}")
+    return "; ".join(rows)
 
-    #: The share of answers that must be right.
+
+class Score(Statement):
+    """A task of lm-evaluation-harness, and the score of a correct server.
+
+    The source names the publisher of the score, and the reason for the margin below it.
+    """
+
+    #: The share of answers that must be correct.
     at_least: Annotated[float, Field(gt=0, lt=1)]
+    #: The name of the task.
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
-    #: As its results name it.
+    #: The name of the metric in the results.
     metric: str = Field(min_length=1)
-    #: On the hub.
+    #: The id of the dataset on the Hugging Face hub.
     dataset: str = Field(min_length=1)
+    #: The reasoning effort.
     effort: Literal["low", "medium", "high"]
+    #: The number of questions.
     questions: Count
+    #: The most tokens of an answer.
     answer_tokens: Count
+    #: The time limit of the task, in seconds.
     within_s: Positive
-    #: Of ``fixtures/scores/TASK.toml`` alone: times that each question is asked by each API.
+    #: Only in ``fixtures/scores/TASK.toml``: the tries of each question in each API.
     tries: Count | None = None
 
 
 class Band(Statement):
-    """Where a mean must lie."""
+    """The range in which a mean must lie."""
 
     low: Positive
     high: Positive
@@ -168,41 +187,42 @@ class Band(Statement):
 
 
 class Correctness(DataTable):
-    """What the correctness level asks and accepts."""
+    """The questions of the correctness level, and their tolerances."""
 
-    #: Name of a file of ``fixtures/exams``, or a path: what the model must know.
+    #: The exam: the name of a file in ``fixtures/exams``, or a path.
     exam: str = Field(min_length=1)
     chats: tuple[Chat, ...] = Field(min_length=1)
     max_answer_tokens: Count = 512
     tool_calls: tuple[ToolCall, ...] = ()
-    #: Two calls in one turn: a question and the cities that are asked for.
+    #: A question that must be answered by several calls in one turn.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
+    #: The number of these calls.
     parallel_calls: Annotated[int, Field(ge=2)] = 2
-    #: pass^k: each chat and tool call is asked so often, and every answer must hold.
+    #: pass^k: the tries of each chat and tool call. All of them must pass.
     repeats: Count = 3
-    #: What the target of this profile does not allow, each with the reason.
+    #: Abilities that the target of this profile lacks, with the reasons.
     cannot: dict[Ability, str] = Field(default={})
-    #: By dtype of the engine; a dtype that is absent is not compared with the oracle.
+    #: By dtype of the engine. Other dtypes are not compared with the oracle.
     log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
-    #: By dtype: one server, asked the same in another way.
+    #: By dtype: between equal requests to one server in another form.
     agreement: dict[Dtype, AgreementBound] = Field(default={})
     #: By dtype: against a golden file.
     golden: dict[Dtype, GoldenBound] = Field(default={})
-    #: What the server rounds beyond the checkpoint, as ``--rounding`` takes it; None: see its path.
+    #: The server's rounding beyond the checkpoint, as ``--rounding`` takes it. None: by its path.
     rounding: str | None = Field(default=None, min_length=2)
-    #: A price without a row is measured, and not gated.
+    #: The accepted costs of rounding. A cost without a row is measured and not judged.
     prices: tuple[Price, ...] = ()
-    #: Configurations that must answer as the one under test does (``--slow``: a start for each).
+    #: Configurations that must give the same answers (``--slow``; each needs a start).
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Asked by the Python of ``--scores``; those with ``tries`` by the suite itself.
+    #: Published scores. The Python of ``--scores`` runs them; the suite runs those with ``tries``.
     scores: tuple[Score, ...] = ()
-    #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
+    #: The mean number of tokens of the answers to ``fixtures/answers/questions.toml``.
     mean_answer_tokens: Band | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _without_old_keys(cls, data: Any) -> Any:
-        """Ignore the key that only ``--questions`` used; say where known answers are now."""
+        """Ignore a retired key; refuse ``known_answers`` and name its new place."""
         if isinstance(data, dict) and "known_answers" in data:
             raise ValueError(
                 "known_answers: expected in the exam, a line each: "
@@ -213,78 +233,86 @@ class Correctness(DataTable):
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "Correctness":
-        for ability, key in (
-            ("oracle", "log_probability_tolerance"),
-            ("answer_length", "mean_answer_tokens"),
-        ):
+        keys: dict[Ability, str] = {
+            "oracle": "log_probability_tolerance",
+            "answer_length": "mean_answer_tokens",
+        }
+        for ability, key in keys.items():
             if ability in self.cannot and getattr(self, key):
                 raise ValueError(f"expected cannot.{ability} or {key}, not both")
         return self
 
 
 def _chosen(value: float, why: str) -> Sourced:
+    """Return a number that this project chose, with the reason as its source."""
     return Sourced(value=value, source=f"chosen: {why}")
 
 
 class StressSizes(DataTable):
-    """Sizes of the stress level, and what is allowed under load."""
+    """Sizes and limits of the stress level. Times are in seconds."""
 
     sequential_requests: Sourced
     concurrent_requests: Sourced
     load_requests: Sourced
     load_concurrency: Sourced
     long_generation_tokens: Sourced
-    #: Of the whole, and in GB (10**9 bytes): the smaller of the two is the limit.
+    #: The largest growth of memory, as a fraction of the machine's. The smaller limit counts.
     memory_growth_fraction: Sourced
+    #: The largest growth of memory, in 10**9 bytes.
     memory_growth_gb: Sourced
-    #: Tokens of each answer of the loads.
+    #: The tokens of each answer of a load.
     answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
-    #: Requests of each process of arrival, and how many come in a second.
+    #: The requests of each process of arrival.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
+    #: The mean rate of their arrivals, in requests per second.
     arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
-    #: Seconds after which a load of counted requests begins no further one, once half of them have
-    #: begun. None: all of them are sent. For a profile of slow machines.
+    #: The time after which a load begins no further request, once half of them have begun. It is
+    #: for profiles of slow machines. None: all requests are sent.
     load_s: Sourced | None = None
-    #: For how long one short prompt at a time joins those that decode.
+    #: The time in which short prompts, one at a time, join the requests that decode.
     joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
-    #: A server whose running requests get no token for so long hangs.
+    #: A server hangs if its running requests get no token for so long.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
+    #: The time limit of a request.
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
-    #: How long a client may wait in silence for an answer or an end after a server's stop.
+    #: The longest time in which a client learns that a server was stopped.
     stop_learned_within_s: Sourced = _chosen(
         10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
     )
-    #: The slowest request of a load over its median.
+    #: The largest ratio of the slowest request of a load to the median.
     tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
-    #: A request that took no longer than so many seconds is no slow one.
+    #: A faster request is never a slow one.
     tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
-    #: How much of the throughput may be lost after the load.
+    #: The largest loss of throughput after the load, as a fraction.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
+    #: The largest growth of memory for each request, in KiB.
     memory_growth_kib_per_request: Sourced = _chosen(
         512, "half of a leak of 1 MiB for each request, which must be detected"
     )
-    #: Of the machine's memory, in a day at the rate of requests that the load reached.
+    #: The largest growth in a day, at the rate of the load, as a fraction of the machine's memory.
     memory_growth_per_day: Sourced = _chosen(
         0.05, "what gpt-oss-120b leaves free on a GB10, about a fifth, lasts for four days"
     )
+    #: The largest growth of open handles for each request.
     handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
-    #: Less than this available ends the run.
+    #: The run ends if less memory is available, in GiB.
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
 
 
 class TimedChats(Statement):
-    """Chats timed as users have them: streamed, sampled by the model's settings, to their end."""
+    """Chats as users have them: streamed, sampled by the model's settings, and complete."""
 
     questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
-    #: Tokens of an answer: a shorter one says nothing of the rate, a longer one is cut off.
+    #: The tokens of the shortest answer whose rate counts.
     at_least: Count = 512
+    #: The tokens after which an answer is cut off.
     at_most: Count = 1024
-    #: Their rate, by the decode rate of the plan's longest answers beside them; None: not required.
+    #: Their least rate, as a share of the decode rate of the plan's longest answers. None: any.
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class Performance(DataTable):
-    """The measuring plan and its gates."""
+    """The cells that are measured, and their gates. Lengths are in tokens."""
 
     prompt_tokens: Count
     generated_tokens: tuple[Count, ...] = Field(min_length=1)
@@ -295,95 +323,111 @@ class Performance(DataTable):
 
 
 class Regression(DataTable):
-    """How much worse than the history a metric may be, as a fraction of it."""
+    """How much worse than in earlier runs a metric may be."""
 
+    #: As a fraction of the earlier value.
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: By name of the metric, where it is not ``threshold``.
+    #: By metric, where it is not ``threshold``.
     metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
-    #: Rates and times of one build differ by so much from run to run here. It is allowed between
-    #: runs, of what ``metrics`` does not name, but not by ``--ab``.
+    #: The differences of rates and times of one build from run to run. They are allowed between
+    #: runs, for metrics that are not in ``metrics``, but not with ``--ab``.
     runs_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    #: And by so much from start to start: one start in four was 7 % slower on an H200. Whether what
-    #: is worse by less is the build's or the start's, one run cannot tell.
+    #: The differences from start to start: one start in four was 7 % slower on an H200. One run
+    #: cannot tell whether a smaller difference is the build's or the start's.
     starts_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.08
-    #: How much worse a price of rounding may be than in an earlier run, in its own unit.
+    #: How much worse the cost of rounding may be than in an earlier run, in its own unit.
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"price_kl": 0.0005, "price_likeliest": 2.0, "price_right_answer": 0.05}
     )
-    #: Whether a price that correctness.prices has may be paid for speed: it is no regression then.
+    #: Whether a higher cost of rounding within ``correctness.prices`` is no regression.
     price_allowed: bool = False
     source: str = Field(min_length=3, default="this project's requirement: 5 %")
 
     def of_price(self, metric: str) -> float:
-        """How much worse that price may be, in its unit; infinite where it may be paid for."""
-        return math.inf if self.price_allowed else self.prices.get(metric.partition("@")[0], 0.0)
+        """Return how much worse a cost of rounding may be, in its unit; infinite if allowed."""
+        if self.price_allowed:
+            return math.inf
+        return self.prices.get(metric.partition("@")[0], 0.0)
 
     def of_starts(self, metric: str, unit: str) -> float:
-        """By how much this metric may differ from start to start; 0 of what is no rate or time."""
+        """Return the differences of a metric from start to start, as a fraction.
+
+        Args:
+            metric: The metric.
+            unit: Its unit. For a unit that is no rate or time, the result is 0.
+        """
         is_timed = unit in ("tok/s", "ms", "µs") and metric not in self.metrics
         return self.starts_differ_by if is_timed else 0.0
 
     def allowed(self, metric: str) -> float:
-        """How much worse this metric may be than in an earlier run."""
+        """Return how much worse a metric may be than in an earlier run, as a fraction."""
         return self.metrics.get(metric, max(self.threshold, self.runs_differ_by))
 
     def of_anchor(self, metric: str) -> float:
-        """How much worse its level over several runs may be than its best one: what one run may be
-        worse by chance, as a start from another page cache, is no reason for all of them."""
+        """Return how much worse a metric's level over several runs may be, as a fraction.
+
+        It is compared with the best level. A larger tolerance for one run, such as for a start with
+        another page cache, does not count for all of them.
+        """
         return min(self.allowed(metric), max(self.threshold, self.runs_differ_by))
 
 
 class Box(DataTable):
-    """What a healthy machine of this architecture shows. None: nothing is known to compare with,
-    and the machine is judged by how steady it is."""
+    """Readings of a healthy machine of this architecture.
+
+    None: there is no reference, and the machine is judged by its steadiness.
+    """
 
     bandwidth_gb_s: Sourced | None = None
     matrix_tflop_s: Sourced | None = None
-    #: Between which healthy ones lie: what a gate may ask of the memory before one was measured.
+    #: The range of healthy machines. A gate uses it before the bandwidth was measured.
     healthy_gb_s: Band | None = None
-    #: Of the SM clock under load.
+    #: The SM clock under load.
     sm_clock_mhz: Sourced | None = None
-    #: What one shows at least whose clock is not capped.
+    #: The least SM clock of a machine whose clock is not capped.
     sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
-    #: Whether a healthy one reaches its power limit under load, as GPUs of data centres do. Where
-    #: it does not, a cap is a defect.
+    #: Whether a healthy machine reaches its power limit under load, as GPUs of data centres do. If
+    #: not, a cap is a defect.
     runs_at_its_power_limit: bool = True
     #: (third quartile - first quartile) / median of repeated readings.
     max_spread: Annotated[float, Field(gt=0)] = 0.25
-    #: Between the readings before and after the measurements.
+    #: The largest change between the readings before and after the measurements, as a fraction.
     max_drift: Annotated[float, Field(gt=0)] = 0.25
-    #: Share of the CPU that other processes take.
+    #: The largest share of the CPU for other processes.
     max_other_load: Annotated[float, Field(gt=0, le=1)] = 0.25
-    #: How far above bandwidth / bytes per token a rate may be before it is called impossible.
+    #: The largest possible rate, as a multiple of bandwidth / bytes per token.
     roofline_tolerance: Annotated[float, Field(ge=1)] = 1.15
 
 
 class MatrixPlan(DataTable):
-    """How the matrix level goes about it; the axes themselves are a file of ``fixtures/matrix``."""
+    """The plan of the matrix level."""
 
-    #: Name of a shipped file, or a path.
+    #: The axes: the name of a file in ``fixtures/matrix``, or a path.
     axes: str = Field(min_length=1)
-    #: Axes of that file that stay at their baseline, each with the reason. ``--matrix-axes`` names
-    #: a file whose axes are all tried.
+    #: Axes of that file that stay at their baseline, with the reasons. All axes of a file of
+    #: ``--matrix-axes`` are tried.
     left_out: dict[str, str] = Field(default_factory=dict)
-    #: Values of how many axes are combined in every way.
+    #: The number of axes whose values are combined in all ways.
     strength: Count = 2
-    #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.
+    #: The names of the prompts in ``fixtures/answers/prompts.toml``; empty: all of them.
     prompts: tuple[str, ...] = ()
+    #: The tokens of each answer that are compared.
     answer_tokens: Count = 24
     stress_requests: Count = 8
-    #: The performance sample of a cell: one stream, so many rounds.
+    #: The prompt of a cell's performance sample, which has one stream.
     prompt_tokens: Count = 128
+    #: The answer of that sample.
     generated_tokens: Count = 32
+    #: The rounds of that sample.
     rounds: Annotated[int, Field(ge=2)] = 6
     short_rounds: Annotated[int, Field(ge=0)] = 3
     warm_up_requests: Count = 4
     drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: How much less than the baseline's a rate may be, where the axes say nothing else.
+    #: How much less than the baseline's a rate may be, unless the axes set another number.
     may_be_slower: Sourced
-    #: Starts that may be spent on finding the smallest failing sets.
+    #: The most starts for finding the smallest failing sets.
     isolation_boots: Annotated[int, Field(ge=0)] = 8
 
     @model_validator(mode="before")
@@ -393,13 +437,15 @@ class MatrixPlan(DataTable):
 
 
 class Certify(DataTable):
-    """What ``--certify`` insists on: levels of which no test may be skipped or deselected. Tests of
-    the other levels are left out."""
+    """Requirements of a certificate (``--certify``)."""
 
+    #: No test of these levels may be skipped or deselected. Tests of other levels do not run.
     levels: tuple[Level, ...]
+    #: The required state of the box.
     box: Literal["QUALIFIED", "any"] = "QUALIFIED"
+    #: The fields of the kernel path that must be known.
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
-    #: The shortest soak (``--soak``) that it takes, in seconds; 0: it asks for none.
+    #: The shortest accepted soak (``--soak``), in seconds; 0: none is required.
     soak_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("levels")
@@ -415,11 +461,13 @@ class Certify(DataTable):
 
 
 class Severities(DataTable):
-    """The severities whose failures count: for the verdict of a run, for one compared with a
-    trusted run (``--against``), and for a certificate. Failures of others are listed."""
+    """The severities whose failures count. Failures of other severities are only listed."""
 
+    #: For the verdict of a run.
     verdict: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    #: For a run that is compared with a trusted run (``--against``).
     against: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
+    #: For a certificate.
     certificate: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)
 
     @field_validator("*")

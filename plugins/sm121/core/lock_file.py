@@ -5,18 +5,34 @@ import os
 from pathlib import Path
 from typing import IO
 
-#: In a folder that servers write to: held, shared, by the supervisor of each as long as it lives.
+#: The lock file of a folder that servers write to. The supervisor of each server holds it, shared.
 SERVERS = ".servers.lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_lock(path: Path, mode: int = 0o600) -> IO[str]:
-    """Open a lock file, made if needed. Raises OSError: it cannot be opened, or is a link."""
+    """Open a lock file; create it if it does not exist.
+
+    Args:
+        path: The file.
+        mode: The permissions of a new file.
+
+    Raises:
+        OSError: The file cannot be opened, or is a link.
+    """
     return os.fdopen(os.open(path, _FLAGS, mode), "r+")
 
 
 def try_lock(lock: IO[str], kind: int) -> bool:
-    """Take it (``fcntl.LOCK_SH`` or ``LOCK_EX``) if that is possible at once."""
+    """Take a lock without waiting.
+
+    Args:
+        lock: A file of `open_lock`.
+        kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
+
+    Returns:
+        Whether this process has the lock now.
+    """
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:

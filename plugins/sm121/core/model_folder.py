@@ -1,4 +1,4 @@
-"""Where a checkpoint lies on this machine."""
+"""Find the folder of a checkpoint on this machine."""
 
 import os
 from collections.abc import Mapping
@@ -6,8 +6,13 @@ from pathlib import Path
 
 
 def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where a checkpoint lies: the folder itself, or the snapshot of the hub's cache that an engine
-    would take; None where it is not here."""
+    """Return the folder of a checkpoint, or None if this machine does not have it.
+
+    Args:
+        name: A folder, or an id of the Hugging Face hub. An engine takes the snapshot of the branch
+            ``main`` in the hub's cache.
+        environment: Variables; ``HF_HOME`` and ``HF_HUB_CACHE`` name the cache.
+    """
     if Path(name).is_dir():
         return Path(name)
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")

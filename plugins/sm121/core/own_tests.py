@@ -1,4 +1,4 @@
-"""Where the suite's tests are: in a checkout, or inside the installed package."""
+"""Find the suite's tests, and the words with which pytest runs them."""
 
 import sys
 from collections.abc import Sequence
@@ -6,61 +6,87 @@ from importlib.resources import files
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+#: The plugin, as pytest's ``-p`` takes it: the last of the suite's own words.
 PLUGIN = "sm121.plugin"
-#: In each folder of the suite's tests.
+#: A file that each folder of the suite's tests has.
 _FIRST = "test_smoke.py"
 
 
 def folder() -> Path:
-    """The folder in which ``tests/`` belongs to this package. Ids of tests are relative to it."""
+    """Return the folder with the suite's ``tests/``, to which ids of tests are relative.
+
+    That is the checkout, or the package where the suite was installed.
+    """
     checkout = _PACKAGE.parents[1]
     return checkout if (checkout / "tests" / _FIRST).is_file() else _PACKAGE
 
 
 def settings() -> Path:
-    """The suite's pytest.ini, as the package has it."""
+    """Return the path of the suite's pytest.ini in the package."""
     return Path(str(files("sm121.fixtures"))) / "run.ini"
 
 
 def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
-    """What ``sm121 run`` says to pytest, by the user's words and the folder for the cache."""
-    # Without its cache, pytest does not know the setting.
-    cacheless = any("no:cacheprovider" in word for word in given)
-    return [
-        *("-c", str(settings())),
-        *("--rootdir", str(folder())),
-        *(() if cacheless else ("-o", f"cache_dir={started_in / '.pytest_cache'}")),
-        *("-p", PLUGIN),
-        *given,
-    ]
+    """Return the words that ``sm121 run`` passes to pytest.
+
+    Args:
+        started_in: The user's folder; pytest's cache lies in it.
+        given: The words that the user typed.
+    """
+    result = ["-c", str(settings()), "--rootdir", str(folder())]
+    # Without its cache, pytest refuses the setting.
+    if not any("no:cacheprovider" in word for word in given):
+        result += ["-o", f"cache_dir={started_in / '.pytest_cache'}"]
+    return [*result, "-p", PLUGIN, *given]
 
 
 def certified_words() -> list[str]:
-    """What ``sm121 certify`` says to pytest: the suite's settings, tests and plugins, no others."""
-    return [
-        *("-c", str(settings())),
-        *("--rootdir", str(folder()), "--noconftest", "-p", "no:cacheprovider"),
-        *("-p", "pytest_benchmark.plugin", "-p", "pytest_timeout", "-p", PLUGIN),
-    ]
+    """Return the words that ``sm121 certify`` passes to pytest.
+
+    They select the suite's settings, tests and plugins, and no others.
+    """
+    own_files = ["-c", str(settings()), "--rootdir", str(folder()), "--noconftest"]
+    plugins = ["no:cacheprovider", "pytest_benchmark.plugin", "pytest_timeout", PLUGIN]
+    result = own_files
+    for plugin in plugins:
+        result += ["-p", plugin]
+    return result
 
 
 def given(arguments: Sequence[str]) -> list[str]:
-    """What the user said, of the words that `words` or `certified_words` made."""
+    """Return the words that the user typed.
+
+    Args:
+        arguments: Words of `words` or `certified_words`, with the user's words behind them.
+    """
     return list(arguments[arguments.index(PLUGIN) + 1 :])
 
 
 def command(given: Sequence[str], started_in: Path) -> list[str]:
-    """The command of ``sm121 run``. The folder where it starts is not on the path of imports."""
+    """Return the command of ``sm121 run``.
+
+    Python's option ``-P`` keeps the current folder off the path of imports.
+
+    Args:
+        given: The words that the user typed.
+        started_in: The user's folder.
+    """
     return [sys.executable, "-P", "-m", "pytest", *words(started_in, given)]
 
 
 def has_every_level(path: Path) -> bool:
-    """Whether a path is the suite's ``tests/`` or the checkout around it, and so names no level."""
+    """Check whether a path is the suite's ``tests/`` or its checkout: it selects no level."""
     return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 
 def located(path: str) -> str:
-    """A path or node id of the command line; one of the suite's own tests is found here."""
+    """Return a path or node id of a command line, absolute if it is one of the suite's own tests.
+
+    Args:
+        path: The path or the id. It stays as it is if the user's folder has such a file.
+    """
     name = path.partition("::")[0]
     is_shipped = not Path(name).exists() and Path(name).parts[:1] == ("tests",)
-    return str(folder() / path) if is_shipped and (folder() / name).exists() else path
+    if is_shipped and (folder() / name).exists():
+        return str(folder() / path)
+    return path

@@ -1,6 +1,9 @@
-"""Where an interpreter would import packages from, and of which versions, without an import. Runs
-in an engine's environment too (``python -c``): standard library only. Asked a list of names as JSON
-on its standard input, it prints an object as JSON."""
+"""Find the folders and versions of packages without importing them.
+
+The module also runs in an engine's environment (``python -c``), so it imports the standard library
+only. There it reads a list of names as JSON from standard input, and prints the result of `look` as
+JSON.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -11,11 +14,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+#: The version in a file that setuptools_scm writes.
 _VERSION = re.compile(r"(?m)^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)")
 
 
 def look(names: list[str]) -> dict[str, list[str | None]]:
-    """By name the folder, None: there is none, and the version, None: not known."""
+    """Look packages up.
+
+    Args:
+        names: Names of top-level packages.
+
+    Returns:
+        By name, a list of the folder (None: no such package) and the version (None: not known).
+    """
     answer: dict[str, list[str | None]] = {}
     for name in names:
         try:
@@ -26,14 +37,19 @@ def look(names: list[str]) -> dict[str, list[str | None]]:
         if spec is not None and not folders and spec.origin is not None:
             folders = [str(Path(spec.origin).parent)]
         folder = os.path.realpath(folders[0]) if folders else None
-        answer[name] = [folder, None if folder is None else _version(name, Path(folder))]
+        version = _version(name, Path(folder)) if folder is not None else None
+        answer[name] = [folder, version]
     return answer
 
 
 def _version(name: str, folder: Path) -> str | None:
-    """A checkout on PYTHONPATH has no metadata, and that of an installed one is another's."""
+    """Return the version of the package in a folder, or None.
+
+    The metadata of an installed package says nothing about a checkout on PYTHONPATH.
+    """
     file = folder / "_version.py"
-    if file.is_file() and (match := _VERSION.search(file.read_text("utf-8"))):
+    match = _VERSION.search(file.read_text("utf-8")) if file.is_file() else None
+    if match is not None:
         return match[1]
     for distribution in _distributions(name):
         try:
@@ -46,8 +62,9 @@ def _version(name: str, folder: Path) -> str | None:
 
 
 def _distributions(name: str) -> Iterator[str]:
-    """Names of distributions that may have a package. The index of all of them takes a second."""
+    """Yield names of distributions that may have a package, the likely ones first."""
     yield from (name, f"{name}-python", f"{name}-cpu")
+    # The index of all distributions takes a second.
     yield from importlib.metadata.packages_distributions().get(name, ())
 
 

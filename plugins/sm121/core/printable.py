@@ -1,4 +1,4 @@
-"""Text from a model or a log, so that a file or a terminal shows it and obeys none of it."""
+"""Write text from a model or a log so that no terminal or parser obeys it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,19 @@ from pydantic_core import PydanticSerializationError, to_json
 
 
 def printable(text: str) -> str:
-    """The text with control characters, reversals of direction and half surrogates written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Return a text with escapes for control characters, bidi marks and half surrogates."""
+    signs = []
+    for sign in text:
+        signs.append(sign if sign.isprintable() else sign.encode("unicode_escape").decode())
+    return "".join(signs)
 
 
 def json_text(model: BaseModel) -> str:
-    """A model as JSON of ASCII, which no terminal obeys. Half a surrogate pair, from an engine or a
-    path, is written out: it would make a file that no parser reads."""
+    """Return a model as JSON in ASCII.
+
+    Half a surrogate pair, from an engine or a path, becomes an escape; as it is, no parser would
+    read the file.
+    """
     try:
         return model.model_dump_json(indent=2, ensure_ascii=True)
     except PydanticSerializationError:
@@ -23,14 +29,17 @@ def json_text(model: BaseModel) -> str:
 
 
 def _readable(value: Any) -> Any:
+    """Return JSON data with escapes for half surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
         return {_readable(key): _readable(item) for key, item in value.items()}
-    return [_readable(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return value
 
 
 def some_of(texts: Sequence[str], limit: int) -> str:
-    """The first texts of what may be a long list, and how many there are beside them."""
+    """Join the first texts of a list with commas, and append how many more there are."""
     more = f" and {len(texts) - limit} more" if len(texts) > limit else ""
     return ", ".join(texts[:limit]) + more

@@ -1,9 +1,12 @@
-"""Profiles: what a target must be and reach, as data. A profile is one TOML file, validated whole
-when it is loaded; a mistake is one line that names the file, the key and what was expected."""
+"""Profiles: the requirements on a target, as data.
+
+A profile is one TOML file, which is validated as a whole when it is loaded. A mistake is one line
+with the file, the key and what was expected.
+"""
 
 import fnmatch
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -12,10 +15,14 @@ from pydantic import Field, model_validator
 
 from sm121.core import architecture, builds, data_file, engine_settings, extending, level_settings
 from sm121.core.architecture import NAMES
-from sm121.core.arguments import did_you_mean
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
-from sm121.core.engine_settings import Configuration, KernelPathRequirement, values_set
+from sm121.core.engine_settings import (
+    Configuration,
+    KernelPathRequirement,
+    PathRule,
+    values_set,
+)
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import (
     LEVELS,
@@ -25,43 +32,60 @@ from sm121.core.profile_fields import (
     Level,
     Positive,
 )
+from sm121.core.suggestion import did_you_mean
 
 SCHEMA_VERSION = 1
 
 
 class PlanRow(DataTable):
-    """What ``--plan NAME`` asks of all that there is. What it does not say is asked whole."""
+    """The part of a profile that ``--plan NAME`` runs. A key without a value excludes nothing."""
 
     purpose: str = Field(min_length=3)
     levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
-    #: Of a level only these tests: names, in which ``*`` is any text, or names of markers.
+    #: The only tests of a level: names, in which ``*`` is any text, or names of markers.
     tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
-    #: Some of ``[performance]``, and of its ``measuring``.
+    #: Some depths of ``[performance]``.
     depths: tuple[int, ...] | None = Field(default=None, min_length=1)
+    #: Some lengths of ``[performance]``.
     generated_tokens: tuple[int, ...] | None = Field(default=None, min_length=1)
+    #: Some numbers of streams of ``[performance.measuring]``.
     concurrency: tuple[int, ...] | None = None
+    #: The rounds of each cell.
     rounds: Count | None = None
 
     @model_validator(mode="after")
     def _tests_of_its_levels(self) -> "PlanRow":
-        if strange := [level for level in self.tests if level not in self.levels]:
-            raise ValueError(f"tests.{strange[0]}: expected a level of its levels")
+        for level in self.tests:
+            if level not in self.levels:
+                raise ValueError(f"tests.{level}: expected a level of its levels")
         return self
 
     def asks(self, level: str, name: str, markers: Collection[str]) -> bool:
-        """Whether it asks a test, by its level, its name without parameters, and its markers."""
-        chosen = self.tests.get(level)  # type: ignore[call-overload]
-        return level in self.levels and (
-            chosen is None or any(named(entry, name, markers) for entry in chosen)
-        )
+        """Check whether the plan runs a test.
+
+        Args:
+            level: The test's level.
+            name: Its name without parameters.
+            markers: The names of its markers.
+        """
+        if level not in self.levels:
+            return False
+        chosen = self.tests.get(level)
+        return chosen is None or any(named(entry, name, markers) for entry in chosen)
 
 
 def named(entry: str, name: str, markers: Collection[str]) -> bool:
-    """Whether an entry of a plan's ``tests`` names a test."""
+    """Check whether an entry of a plan's ``tests`` selects a test.
+
+    Args:
+        entry: The entry: the name of a marker, or a pattern for names of tests.
+        name: The test's name without parameters.
+        markers: The names of its markers.
+    """
     return entry in markers or fnmatch.fnmatchcase(name, entry)
 
 
-#: The plan of that name is the suite's own, and asks all that there is.
+#: The name of the suite's own plan, which runs everything.
 FULL = "full"
 _FULL = PlanRow(purpose="all that there is; a certificate needs it")
 
@@ -71,25 +95,27 @@ class Profile(DataTable):
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    #: The profile that this one is made from: a shipped one, or a path from this file; and the keys
-    #: of that one which this one does not have. What resolved counts, not how it was written.
+    #: The profile that this one extends: the name of a shipped one, or a path from this file. Two
+    #: profiles are equal if their merged contents are.
     extends: str | None = Field(default=None, exclude=True)
+    #: Keys of that profile, with dots, which this one does not have.
     without: tuple[str, ...] = Field(default=(), exclude=True)
     description: str
     arch: str
     model: engine_settings.Model
     engine: engine_settings.EngineSettings
-    #: The machines that its server spans; None: one.
+    #: The machines that the server spans. None: one machine.
     nodes: engine_settings.Nodes | None = None
-    #: The configuration that is judged, and the one that must still work beside it. Of ``fastest``
-    #: the first one that the build has is judged instead.
+    #: The configuration that is judged.
     under_test: str
+    #: The configuration that must also work.
     baseline: str
+    #: The first of these that the engine supports is judged in place of ``under_test``.
     fastest: tuple[ConfigurationName, ...] = ()
-    #: The configuration whose own gates are asked (`judging`). None: ``[performance]``'s.
+    #: The configuration whose own gates count (`judging`). None: those of ``[performance]``.
     question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
-    #: Those that the engine which is judged cannot have (`judging`).
+    #: The configurations that the judged engine does not support (`judging`).
     lacking: dict[ConfigurationName, Configuration] = Field(default={}, exclude=True)
     kernel_path: KernelPathRequirement
     correctness: level_settings.Correctness
@@ -98,11 +124,11 @@ class Profile(DataTable):
     regression: level_settings.Regression = level_settings.Regression()
     box: level_settings.Box | None = None
     matrix: level_settings.MatrixPlan | None = None
-    #: By what they are for, beside ``full``.
+    #: The plans by name, without ``full``.
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
     certify: level_settings.Certify
     severities: level_settings.Severities = level_settings.Severities()
-    #: Seconds that a single test of a level may take before pytest-timeout ends it.
+    #: The time limit of one test of a level, in seconds, for pytest-timeout.
     test_timeout_s: dict[Level, Positive]
 
     @model_validator(mode="before")
@@ -114,60 +140,78 @@ class Profile(DataTable):
     def _consistent(self) -> "Profile":
         if self.arch not in NAMES:
             raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
-        named = [("under_test", self.under_test), ("baseline", self.baseline)]
-        named += [("correctness.same_answers", name) for name in self.correctness.same_answers]
-        named += [("fastest", name) for name in self.fastest]
         for rule in self.kernel_path.rules:
-            keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
-            if not rule.when.keys() & {*keys}:
-                raise ValueError(
-                    f"kernel_path.rules: a rule on the {rule.where} is chosen by "
-                    f"{' or '.join(f'when.{key}' for key in keys)}, got {rule.when}"
-                )
-            compiles(rule.when.get("moe", rule.when.get("attention", "")))
-            if (name := rule.when.get("configuration")) is not None:
-                named.append(("kernel_path.rules: when.configuration", name))
+            _require_choice(rule)
+        self._require_configurations()
+        for level in LEVELS:
+            if level not in self.test_timeout_s:
+                raise ValueError(f"test_timeout_s: expected every level, {level} is missing")
+        _require_distinct_gates("performance.gates", self.performance.gates)
+        for name, configuration in self.configurations.items():
+            _require_distinct_gates(f"configurations.{name}.gates", configuration.gates)
+        self._require_valid_plans()
+        self._require_performance_certified()
+        return self
+
+    def _require_configurations(self) -> None:
+        """Raise ValueError for a key that names a configuration which does not exist."""
+        named = [("under_test", self.under_test), ("baseline", self.baseline)]
+        for name in self.correctness.same_answers:
+            named.append(("correctness.same_answers", name))
+        for name in self.fastest:
+            named.append(("fastest", name))
+        for rule in self.kernel_path.rules:
+            if "configuration" in rule.when:
+                key = "kernel_path.rules: when.configuration"
+                named.append((key, rule.when["configuration"]))
         for key, name in named:
             if name not in self.configurations:
                 names = ", ".join(self.configurations)
                 raise ValueError(f"{key}: expected one of [configurations] ({names}), got {name!r}")
-        missing = [level for level in LEVELS if level not in self.test_timeout_s]
-        if missing:
-            raise ValueError(f"test_timeout_s: expected every level, {missing[0]} is missing")
-        metrics = [gate.metric for gate in self.performance.gates]
-        for name, configuration in (("", None), *self.configurations.items()):
-            table = f"configurations.{name}.gates" if configuration else "performance.gates"
-            each = [gate.metric for gate in configuration.gates] if configuration else metrics
-            if doubled := sorted({metric for metric in each if each.count(metric) > 1}):
-                raise ValueError(f"{table}: {', '.join(doubled)} given twice")
-        self._refuse_wrong_plans()
-        metrics += [gate.metric for each in self.configurations.values() for gate in each.gates]
-        if metrics and "performance" not in self.certify.levels:
-            raise ValueError(
-                "certify.levels: expected performance, too: a certificate needs a number for each "
-                f"of performance.gates ({metrics[0]}); got {', '.join(self.certify.levels)}"
-            )
-        return self
 
-    def _refuse_wrong_plans(self) -> None:
-        performance = self.performance
+    def _require_valid_plans(self) -> None:
+        """Raise ValueError for a plan with a reserved name, or with sizes that are not measured."""
         for name, row in self.plans.items():
             if name == FULL:
                 raise ValueError(f"plans.{FULL}: expected another name: {FULL} is {_FULL.purpose}")
-            for key, planned, allowed in (
-                ("depths", row.depths, performance.depths),
-                ("generated_tokens", row.generated_tokens, performance.generated_tokens),
-                ("concurrency", row.concurrency, performance.measuring.concurrency),
-            ):
-                if strange := sorted({*(planned or ())} - {*allowed}):
+            for key, allowed in self._planned_sizes().items():
+                planned = getattr(row, key) or ()
+                unknown = sorted(set(planned) - set(allowed))
+                if unknown:
                     listed = ", ".join(map(str, allowed))
                     raise ValueError(
                         f"plans.{name}.{key}: expected some of [performance]'s ({listed}), "
-                        f"got {strange[0]}"
+                        f"got {unknown[0]}"
                     )
 
+    def _planned_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Return the sizes that are measured, by the key of a plan that selects some of them."""
+        return {
+            "depths": self.performance.depths,
+            "generated_tokens": self.performance.generated_tokens,
+            "concurrency": self.performance.measuring.concurrency,
+        }
+
+    def _require_performance_certified(self) -> None:
+        """Raise ValueError for gates whose level a certificate does not require."""
+        gates = list(self.performance.gates)
+        for configuration in self.configurations.values():
+            gates.extend(configuration.gates)
+        if gates and "performance" not in self.certify.levels:
+            raise ValueError(
+                "certify.levels: expected performance, too: a certificate needs a number for each "
+                f"of performance.gates ({gates[0].metric}); got {', '.join(self.certify.levels)}"
+            )
+
     def plan(self, name: str) -> PlanRow:
-        """The plan of that name. Raises UsageError: the profile has none; names those it has."""
+        """Return a plan.
+
+        Args:
+            name: Its name, or `FULL`.
+
+        Raises:
+            UsageError: The profile has no such plan. The message lists its plans.
+        """
         plans = {**self.plans, FULL: _FULL}
         if name not in plans:
             raise UsageError(
@@ -182,21 +226,28 @@ class Profile(DataTable):
         identity: str | None = None,
         options: Collection[str] | None = None,
     ) -> "Profile":
-        """The profile as one configuration is judged by it (default: the fastest that the engine
-        has, else ``under_test``), with what each one is in an engine of that `builds.identity` and
-        those parser options. One that was named is judged by its own gates, where it has some, in
-        place of the rates of ``[performance]``; else those come first. Raises UsageError: there is
-        no such configuration, or that engine cannot have it."""
-        named = self.configurations.get(configuration or "")
-        may_have_it = options is None and any(
-            builds.may_be(identity, each.build) for each in (named.settings if named else ())
-        )
-        resolved = {
-            key: each.at(identity, options, anyhow=may_have_it and key == configuration)
-            for key, each in self.configurations.items()
-        }
-        fastest = (name for name in self.fastest if resolved.get(name) is not None)
-        name = configuration or next(fastest, self.under_test)
+        """Return the profile as it judges one configuration in an engine.
+
+        The gates are those of ``[performance]``, then those of the configuration. If a user named a
+        configuration with gates, its own come first, and the rates of ``[performance]`` are left
+        out.
+
+        Args:
+            configuration: The name of the configuration that a user named. None: the first of
+                ``fastest`` that the engine supports, else ``under_test``.
+            identity: The engine's `builds.identity`.
+            options: The options of the engine's parser; None: not known.
+
+        Returns:
+            The profile with the configurations as the engine gets them.
+
+        Raises:
+            UsageError: There is no such configuration, or the engine does not support it or the
+                baseline.
+        """
+        resolved = self._resolved(configuration, identity, options)
+        fastest = [name for name in self.fastest if resolved.get(name) is not None]
+        name = configuration or (fastest[0] if fastest else self.under_test)
         if name not in self.configurations:
             names = ", ".join(self.configurations)
             raise UsageError(
@@ -205,62 +256,92 @@ class Profile(DataTable):
         for key in (name, self.baseline):
             if resolved[key] is None:
                 raise UsageError(self._lacks(key, identity, resolved))
-        gates, project = self.configurations[name].gates, self.performance.gates
-        first, second = (project, gates)
-        if configuration is not None and gates:
-            first, second = (gates, tuple(gate for gate in project if gate.at_most is not None))
-        metrics = [gate.metric for gate in first]
-        gates = (*first, *(gate for gate in second if gate.metric not in metrics))
+        supported = {}
+        lacking = dict(self.lacking)
+        for key, result in resolved.items():
+            if result is not None:
+                supported[key] = result
+                continue
+            first = self.configurations[key].at(identity, options, anyhow=True)
+            if first is not None:
+                lacking[key] = first
+        own_gates = self.configurations[name].gates
+        if configuration is not None and own_gates:
+            times = [gate for gate in self.performance.gates if gate.at_most is not None]
+            gates = _without_doubles((*own_gates, *times))
+        else:
+            gates = _without_doubles((*self.performance.gates, *own_gates))
         return self.model_copy(
             update={
                 "under_test": name,
                 "question": name if gates and configuration is not None else None,
-                "configurations": {key: each for key, each in resolved.items() if each is not None},
-                "lacking": self.lacking
-                | {
-                    key: each.at(identity, options, anyhow=True)
-                    for key, each in self.configurations.items()
-                    if resolved[key] is None
-                },
+                "configurations": supported,
+                "lacking": lacking,
                 "performance": self.performance.model_copy(update={"gates": gates}),
             }
         )
 
+    def _resolved(
+        self, configuration: str | None, identity: str | None, options: Collection[str] | None
+    ) -> dict[str, Configuration | None]:
+        """Return each configuration as an engine gets it, or None; arguments as of `judging`.
+
+        An engine with an unknown parser may be a build that supports the named configuration.
+        """
+        resolved = {}
+        for key, row in self.configurations.items():
+            may_support_it = False
+            if key == configuration and options is None:
+                may_support_it = any(
+                    builds.may_be(identity, setting.build) for setting in row.settings
+                )
+            resolved[key] = row.at(identity, options, anyhow=may_support_it)
+        return resolved
+
     def _lacks(
         self, name: str, identity: str | None, resolved: Mapping[str, Configuration | None]
     ) -> str:
-        needs = [
-            next(f"{row.title} ({', '.join(row.options)})" for row in builds.shipped()
-                 if row.name == each.build)
-            if each.build is not None
-            else f"{self.engine.name} {each.versions}"
-            for each in self.configurations[name].settings
-        ]  # fmt: skip
-        row = builds.named(identity)
+        """Return the message for a configuration that the engine does not support."""
+        titles = {row.name: f"{row.title} ({', '.join(row.options)})" for row in builds.shipped()}
+        needs = []
+        for setting in self.configurations[name].settings:
+            if setting.build is not None:
+                needs.append(titles[setting.build])
+            else:
+                needs.append(f"{self.engine.name} {setting.versions}")
         engine = f"{self.engine.name} {identity or 'of a release that is not known'}"
-        has = ", ".join(key for key, each in resolved.items() if each is not None)
+        row = builds.named(identity)
+        if row is not None:
+            engine = f"{row.title}, {engine}"
+        supported = ", ".join(key for key, result in resolved.items() if result is not None)
         return (
             f"profile {self.name}, configuration {name}: expected {' or '.join(needs)}; this is "
-            f"{engine if row is None else f'{row.title}, {engine}'}, which has {has}"
+            f"{engine}, which has {supported}"
         )
 
     def arguments_of(self, started: ServerConfiguration | None) -> tuple[str, ...]:
-        """What a server was started with; None of an attached one: as the one under test is."""
+        """Return a server's arguments; for None, an attached server, those of ``under_test``."""
         if started is not None:
             return started.arguments
         return (*self.engine.arguments, *self.configurations[self.under_test].arguments)
 
     def path_of(self, configuration: str, requested: Collection[str] = ()) -> KernelPathRequirement:
-        """What the path of a configuration must show; of one that is not the profile's, what holds
-        for all. `requested`: values that the server was asked for by name: what the profile says of
-        them for all configurations does not hold; what this one promises does."""
-        row = {**self.lacking, **self.configurations}.get(configuration)
+        """Return the requirements on the kernel path of a configuration.
+
+        Args:
+            configuration: Its name. If the profile does not have it, ``[kernel_path]`` counts.
+            requested: Fields whose values the server's user chose. Their requirements in
+                ``[kernel_path]`` do not count, and those of the configuration do.
+        """
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
-        return required.model_copy(update=values_set(row.path) if row is not None else {})
+        row = {**self.lacking, **self.configurations}.get(configuration)
+        if row is None:
+            return required
+        return required.model_copy(update=values_set(row.path))
 
     @property
     def asks(self) -> str | None:
-        """Another question than the project's, in words; None where the project's own is asked."""
+        """The question of a named configuration's own gates, in words; None for the profile's."""
         if self.question is None:
             return None
         rate = next(gate for gate in self.performance.gates if gate.minimum is not None)
@@ -270,22 +351,62 @@ class Profile(DataTable):
         )
 
     def gate(self, metric: str) -> Gate | None:
-        """The gate of a metric, or None where the profile sets none."""
-        return next((g for g in self.performance.gates if g.metric == metric), None)
+        """Return the gate of a metric, or None."""
+        for gate in self.performance.gates:
+            if gate.metric == metric:
+                return gate
+        return None
+
+
+def _require_choice(rule: PathRule) -> None:
+    """Raise ValueError for a rule whose ``when`` does not fit its ``where``."""
+    keys = {"log": ("configuration",), "profile": ("moe", "attention")}[rule.where]
+    if rule.when.keys().isdisjoint(keys):
+        listed = " or ".join(f"when.{key}" for key in keys)
+        raise ValueError(
+            f"kernel_path.rules: a rule on the {rule.where} is chosen by {listed}, got {rule.when}"
+        )
+    compiles(rule.when.get("moe", rule.when.get("attention", "")))
+
+
+def _require_distinct_gates(table: str, gates: Sequence[Gate]) -> None:
+    """Raise ValueError for a metric with two gates in one table."""
+    metrics = [gate.metric for gate in gates]
+    doubled = sorted({metric for metric in metrics if metrics.count(metric) > 1})
+    if doubled:
+        raise ValueError(f"{table}: {', '.join(doubled)} given twice")
+
+
+def _without_doubles(gates: Sequence[Gate]) -> tuple[Gate, ...]:
+    """Return the first gate of each metric."""
+    by_metric: dict[str, Gate] = {}
+    for gate in gates:
+        by_metric.setdefault(gate.metric, gate)
+    return tuple(by_metric.values())
 
 
 def shipped() -> dict[str, Traversable]:
-    """The profiles that come with the suite, by name."""
+    """Return the profiles that ship with the suite, by name."""
     return data_file.shipped("profiles")
 
 
 def for_architecture(arch: str, engine: str = "vllm") -> str:
-    """Name of the shipped profile for an architecture and an engine: the one that extends none of
-    that engine. Raises UsageError: the suite ships none for it."""
+    """Return the name of the shipped profile for an architecture and an engine.
+
+    That is the one that extends no profile of the same engine.
+
+    Args:
+        arch: A name of `architecture.NAMES`.
+        engine: The name of the engine.
+
+    Raises:
+        UsageError: The suite ships no such profile.
+    """
     for name in shipped():
         candidate = load(name)
-        parent = None if candidate.extends is None else load(candidate.extends).engine.name
-        if candidate.arch == arch and candidate.engine.name == engine != parent:
+        if candidate.arch != arch or candidate.engine.name != engine:
+            continue
+        if candidate.extends is None or load(candidate.extends).engine.name != engine:
             return name
     raise UsageError(
         f"no profile is shipped for {arch} and {engine}; give one with --profile NAME|PATH "
@@ -294,28 +415,48 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
 
 
 def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> Profile:
-    """The profile that a run will have, before its target is resolved: the one that was given, else
-    that of an architecture (default: this machine's), else the CPU's."""
+    """Return the profile that a run will probably have, before its target is resolved.
+
+    Args:
+        given: The profile that a user named.
+        arch: The architecture, else this machine's. The profile of the CPU is the fallback.
+        engine: The name of the engine.
+    """
     if given is not None:
         return given
     try:
         name = for_architecture(arch or architecture.detect().name or architecture.CPU, engine)
-    except UsageError:  # said again, to the user, when the target is resolved
+    except UsageError:  # raised again when the target is resolved
         name = for_architecture(architecture.CPU)
     return load(name)
 
 
 def load(name_or_path: str) -> Profile:
-    """Load a profile by name or path, with what it extends. Raises UsageError: not valid."""
+    """Load a profile, merged with the profile that it extends.
+
+    Args:
+        name_or_path: The name of a shipped profile, or a path.
+
+    Raises:
+        UsageError: There is no such profile, or it is wrong.
+    """
     return _load(name_or_path, "--profile", ())
 
 
-def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profile:
-    table, origin = data_file.chosen_table(name_or_path, "profiles", asked_by, "profile")
+def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
+    """Load a profile.
+
+    Args:
+        name_or_path: As in `load`.
+        what: The option or key that names it, in errors.
+        children: The files that extend it, from the first one on.
+    """
+    table, origin = data_file.chosen_table(name_or_path, "profiles", what, "profile")
     if "extends" not in table and "without" not in table:
         return data_file.validated(table, origin, Profile)
     key = f"{origin}: key extends:"
-    if not isinstance(extends := table.get("extends"), str):
+    extends = table.get("extends")
+    if not isinstance(extends, str):
         raise UsageError(f"{key} expected the name or path of a profile, got {extends!r}")
     if "name" not in table:
         raise UsageError(f"{origin}: key name: required key is missing: expected a name of its own")
@@ -325,14 +466,27 @@ def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profil
     parent_path = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
     parent = _load(os.path.normpath(parent_path), key, (*children, origin))
     merged = extending.extended(parent, table, origin)
-    # Of the parent's plans what this profile does not measure is left out.
+    _fit_inherited_plans(merged, own_plans=table.get("plans", {}))
+    if "under_test" in table and "fastest" not in table:
+        merged["fastest"] = []  # this profile itself chooses the configuration
+    return data_file.validated(merged, origin, Profile)
+
+
+def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> None:
+    """Remove sizes that a profile does not measure from the plans of its parent.
+
+    Args:
+        merged: The table of the profile, which is changed.
+        own_plans: The plans that the profile sets itself.
+    """
     measured = merged.get("performance", {})
     sizes = {**measured, **measured.get("measuring", {})}
-    for name in {*merged.get("plans", {})} - {*table.get("plans", {})}:
-        row = merged["plans"][name]
+    plans = merged.get("plans")
+    if not isinstance(plans, dict):  # refused by the validation
+        return
+    for name, row in plans.items():
+        if name in own_plans:
+            continue
         for key in ("depths", "generated_tokens", "concurrency"):
             if row.get(key) and key in sizes:
                 row[key] = [size for size in row[key] if size in sizes[key]] or sizes[key]
-    if "under_test" in table and "fastest" not in table:
-        merged["fastest"] = []  # whoever says what is judged means it
-    return data_file.validated(merged, origin, Profile)

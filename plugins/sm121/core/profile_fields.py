@@ -1,4 +1,4 @@
-"""The types that several tables of a profile have in common."""
+"""Types that several tables of a profile use."""
 
 from typing import Annotated, Literal, get_args
 
@@ -7,35 +7,43 @@ from pydantic import Field, model_validator
 from sm121.core.extending import Statement
 
 Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
+#: The levels in the order in which they run.
 LEVELS: tuple[str, ...] = get_args(Level)
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+#: A name of a configuration or of a plan.
 ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Sourced(Statement):
-    """A number and where it comes from. A number without a source is not accepted."""
+    """A number with its source. A number without a source is an error."""
 
     value: Positive
 
 
 class Gate(Statement):
-    """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
+    """The thresholds of one metric, in its unit."""
 
+    #: With its depth or its streams behind an ``@``.
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
     unit: Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
+    #: Of a rate, for which higher is better: below it the gate fails.
     minimum: float | None = None
+    #: Above the minimum; the report shows whether it was reached.
     target: float | None = None
+    #: Above the target; the report shows whether it was reached.
     stretch: float | None = None
+    #: Of a time, for which lower is better: above it the gate fails.
     at_most: float | None = None
 
     @model_validator(mode="after")
     def _one_direction(self) -> "Gate":
         if (self.minimum is None) == (self.at_most is None):
             raise ValueError("expected either minimum (a rate) or at_most (a time), not both")
-        grades = [g for g in (self.minimum, self.target, self.stretch) if g is not None]
-        if grades != sorted(grades):
+        thresholds = (self.minimum, self.target, self.stretch)
+        given = [threshold for threshold in thresholds if threshold is not None]
+        if given != sorted(given):
             raise ValueError("expected minimum <= target <= stretch")
         return self

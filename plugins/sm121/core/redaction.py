@@ -1,6 +1,5 @@
-"""Keeps secrets out of what is written to a report."""
+"""Keep secrets out of reports."""
 
-import functools
 import re
 import shutil
 import tempfile
@@ -12,32 +11,52 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
+#: The end of a name that holds a secret.
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:token|tokens_file|api_?key|key|secret|password|passwd|credentials?|cookie|auth)$"
 )
 
-
 _DATA: dict[str, Any] = tomllib.loads(
     (files("sm121.fixtures") / "redaction.toml").read_text("utf-8")
 )
-_EXPANDED = functools.partial(re.sub, "<(NAMED|NO_VALUE)>", lambda part: str(_DATA[part[1]]))
-_PATTERNS = [(re.compile(_EXPANDED(each["regex"])), each["shown"]) for each in _DATA["pattern"]]
+
+
+def _expanded(regex: str) -> str:
+    """Replace ``<NAMED>`` and ``<NO_VALUE>`` by the expressions of these names."""
+    for name in ("NAMED", "NO_VALUE"):
+        regex = regex.replace(f"<{name}>", str(_DATA[name]))
+    return regex
+
+
+#: The shapes of secrets, and what replaces them.
+_PATTERNS = [(re.compile(_expanded(row["regex"])), row["shown"]) for row in _DATA["pattern"]]
+#: A text in lower case without any of these words has no secret by its shape.
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
+#: Where in a text, in lower case, such a secret may be.
 _SIGN = re.compile(_DATA["SIGN"].encode())
-#: A shorter value of a variable, such as 1 or true, is in half of all lines.
+#: Characters of the shortest value of a variable that is searched for. Shorter ones, such as 1 or
+#: true, are in half of all lines.
 _LEAST_OF_A_VARIABLE = 6
+#: Bytes that are read of a file at once.
 _CHUNK_BYTES = 1 << 20
-_SHORT = 4  # a shorter secret is replaced as a whole word only, or it would eat half of the text
+#: A secret with fewer characters is only replaced as a whole word: it would be in many words.
+_SHORT = 4
 
 
 def is_secret_name(name: str) -> bool:
-    """True for the name of a variable or option that holds a secret, such as ``HF_TOKEN``."""
+    """Check whether the name of a variable or option, such as ``HF_TOKEN``, is a secret's."""
     return _SECRET_NAME.search(name) is not None
 
 
 def redact(text: str, secrets: Collection[str] = ()) -> str:
-    """The text without the given secrets and what looks like one: tokens of Hugging Face, OpenAI,
-    NVIDIA and GitHub, ``Authorization``, URLs with credentials, assignments to secret names."""
+    """Replace the secrets in a text.
+
+    Args:
+        text: The text.
+        secrets: Known secrets. Secrets are also found by their shape: tokens of Hugging Face,
+            OpenAI, NVIDIA and GitHub, ``Authorization``, URLs with credentials, and assignments to
+            secret names.
+    """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         if len(secret) >= _SHORT:
             text = text.replace(secret, REDACTED)
@@ -51,16 +70,29 @@ def redact(text: str, secrets: Collection[str] = ()) -> str:
 def redact_environment(
     environment: Mapping[str, str], secrets: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables, those with a secret's name blanked and the others searched for secrets."""
+    """Replace the secrets in environment variables.
+
+    Args:
+        environment: The variables. The whole value is replaced where the name is a secret's.
+        secrets: Known secrets, which are replaced in all values.
+    """
     all_secrets = {*secrets, *secrets_of(environment)}
-    return {
-        name: REDACTED if is_secret_name(name) and value else redact(value, all_secrets)
-        for name, value in environment.items()
-    }
+    redacted = {}
+    for name, value in environment.items():
+        if is_secret_name(name) and value:
+            redacted[name] = REDACTED
+        else:
+            redacted[name] = redact(value, all_secrets)
+    return redacted
 
 
 def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) -> list[str]:
-    """Command line arguments, the values of ``--api-key X`` and the like blanked."""
+    """Replace the secrets in the arguments of a command line.
+
+    Args:
+        arguments: The arguments. The whole value of options such as ``--api-key`` is replaced.
+        secrets: Known secrets, which are replaced in all arguments.
+    """
     result: list[str] = []
     value_is_secret = False
     for argument in arguments:
@@ -70,13 +102,15 @@ def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) ->
         name, equals, _ = argument.partition("=")
         is_secret = argument.startswith("--") and is_secret_name(name)
         value_is_secret = is_secret and not equals
-        hides = is_secret and equals
-        result.append(f"{name}={REDACTED}" if hides else redact(argument, secrets))
+        if is_secret and equals:
+            result.append(f"{name}={REDACTED}")
+        else:
+            result.append(redact(argument, secrets))
     return result
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """The values that are secrets by the names of their variables, those too short left out."""
+    """Return the values of variables with secret names, except for very short ones."""
     return {
         value
         for name, value in environment.items()
@@ -85,8 +119,20 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 
 
 def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
-    """Blank the secrets of a complete file, in its place; True if there were any. It is read in
-    pieces, and written from the first secret on. Raises OSError: it cannot be read or written."""
+    """Replace the secrets in a complete file, in place.
+
+    The file is read in pieces, and rewritten from the first secret on.
+
+    Args:
+        file: The file.
+        secrets: Known secrets.
+
+    Returns:
+        Whether the file had a secret.
+
+    Raises:
+        OSError: The file cannot be read or written.
+    """
     longest_first = tuple(sorted(filter(None, secrets), key=len, reverse=True))
     with file.open("r+b") as log, tempfile.TemporaryFile(dir=file.parent) as draft:
         first: int | None = None
@@ -108,21 +154,33 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
 
 
 def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
-    small = piece.lower()
-    # The commonest first: a log without any of them is through with this quickly.
-    has_word = any(word in small for word in _WORDS)
-    starts = {match.start() for match in _SIGN.finditer(small)} if has_word else set()
-    for secret in secrets:
-        encoded, position = secret.encode(errors="replace"), -1
-        while (position := piece.find(encoded, position + 1)) >= 0:
-            starts.add(position)
-    parts, done = [], 0
-    for position in sorted(starts):
+    """Redact the lines of a piece in which a secret may be."""
+    parts = []
+    done = 0
+    for position in sorted(_secret_positions(piece, secrets)):
         if position < done:
-            continue  # in a line that was redacted as a whole
+            continue  # in a line that is redacted already
         begin = piece.rfind(b"\n", 0, position) + 1
         end = piece.find(b"\n", position) + 1 or len(piece)
         text = piece[begin:end].decode("utf-8", "surrogateescape")
-        parts += [piece[done:begin], redact(text, secrets).encode("utf-8", "surrogateescape")]
+        parts.append(piece[done:begin])
+        parts.append(redact(text, secrets).encode("utf-8", "surrogateescape"))
         done = end
-    return b"".join([*parts, piece[done:]])
+    parts.append(piece[done:])
+    return b"".join(parts)
+
+
+def _secret_positions(piece: bytes, secrets: Collection[str]) -> set[int]:
+    """Return where in a piece of a file a secret may begin."""
+    positions: set[int] = set()
+    small = piece.lower()
+    # Searching for words is fast, and most logs have none of them.
+    if any(word in small for word in _WORDS):
+        positions.update(match.start() for match in _SIGN.finditer(small))
+    for secret in secrets:
+        encoded = secret.encode(errors="replace")
+        position = piece.find(encoded)
+        while position >= 0:
+            positions.add(position)
+            position = piece.find(encoded, position + 1)
+    return positions

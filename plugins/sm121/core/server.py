@@ -1,4 +1,4 @@
-"""What every server looks like to the tests, whoever started it."""
+"""A server as the tests use it, attached or managed."""
 
 import contextlib
 import importlib
@@ -20,33 +20,43 @@ if TYPE_CHECKING:
     import openai
 
 
-#: Sent where the user gave no key.
+#: The key of requests if the user gave none.
 NO_KEY = "none"
-#: As vLLM and SGLang call it; the last of two wins.
+#: The options of vLLM and SGLang for the length of the context.
 _CONTEXT = re.compile(r"--(?:max-model-len|context-length) (\d+)(?!\S)")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens. ``base_url`` has no trailing slash and no ``/v1``."""
+    """The address of a server, with its key and its model's name."""
 
+    #: Without a trailing slash and without ``/v1``.
     base_url: str
+    #: `NO_KEY` if the user gave none.
     api_key: str = field(repr=False)
     served_name: str
 
     @property
     def asks_for_a_key(self) -> bool:
-        """Whether a key is known, so that the server is meant to refuse others."""
+        """Whether the user gave a key: the server must then refuse other keys."""
         return self.api_key != NO_KEY
 
     def openai(self, *, timeout_s: float = 120.0) -> "openai.OpenAI":
-        """A client of the API; it never retries, since a retry would hide a failure."""
-        import openai  # half a second, which those who measure need not spend
+        """Return a client of the API. It never retries: a retry would hide a failure.
+
+        Args:
+            timeout_s: The time limit of a whole answer, in seconds.
+        """
+        import openai  # takes half a second, and the measuring process does not need it
 
         return openai.OpenAI(**self.client_options(timeout_s=timeout_s))
 
     def client_options(self, *, timeout_s: float = 120.0) -> dict[str, Any]:
-        """What such a client is made with."""
+        """Return the arguments of a client of the API.
+
+        Args:
+            timeout_s: The time limit of a whole answer, in seconds.
+        """
         import openai
 
         is_httpx = issubclass(openai.DefaultHttpxClient, httpx.Client)
@@ -62,7 +72,11 @@ class Endpoint:
         }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
-        """A plain client for what is beside the API. `timeout_s`: of a whole answer."""
+        """Return a plain HTTP client for pages beside the API.
+
+        Args:
+            timeout_s: The time limit of a whole answer, in seconds.
+        """
         return httpx.Client(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {self.api_key}"},
@@ -72,7 +86,15 @@ class Endpoint:
         )
 
     def page(self, path: str, *, timeout_s: float = 10.0) -> str | None:
-        """The text that GET answers with status 200; None where it does not."""
+        """Get the text of a page.
+
+        Args:
+            path: The path, with its slash.
+            timeout_s: The time limit of the answer, in seconds.
+
+        Returns:
+            The text of an answer with status 200, else None.
+        """
         with self.http(timeout_s=timeout_s) as http:
             try:
                 answer = http.get(path)
@@ -82,7 +104,15 @@ class Endpoint:
 
 
 def context_of(models: dict[str, Any], name: str) -> int | None:
-    """The context of a model in tokens, by a list of models; None where it does not say."""
+    """Return the context length of a model, in tokens.
+
+    Args:
+        models: The answer of ``/v1/models``.
+        name: The served name of the model.
+
+    Returns:
+        The length, or None if the answer does not contain it.
+    """
     for entry in models.get("data") or ():
         length = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
         if entry.get("id") == name and length:
@@ -91,13 +121,22 @@ def context_of(models: dict[str, Any], name: str) -> int | None:
 
 
 def context_argument(arguments: Sequence[str]) -> int | None:
-    """The context in tokens that arguments of an engine ask for; None where they do not."""
+    """Return the context length in an engine's arguments, in tokens, or None."""
     lengths = _CONTEXT.findall(one_line(arguments))
     return int(lengths[-1]) if lengths else None
 
 
 def require_context(context: int | None, prompt: int, answer: int) -> None:
-    """Raise `NotRun` for what a context (None: not known) is too short for; all in tokens."""
+    """Check that a context is long enough for a prompt and its answer.
+
+    Args:
+        context: The length of the context, in tokens. None: not known.
+        prompt: The length of the prompt, in tokens.
+        answer: The length of the answer, in tokens.
+
+    Raises:
+        NotRun: The context is too short.
+    """
     if context is not None and prompt + answer > context:
         raise verdict.NotRun(
             f"a prompt of {prompt} tokens and {answer} of its answer need a context of "
@@ -106,8 +145,16 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
 
 
 def root_of(url: str, option: str) -> str:
-    """A server's address as `Endpoint` has it. Raises UsageError: ``url`` is no address, or has a
-    password in it; the message, which names ``option``, does not show it."""
+    """Return a server's address without ``/v1`` and the final slash.
+
+    Args:
+        url: The address that a user gave.
+        option: The option with the address, for the error message.
+
+    Raises:
+        UsageError: This is no HTTP address, or it contains a user or a password. The message does
+            not show a password.
+    """
     scheme, _, rest = url.partition("://")
     expected = "expected http://HOST:PORT, with or without /v1"
     if "@" in rest:
@@ -131,11 +178,12 @@ def root_of(url: str, option: str) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a server that spans several. ``name``: as its user calls it; ``log``: of its
-    rank, None where the suite has no access to it."""
+    """One machine of a server that spans several."""
 
     rank: int
+    #: The name that the user gave it.
     name: str
+    #: The log of its rank; None if the suite has no access to it.
     log: Path | None = None
 
     def __str__(self) -> str:
@@ -144,31 +192,40 @@ class Node:
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers. ``log`` is None where the suite has no access to it, or where it is
-    not proven to be this server's."""
+    """A server that answers requests."""
 
     endpoint: Endpoint
+    #: Whether the suite started it.
     managed: bool
     engine: str
+    #: The engine's version; None if it is not known.
     version: str | None
+    #: None if the suite has no access to it, or if it is not proven to be this server's.
     log: Path | None
+    #: None for an attached server.
     configuration: ServerConfiguration | None
+    #: The time until it was ready, in seconds; None for an attached server.
     startup_s: float | None
-    #: Whose words its log and its metrics use; None where that is not known.
+    #: The engine whose log lines and metrics it has; None if that is not known.
     reader: str | None = None
     #: What its start compiled, a line for each cache; empty: its caches were warm.
     compiled: tuple[str, ...] = ()
+    #: The reason for a missing log.
     why_no_log: str = "the attached server's log is not known; give --server-log or --container"
     #: By rank; empty: it is on one machine.
     nodes: tuple[Node, ...] = ()
-    #: Of an attached server, where its list of models says that its model lies: a path or a hub id.
+    #: The place of an attached server's model in its list of models: a path or a hub id.
     root: str | None = None
 
     def context_tokens(self) -> int | None:
-        """Most tokens of a prompt and its answer: by the arguments of its start, or else by its own
-        word, which excuses no server that was started for more. None where neither says."""
+        """Return the length of the context, in tokens, or None if it is not known.
+
+        The arguments of its start count first: a server that was started with a longer context than
+        it reports is not excused.
+        """
         arguments = self.configuration.arguments if self.configuration is not None else ()
-        if (length := context_argument(arguments)) is not None:
+        length = context_argument(arguments)
+        if length is not None:
             return length
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             models = json.loads(self.endpoint.page("/v1/models") or "")
@@ -177,14 +234,18 @@ class Server:
 
     @property
     def logs(self) -> dict[Path, str]:
-        """Of each of its nodes, as far as the suite has access to it, and whose it is."""
-        others = {node.log: f"log of {node}" for node in self.nodes[1:]}
-        logs = {self.log: f"log of {self.log.stem}" if self.log else "", **others}
-        return {log: name for log, name in logs.items() if log is not None and log.is_file()}
+        """The existing logs of its nodes, with their titles."""
+        logs = {}
+        if self.log is not None and self.log.is_file():
+            logs[self.log] = f"log of {self.log.stem}"
+        for node in self.nodes[1:]:
+            if node.log is not None and node.log.is_file():
+                logs[node.log] = f"log of {node}"
+        return logs
 
     @property
     def why_cold(self) -> str | None:
-        """Why the time of its start decides nothing; None after a start with warm caches."""
+        """The reason why its start-up time is not judged; None if its caches were warm."""
         if not self.compiled:
             return None
         return (

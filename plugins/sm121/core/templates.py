@@ -1,4 +1,4 @@
-"""Text that is made of a template (jinja2), in which a name that was not given is an error."""
+"""Render templates of jinja2; a name without a value is an error."""
 
 import functools
 from collections.abc import Callable
@@ -16,8 +16,13 @@ def environment(
     package: str = "sm121.report",
     escapes: bool = False,
 ) -> Environment:
-    """The templates of a package. `finalize`: makes what is put in of each value; `escapes`: what
-    is put in is no markup of HTML or XML."""
+    """Return the templates of a package.
+
+    Args:
+        finalize: Applied to each value before it is inserted.
+        package: The package with a folder ``templates``.
+        escapes: Whether inserted values are escaped for HTML and XML.
+    """
     return Environment(
         loader=PackageLoader(package),
         undefined=StrictUndefined,
@@ -30,10 +35,19 @@ def environment(
 
 
 def rendered(name: str, finalize: Callable[[Any], Any] | None = None, **values: object) -> str:
-    """The text of a template of the report's that is no HTML. `finalize` as of `environment`."""
+    """Render a template of the report that is not HTML.
+
+    Args:
+        name: The file's name.
+        finalize: As in `environment`.
+        **values: The names that the template may use.
+
+    Raises:
+        jinja2.UndefinedError: The template uses another name.
+    """
     return environment(finalize).get_template(name).render(values)
 
 
 def one_line(value: object) -> str:
-    """Text without anything that a screen obeys."""
+    """Return a value's text with escapes for control characters."""
     return printable(str(value))

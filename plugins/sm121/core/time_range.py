@@ -1,4 +1,4 @@
-"""A time that is known, or lies between two bounds, and how it reads.
+"""Durations: a range of seconds, and its text for people.
 
 >>> str(TimeRange(1500, 2400))
 '25 to 40 min'
@@ -10,25 +10,28 @@ from dataclasses import dataclass
 
 #: Bounds that differ by less than this factor are one number.
 _SAME = 1.15
-#: Shorter times are not told apart.
+#: All shorter times have one text.
 _FEW_S = 10.0
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
-#: Below two minutes a time is said in seconds, from 100 minutes on in hours.
+#: Shorter times are shown in seconds.
 _SECONDS_BELOW_S = 120.0
+#: Longer ranges are shown in hours.
 _HOURS_FROM_S = 6000.0
 
 
 @dataclass(frozen=True)
 class TimeRange:
-    """The least and the most seconds that something takes."""
+    """A range of durations."""
 
+    #: The shortest duration, in seconds.
     low: float
+    #: The longest duration, in seconds.
     high: float
 
     @classmethod
     def of(cls, seconds: float) -> "TimeRange":
-        """The range of a time that was measured."""
+        """Return the range of one known duration, in seconds."""
         return cls(seconds, seconds)
 
     def __add__(self, other: "TimeRange") -> "TimeRange":
@@ -42,7 +45,8 @@ class TimeRange:
         if self.high < _FEW_S:
             return "a few seconds"
         unit_s, name = _unit(self.high)
-        low, high = _rounded(self.low / unit_s, name), _rounded(self.high / unit_s, name)
+        low = _rounded(self.low / unit_s, name)
+        high = _rounded(self.high / unit_s, name)
         if low == high or self.high <= self.low * _SAME:
             middle = _rounded((self.low + self.high) / 2 / unit_s, name)
             return f"about {middle:g} {name}"
@@ -53,6 +57,7 @@ NO_TIME = TimeRange(0.0, 0.0)
 
 
 def _unit(seconds: float) -> tuple[float, str]:
+    """Return the seconds and the name of the unit in which a duration is shown."""
     if seconds < _SECONDS_BELOW_S:
         return 1.0, "s"
     if seconds < _HOURS_FROM_S:
@@ -61,7 +66,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def _rounded(value: float, unit: str) -> float:
-    """A value to as many digits as a time that was not measured exactly has."""
+    """Round a value, in its unit, to the digits that an estimate has."""
     if unit == "h":
         step = 0.5 if value < 6 else 1.0
     elif unit == "s":
@@ -74,14 +79,16 @@ def _rounded(value: float, unit: str) -> float:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, as 3:07, or hours, as 1:03:07."""
+    """Write seconds as ``3:07``, minutes and seconds, or as ``1:03:07`` with hours."""
     minutes, rest = divmod(int(seconds), 60)
     hours, of_hour = divmod(minutes, 60)
-    return f"{hours}:{of_hour:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{of_hour:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def duration(seconds: float) -> str:
-    """A time that was measured: 45 s, 12 min, 3.4 h."""
+    """Write measured seconds as ``45 s``, ``12 min`` or ``3.4 h``."""
     if seconds < _SECONDS_BELOW_S:
         return f"{seconds:.0f} s"
     if seconds < 2 * _HOUR_S:

@@ -1,43 +1,55 @@
-"""What did not hold, as a value: what was required, what was observed, how much, where it shows.
-People read `str` of it, and that text is made here alone. Programs compare the fields."""
+"""Failed requirements as values: required, observed, measured number, evidence.
+
+People read the `str` of a fact, and only this module makes that text. Programs compare the fields.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from sm121.core import numbers, verdict
 
-#: Two measured numbers are near each other within this factor.
+#: Two measured numbers within this factor count as alike.
 _FACTOR = 2.0
 #: Keys of an answer whose values differ from one answer to the next.
-_BY_CHANCE = frozenset({
-    "id", "call_id", "tool_call_id", "item_id", "response_id", "created", "created_at",
-    "completed_at", "system_fingerprint",
-})  # fmt: skip
+_BY_CHANCE = frozenset(
+    {
+        "id",
+        "call_id",
+        "tool_call_id",
+        "item_id",
+        "response_id",
+        "created",
+        "created_at",
+        "completed_at",
+        "system_fingerprint",
+    }
+)
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that does not hold."""
+    """One failed requirement."""
 
+    #: The requirement in words; its number is ``limit``, so that the words end with ``at most``.
+    #: Empty for a foreign exception: ``observed`` is its text, and ``kind`` its type.
     required: str
-    """In words; of a number ``limit`` has it: ``at most``. Empty where somebody else's check
-    failed: ``observed`` is all that it said, and ``kind`` its exception's type."""
+    #: The observation. Two runs are compared by it, character by character: it contains no path,
+    #: port, id, time or measured number.
     observed: str = ""
-    """What was there instead. Two runs are compared by it, character by character: it has no path,
-    port, id, time or measured number."""
+    #: A metric, a request or an operation; empty where the test's name says it.
     about: str = ""
-    """A metric, a request, an operation; empty where the test's name says it."""
+    #: An identifier of the requirement, which stays when the words change; empty: ``required``.
     kind: str = ""
-    """What is required as an identifier that stays when the words change; empty: ``required``."""
+    #: The measured number, in ``unit``.
     value: float | None = None
-    """The measured number, in ``unit``."""
+    #: The number that the value is compared with, in ``unit``.
     limit: float | None = None
-    """What the value is compared with, in ``unit``."""
+    #: The unit of ``value`` and ``limit``.
     unit: str = ""
+    #: Explanations that differ by chance: ids, paths, times, other numbers.
     evidence: str = ""
-    """What helps to understand it and differs by chance: ids, paths, times, other numbers."""
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):  # JSON has no such number
@@ -45,26 +57,31 @@ class Fact:
             object.__setattr__(self, "value", None)
 
     def __str__(self) -> str:
-        return (f"{self.about}: " if self.about else "") + self.reason
+        return f"{self.about}: {self.reason}" if self.about else self.reason
 
     @property
     def reason(self) -> str:
-        """The text without what it is about."""
+        """The text without its subject."""
         if self.required:
             return f"required: {self.requirement}, seen: {self.observation}"
-        return (f"{self.kind}: " if self.kind else "") + self.observation
+        return f"{self.kind}: {self.observation}" if self.kind else self.observation
 
     @property
     def requirement(self) -> str:
-        """What is required, with its number."""
-        limit = "" if self.limit is None else f" {numbers.apart(self.limit, None)}{self._unit}"
-        return f"{self.required}{limit}"
+        """The requirement, with its number."""
+        if self.limit is None:
+            return self.required
+        return f"{self.required} {numbers.number(self.limit)}{self._unit}"
 
     @property
     def observation(self) -> str:
-        """What was observed, with its number and the evidence."""
-        value = "" if self.value is None else f"{numbers.apart(self.value, self.limit)}{self._unit}"
-        observed = " ".join(filter(None, (value, self.observed))) or "none"
+        """The observation, with its number and the evidence."""
+        parts = []
+        if self.value is not None:
+            parts.append(f"{numbers.apart(self.value, self.limit)}{self._unit}")
+        if self.observed:
+            parts.append(self.observed)
+        observed = " ".join(parts) or "none"
         return f"{observed} ({self.evidence})" if self.evidence else observed
 
     @property
@@ -72,7 +89,11 @@ class Fact:
         return f" {self.unit}" if self.unit else ""
 
     def mapped(self, change: Callable[[str], str]) -> "Fact":
-        """With each text as `change` makes it."""
+        """Return the fact with changed texts.
+
+        Args:
+            change: Applied to each text but ``kind`` and ``unit``.
+        """
         return replace(
             self,
             required=change(self.required),
@@ -83,56 +104,82 @@ class Fact:
 
     @property
     def case(self) -> str:
-        """Which case of its test it is, as a waiver names it."""
+        """The case of its test, as a waiver names it."""
         return self.about or self.kind or self.required
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What two runs have in common if they fail in the same way, whatever was measured."""
+        """The fields that are equal in two runs with the same failure, whatever was measured."""
         return (self.about, self.kind or self.required, self.observed, self.unit)
 
 
 class Unmet(AssertionError):
-    """A check failed: these facts do not hold. ``severity``: where only the failure shows it;
-    ``never_waived``: what it is that no waiver tolerates, such as "a crash"."""
+    """A check failed.
+
+    Attributes:
+        facts: The failed requirements.
+        severity: The severity, if the failure decides it. None: that of the check.
+        never_waived: A failure that no waiver tolerates, in words, such as "a crash"; else empty.
+    """
 
     def __init__(
         self, *facts: Fact, severity: verdict.Severity | None = None, never_waived: str = ""
     ) -> None:
         super().__init__(*facts)
-        self.facts, self.severity, self.never_waived = facts, severity, never_waived
+        self.facts = facts
+        self.severity = severity
+        self.never_waived = never_waived
 
     def __str__(self) -> str:
         return text(self.facts)
 
 
 def noted(facts: Sequence[Fact], evidence: str) -> list[Fact]:
-    """The facts with more evidence, which is of the last one."""
+    """Return facts with more evidence.
+
+    Args:
+        facts: At least one fact.
+        evidence: It is appended to that of the last fact.
+    """
     *others, last = facts
-    return [*others, replace(last, evidence="; ".join(filter(None, (last.evidence, evidence))))]
+    return [*others, replace(last, evidence=_joined("; ", last.evidence, evidence))]
 
 
 def facts_of(error: BaseException) -> list[Fact]:
-    """The facts that an error carries; of one that has none, its text is the fact."""
-    facts = [each for each in error.args if isinstance(each, Fact)]
-    return facts or [Fact("", str(error) or f"{type(error).__qualname__} without a message")]
+    """Return the facts of an error; an error without facts is one fact with its text."""
+    facts = [argument for argument in error.args if isinstance(argument, Fact)]
+    if facts:
+        return facts
+    return [Fact("", str(error) or f"{type(error).__qualname__} without a message")]
 
 
 def of(about: str, facts: Iterable[Fact]) -> list[Fact]:
-    """The facts as being about something, as a whole."""
-    return [replace(f, about=": ".join(filter(None, (about, f.about)))) for f in facts]
+    """Return facts with a subject in front of their own.
+
+    Args:
+        about: The subject of all facts.
+        facts: The facts.
+    """
+    return [replace(fact, about=_joined(": ", about, fact.about)) for fact in facts]
+
+
+def _joined(separator: str, first: str, second: str) -> str:
+    """Join two texts, of which either may be empty."""
+    return separator.join(filter(None, (first, second)))
 
 
 def text(facts: Iterable[Fact]) -> str:
-    """Several facts on one line."""
+    """Return the text of several facts, on one line."""
     return "; ".join(map(str, facts))
 
 
 def steady(answer: Any) -> Any:
-    """A JSON value without the ids and times that differ from one answer to the next."""
+    """Return JSON data without the ids and times that differ from one answer to the next."""
     if isinstance(answer, dict):
         return {key: steady(value) for key, value in answer.items() if key not in _BY_CHANCE}
-    return [steady(value) for value in answer] if isinstance(answer, list) else answer
+    if isinstance(answer, list):
+        return [steady(value) for value in answer]
+    return answer
 
 
 def require(
@@ -146,61 +193,123 @@ def require(
     unit: str = "",
     evidence: object = "",
 ) -> None:
-    """Go on only if something holds; the rest are the fields of `Fact`. `observed`: as text; of
-    JSON without the ids and times that `steady` leaves out. Raises Unmet: it does not hold."""
-    if not holds:
-        fact = Fact(f"{required}", f"{steady(observed)}", about, evidence=f"{evidence}")
-        raise Unmet(replace(fact, value=value, limit=limit, unit=unit))
+    """Check a requirement.
+
+    Args:
+        holds: Whether it holds.
+        required: As in `Fact`.
+        observed: As in `Fact`; JSON data without the ids and times that `steady` leaves out.
+        about: As in `Fact`.
+        value: As in `Fact`.
+        limit: As in `Fact`.
+        unit: As in `Fact`.
+        evidence: As in `Fact`.
+
+    Raises:
+        Unmet: It does not hold.
+    """
+    if holds:
+        return
+    raise Unmet(
+        Fact(
+            required=str(required),
+            observed=str(steady(observed)),
+            about=about,
+            value=value,
+            limit=limit,
+            unit=unit,
+            evidence=str(evidence),
+        )
+    )
 
 
 def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
-    """Go on only if there are no facts. `evidence`: of all of them. Raises Unmet: some are."""
+    """Check that there are no facts.
+
+    Args:
+        facts: The failed requirements.
+        evidence: Evidence for all of them.
+
+    Raises:
+        Unmet: There are facts.
+    """
     if facts:
         raise Unmet(*noted(facts, f"{evidence}"))
 
 
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
-    """Check each case, also behind one that fails. `cases`: of each argument of the check. Raises
-    Unmet: some fail; what several say alike is one fact, and one with a severity, or never waived,
-    ends the check. Undecided: cases are, and none fails; of several verdicts the gravest."""
-    facts, undecided = dict[tuple[str, ...], Fact](), list[verdict.Undecided]()
+    """Check each case, also behind a failed one.
+
+    Args:
+        check: Checks one case.
+        *cases: The values of each argument of the check, of equal lengths.
+
+    Raises:
+        Unmet: Some cases fail. Equal facts of several cases are one fact. A failure with a severity
+            of its own, or one that is never waived, ends the check at once.
+        Undecided: No case fails, and some are undecided. The worst verdict counts.
+    """
+    facts: dict[tuple[str, ...], Fact] = {}
+    undecided: list[verdict.Undecided] = []
     for case in zip(*cases, strict=True):
         try:
             check(*case)
         except Unmet as unmet:
             if unmet.severity is not None or unmet.never_waived:
                 raise
-            facts |= {fact.identity: fact for fact in unmet.facts}
+            for fact in unmet.facts:
+                facts[fact.identity] = fact
         except verdict.Undecided as error:
             undecided.append(error)
     require_none([*facts.values()])
     if undecided:
-        gravest = verdict.worst(error.verdict for error in undecided)
-        of_it = [error for error in undecided if error.verdict is gravest]
-        first = min(of_it, key=lambda error: isinstance(error, verdict.Inapplicable))
-        alike = [error for error in of_it if type(error) is type(first)]
-        raise type(first)(*dict.fromkeys(part for e in alike for part in e.args)) from first
+        _raise_worst(undecided)
+
+
+def _raise_worst(undecided: Sequence[verdict.Undecided]) -> NoReturn:
+    """Raise the error with the worst verdict, with the texts of all errors of its type.
+
+    A check that could not run comes before an inapplicable one, which has the same verdict.
+    """
+    worst = verdict.worst(error.verdict for error in undecided)
+    candidates = [error for error in undecided if error.verdict is worst]
+    first = min(candidates, key=lambda error: isinstance(error, verdict.Inapplicable))
+    texts: list[object] = []
+    for error in candidates:
+        if type(error) is type(first):
+            texts.extend(error.args)
+    raise type(first)(*dict.fromkeys(texts)) from first
 
 
 def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Whether a later failure of a test has nothing new, whatever was measured."""
-    return _within(earlier, later, lambda _a, _b: True)
+    """Check whether a later failure of a test has no new facts, whatever was measured."""
+    return _has_no_new(earlier, later, lambda _before, _after: True)
 
 
 def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
-    """Whether a later failure has nothing new, and what was measured is within a factor of 2."""
-    return _within(earlier, later, lambda a, b: _near(a.value, b.value) and _near(a.limit, b.limit))
+    """Check whether a later failure has no new facts, and numbers within a factor of 2."""
+    return _has_no_new(earlier, later, _has_near_numbers)
 
 
-def _within(
+def _has_no_new(
     earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
 ) -> bool:
-    # Of a failure whose fields nobody knows, the text is compared.
-    if not all(fact.required for fact in (*earlier, *later)) and text(earlier) == text(later):
+    """Check whether each later fact has an earlier one with its identity that is ``same``."""
+    # A foreign exception has only its text.
+    is_foreign = not all(fact.required for fact in (*earlier, *later))
+    if is_foreign and text(earlier) == text(later):
         return True
-    return len(later) <= len(earlier) and all(
-        any(a.identity == b.identity and same(a, b) for a in earlier) for b in later
-    )
+    if len(later) > len(earlier):
+        return False
+    for after in later:
+        candidates = [before for before in earlier if before.identity == after.identity]
+        if not any(same(before, after) for before in candidates):
+            return False
+    return True
+
+
+def _has_near_numbers(before: Fact, after: Fact) -> bool:
+    return _near(before.value, after.value) and _near(before.limit, after.limit)
 
 
 def _near(one: float | None, other: float | None) -> bool:

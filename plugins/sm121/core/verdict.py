@@ -1,4 +1,4 @@
-"""The words in which everything is judged: verdicts, how they combine, and their exit status."""
+"""Verdicts: how they combine, their exit status, and the exceptions that stand for them."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -7,7 +7,7 @@ from sm121.core.errors import Sm121Error
 
 
 class Verdict(StrEnum):
-    """Verdict of a test, a level or a run (design: "Words")."""
+    """The verdict of a test, a level or a run."""
 
     PASS = "PASS"  # noqa: S105
     FAIL = "FAIL"
@@ -17,50 +17,57 @@ class Verdict(StrEnum):
 
     @property
     def exit_status(self) -> int:
-        """Process exit status of a run with this verdict: 0, 1 or 5."""
+        """The process exit status of a run with this verdict: 0, 1 or 5."""
         return {Verdict.PASS: 0, Verdict.NOT_RUN: 5}.get(self, 1)
 
 
-# Worst first. What failed outweighs what could not be decided, and that what did not run.
+#: Worst first: failed, then undecided, then not run.
 _SEVERITY = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a whole from those of its parts; nothing at all is NOT_RUN, never PASS."""
+    """Return the verdict of a whole by those of its parts; without parts NOT_RUN, never PASS."""
     present = set(verdicts)
-    return next((verdict for verdict in _SEVERITY if verdict in present), Verdict.NOT_RUN)
+    for verdict in _SEVERITY:
+        if verdict in present:
+            return verdict
+    return Verdict.NOT_RUN
 
 
 class Undecided(Sm121Error):
-    """Base of what a check raises when it can say neither PASS nor FAIL."""
+    """The base of what a check raises if it is neither PASS nor FAIL.
+
+    Attributes:
+        verdict: The verdict of the check.
+    """
 
     verdict: Verdict
 
 
 class Invalid(Undecided):
-    """A number was measured on the wrong path, a dirty cache or a lying clock."""
+    """A number was measured on a wrong kernel path, a cold cache or a wrong clock."""
 
     verdict = Verdict.INVALID
 
 
 class Inconclusive(Undecided):
-    """The machine or the noise does not allow a decision."""
+    """The machine's state or the noise does not allow a decision."""
 
     verdict = Verdict.INCONCLUSIVE
 
 
 class NotRun(Undecided):
-    """The check could not run here. The message names what is missing and how to get it."""
+    """The check could not run. The message names what is missing and how to get it."""
 
     verdict = Verdict.NOT_RUN
 
 
 class Inapplicable(NotRun):
-    """About something that the target does not claim to have: no certificate asks for it."""
+    """The target does not claim the checked feature: no certificate requires the check."""
 
 
 class Severity(StrEnum):
-    """How bad it is that a check does not hold. A profile says which of these its verdict needs."""
+    """The severity of a failed check. A profile lists those that count for its verdict."""
 
     BLOCKER = "blocker"
     """A crash, garbage, wrong mathematics, the wrong path, lost or doubled tokens, a leak."""

@@ -1,4 +1,4 @@
-"""Ranges of releases, as data files give them."""
+"""Versions of packages, and ranges of releases as data files give them."""
 
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from pydantic import AfterValidator
 
 
 def _specifier(text: str) -> str:
+    """Return a valid specifier unchanged."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier as error:
@@ -15,23 +16,39 @@ def _specifier(text: str) -> str:
     return text
 
 
+#: A range of releases: a specifier of PEP 440, kept as its text.
 Versions = Annotated[str, AfterValidator(_specifier)]
 
 
 def release(version: str | None) -> Version | None:
-    """The release that a version names. None where it names none: a commit, ``0.0.0``, or
-    ``0.1.dev16581+g0a1b2c3``, as setuptools_scm calls a build of a checkout without its tags."""
+    """Return the release that a version names.
+
+    Args:
+        version: A version by PEP 440, or any text.
+
+    Returns:
+        The parsed version. None where it names no release: a commit, ``0.0.0``, or
+        ``0.1.dev16581+g0a1b2c3``, which setuptools_scm makes of a checkout without tags.
+    """
     try:
         parsed = Version(version or "")
     except InvalidVersion:
         return None
     untagged = parsed.is_devrelease and parsed.release in ((0, 0), (0, 1))
-    return None if untagged or not any(parsed.release) else parsed
+    if untagged or not any(parsed.release):
+        return None
+    return parsed
 
 
 def within(version: str | None, versions: str) -> bool:
-    """Whether a version is in a range; one that names no release is in none that has a bound. A
-    candidate counts as its release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has 0.34.0rc1."""
+    """Check whether a version is in a range.
+
+    A candidate counts as its release: by PEP 440, 0.34.0rc1 is in neither ``<0.34`` nor ``>=0.34``.
+
+    Args:
+        version: A version, or any text. Without a release it is only in the empty range.
+        versions: A specifier of PEP 440, as ``>=0.10,<0.40``. Empty: all versions.
+    """
     parsed = release(version)
     if parsed is None:
         return not versions

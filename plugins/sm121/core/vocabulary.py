@@ -1,5 +1,7 @@
-"""Which text token ids stand for, by the tokenizer.json of a checkpoint (byte-level BPE). Needs no
-tokenizer library: to read ids is to put the bytes of their tokens one behind the other."""
+"""Decode token ids by the tokenizer.json of a checkpoint (byte-level BPE).
+
+Decoding needs no tokenizer library: it concatenates the bytes of the tokens.
+"""
 
 import functools
 import json
@@ -12,17 +14,19 @@ from pathlib import Path
 from sm121.core.model_folder import folder_of
 from sm121.core.server import Server
 
+#: The name of the file in a checkpoint.
 FILE = "tokenizer.json"
-#: What an engine shows for bytes that are no UTF-8; how many of it differs between decoders.
+#: An engine shows these for bytes that are no UTF-8; decoders differ in their number.
 _REPLACED = "\ufffd"
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character of each byte in a byte-level BPE file (GPT-2's table)."""
+    """Return the character that stands for each byte in a byte-level BPE file (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable}
-    table |= {byte: chr(256 + n) for n, byte in enumerate(others)}
+    for number, byte in enumerate(others):
+        table[byte] = chr(256 + number)
     return [table[byte] for byte in range(256)]
 
 
@@ -33,18 +37,29 @@ _BYTES = {sign: bytes([byte]) for byte, sign in enumerate(byte_alphabet())}
 class Vocabulary:
     """The text of each token, as tokenizer.json spells it."""
 
+    #: Tokens of text.
     ordinary: Mapping[int, str]
-    #: Tokens that are no text, as ``<|end|>``.
+    #: Tokens that are no text, such as ``<|end|>``.
     special: Mapping[int, str]
 
     def differs(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str | None:
-        """How a text differs from that of the ids; None where it is the same. Special tokens may be
-        shown or left out; bytes that are no UTF-8 are shown in different ways; ids without a name
-        have no text. `prompt`: behind one that ends within a sign, DecodeStream of Hugging Face's
-        tokenizers, and so vLLM, sends the prompt's text too."""
+        """Compare a text with the text of token ids.
+
+        Special tokens may be in the text or not. Bytes that are no UTF-8 may be shown in any way.
+        Ids without a token have no text.
+
+        Args:
+            ids: The token ids.
+            text: The text that an engine sent.
+            prompt: The token ids of the prompt. If it ends within a character, DecodeStream of
+                Hugging Face's tokenizers, which vLLM uses, also sends the prompt's text.
+
+        Returns:
+            The difference in words, or None.
+        """
         expected = [self._bytes(ids, special=special) for special in (False, True)]
-        within_sign = self._bytes(prompt[-4:], special=True).decode("utf-8", "replace")[-1:]
-        behind = within_sign == _REPLACED
+        last_sign = self._bytes(prompt[-4:], special=True).decode("utf-8", "replace")[-1:]
+        behind = last_sign == _REPLACED
         if any(_same(whole, text, behind=behind) for whole in expected):
             return None
         return f"the text {text!r} for ids that are {expected[0].decode('utf-8', 'replace')!r}"
@@ -61,9 +76,14 @@ class Vocabulary:
 
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
-    """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
-    `checkpoint`: its folder (default: that of a managed server's model)."""
-    if checkpoint is None and (configuration := server.configuration) is not None:
+    """Return the vocabulary of a server's model, or None if its tokenizer.json is not at hand.
+
+    Args:
+        server: The server.
+        checkpoint: The folder of its checkpoint. None: that of a managed server's model.
+    """
+    configuration = server.configuration
+    if checkpoint is None and configuration is not None:
         environment = {**os.environ, **dict(configuration.environment)}
         checkpoint = folder_of(configuration.model, environment)
     if checkpoint is None or not (checkpoint / FILE).is_file():
@@ -73,23 +93,37 @@ def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | No
 
 @functools.lru_cache(maxsize=2)
 def load(file: Path) -> Vocabulary | None:
-    """Read a tokenizer.json; None where it is of another kind than byte-level BPE."""
+    """Read a tokenizer.json; None if it is not byte-level BPE."""
     content = json.loads(file.read_text("utf-8"))
     if (content.get("decoder") or {}).get("type") != "ByteLevel":
         return None
     added = content.get("added_tokens") or []
     special = {token["id"]: token["content"] for token in added}
-    ordinary = {token: text for text, token in content["model"]["vocab"].items()}
-    return Vocabulary({k: v for k, v in ordinary.items() if k not in special}, special)
+    ordinary = {}
+    for text, token in content["model"]["vocab"].items():
+        if token not in special:
+            ordinary[token] = text
+    return Vocabulary(ordinary, special)
 
 
-def _same(meant: bytes, text: str, *, behind: bool) -> bool:
-    # The first bytes may end a sign that the prompt began: the engine knows it, the ids do not.
-    whole = meant.lstrip(bytes(range(0x80, 0xC0)))
-    expected, observed = _plain(whole.decode("utf-8", "replace")), _plain(text)
-    behind = behind or len(whole) < len(meant)
-    return observed == expected or (behind and observed.endswith(expected))
+def _same(content: bytes, text: str, *, behind: bool) -> bool:
+    """Compare the bytes of ids with a text.
+
+    Args:
+        content: The bytes of the ids.
+        text: The text that an engine sent.
+        behind: Whether the text may begin with text of the prompt.
+    """
+    # The first bytes may end a character that the prompt began.
+    whole = content.lstrip(bytes(range(0x80, 0xC0)))
+    expected = _plain(whole.decode("utf-8", "replace"))
+    observed = _plain(text)
+    if observed == expected:
+        return True
+    may_begin_before = behind or len(whole) < len(content)
+    return may_begin_before and observed.endswith(expected)
 
 
 def _plain(text: str) -> str:
+    """Remove what decoders show differently for bytes that are no UTF-8."""
     return re.sub(f"{_REPLACED}+", _REPLACED, text).strip(_REPLACED)

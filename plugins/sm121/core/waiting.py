@@ -1,11 +1,20 @@
-"""Waiting for something that takes its time."""
+"""Wait for a condition."""
 
 import time
 from collections.abc import Callable
 
 
 def until(holds: Callable[[], object], within_s: float, *, every_s: float = 0.1) -> bool:
-    """Whether something holds in time; it is asked at least once."""
+    """Wait until a condition holds.
+
+    Args:
+        holds: The condition. It is called at least once.
+        within_s: The time limit, in seconds.
+        every_s: The pause between two calls, in seconds.
+
+    Returns:
+        Whether the condition held in time.
+    """
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""Waivers: failures tolerated by name, with an issue to follow and a day on which they end."""
+"""Waivers: failures that are tolerated by name, with an issue and a last day."""
 
 import datetime
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from sm121.core import data_file, errors, unmet
 
 
 def _one_test(test: str) -> str:
-    name = test.partition("[")[0]  # brackets are of parameters, where every character counts
+    """Return the id of one test unchanged."""
+    name = test.partition("[")[0]  # parameters may contain any character
     if "::" not in name or any(wild in name for wild in "*?"):
         raise ValueError(
             f"expected the id of one test, as tests/test_smoke.py::test_health, without wildcards; "
@@ -21,30 +22,38 @@ def _one_test(test: str) -> str:
     return test
 
 
-#: A waiver is renewed so often, or what it tolerates is mended.
+#: The longest time until a waiver must be renewed.
 MOST_DAYS = 90
 
 
 class Waiver(data_file.DataTable):
-    """One tolerated failure. ``test`` is the id of one test, with its parameters if it has some."""
+    """One tolerated failure."""
 
+    #: The id of one test, with its parameters.
     test: Annotated[str, AfterValidator(_one_test)]
-    #: Of the test's cases the one that it tolerates (`Fact.case`); None: the only one that fails.
+    #: The case of the test that it tolerates (`Fact.case`). None: the only case that fails.
     case: Annotated[str, Field(min_length=1)] | None = None
-    #: Of what kind its failure is, as in `Fact.identity`; None: of any.
+    #: The kind of the failure, as in `Fact.identity`. None: any kind.
     kind: Annotated[str, Field(min_length=1)] | None = None
     reason: str = Field(min_length=3)
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
 
     def names(self, fact: unmet.Fact, facts: Sequence[unmet.Fact]) -> bool:
-        """Whether it is about this fact of its test. `facts`: all that does not hold there."""
-        only = len({each.case for each in facts}) == 1
-        named = only if self.case is None else self.case == fact.case
-        return named and self.kind in (None, fact.kind or fact.required)
+        """Check whether the waiver tolerates a fact of its test.
+
+        Args:
+            fact: The fact.
+            facts: All facts of the test, with this one.
+        """
+        if self.case is None:
+            is_named = len({other.case for other in facts}) == 1
+        else:
+            is_named = self.case == fact.case
+        return is_named and self.kind in (None, fact.kind or fact.required)
 
     def expired(self, today: datetime.date) -> bool:
-        """Whether its day has passed."""
+        """Check whether the waiver's last day is over."""
         return today > self.expires
 
 
@@ -53,8 +62,14 @@ class _WaiverFile(data_file.DataTable):
 
 
 def load(path: Path | None) -> tuple[Waiver, ...]:
-    """Waivers from a file, or the shipped ones. Raises UsageError: one line, with the file and what
-    was expected; a waiver ends too late."""
+    """Read waivers.
+
+    Args:
+        path: The file. None: the file that ships with the suite.
+
+    Raises:
+        UsageError: The file is wrong, or a waiver ends more than `MOST_DAYS` from today.
+    """
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     text = data_file.read_text(source, f"--waivers {source}")
     waivers = data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sm121.core import architecture, errors, own_options, own_tests, profile_fields
-from sm121.core.arguments import did_you_mean
+from sm121.core.suggestion import did_you_mean
 from sm121.engines import followed_log
 from sm121.matrix import covering
 from sm121.plugin import certificate, selection, shards, workers

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from sm121.client import health
 from sm121.core import own_options, own_tests
-from sm121.core.arguments import Parser
+from sm121.core.command_parser import Parser
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.server import NO_KEY, Endpoint, root_of
