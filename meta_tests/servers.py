@@ -15,7 +15,7 @@ from texts import text_file
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint
-from sm121.engines.process_tree import free_port
+from sm121.engines.ports import free_port
 
 HERE = Path(__file__).parent
 

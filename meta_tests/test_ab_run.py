@@ -11,8 +11,8 @@ from texts import text_file
 from sm121.core import profile
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
-from sm121.engines.attached_life import Signs
 from sm121.engines.life import Alive, Dead
+from sm121.engines.signs import Signs
 from sm121.regression import ab, ab_run, hypothesis
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun

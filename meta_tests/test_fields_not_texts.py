@@ -8,7 +8,7 @@ import pytest
 from test_terminal import going
 
 from sm121.core.engine_settings import KernelPathRequirement
-from sm121.engines.attached_life import Signs, Word
+from sm121.engines.signs import Signs, Word
 from sm121.evidence import requirement
 from sm121.evidence.kernel_path import KernelPath
 from sm121.regression import trend

@@ -16,9 +16,10 @@ from two_ranks import TwoRanks
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import managed, process_tree, registry
+from sm121.engines import ports, process_tree, registry, supervision
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.server_errors import PortTaken, ServerExited, ServerStalled, ServerTimedOut
 
 FAULT_SERVER = Path(__file__).parent / "fault_server.py"
 
@@ -126,11 +127,11 @@ def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, st
 
 def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     server = make("exit-0", ready=60.0)
-    text, kind, seconds = failed_start(server, managed.ServerExited)
+    text, kind, seconds = failed_start(server, ServerExited)
     # The fault server lives for one second, and needs some tenths to come up.
     assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
     assert "status 0" in text and kind == "engine_dead" and str(server.log) in text, text
-    text, kind, _ = failed_start(make("exit-oom"), managed.ServerExited)
+    text, kind, _ = failed_start(make("exit-oom"), ServerExited)
     assert "out of memory" in text and kind == "oom", text
 
 
@@ -149,7 +150,7 @@ def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, emp
     (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
     os.utime(folder / "build.ninja", (time.time() + 60,) * 2)
     server = make("never-ready", ready=4.0)
-    text, _, seconds = failed_start(server, managed.ServerTimedOut)
+    text, _, seconds = failed_start(server, ServerTimedOut)
     assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
     assert "loading weights" in text
     assert any("loading weights" in line for line in server.reported)
@@ -186,9 +187,9 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
 def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     """Not after the time of a cold start: as long after the last file as a warm one may take."""
     stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
-    text, _, seconds = failed_start(stuck, managed.ServerTimedOut)
+    text, _, seconds = failed_start(stuck, ServerTimedOut)
     assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
-    failed_start(make("compiles", ready=3.0, cold=4.0), managed.ServerTimedOut)  # it has an end
+    failed_start(make("compiles", ready=3.0, cold=4.0), ServerTimedOut)  # it has an end
 
 
 @pytest.mark.slow("another compiler; a cold start that ends is tested above")
@@ -231,11 +232,11 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 
 
 def test_hanging_is_told_from_slow(make):
-    _, _, seconds = failed_start(make("silent", ready=300.0, stalled=4.0), managed.ServerStalled)
+    _, _, seconds = failed_start(make("silent", ready=300.0, stalled=4.0), ServerStalled)
     assert seconds < 60.0, "long before the timeout of 300 s"
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
-    failed_start(make("never-ready", ready=6.0, stalled=4.0), managed.ServerTimedOut)
-    text, _, _ = failed_start(make("health-only", ready=6.0, stalled=60.0), managed.ServerTimedOut)
+    failed_start(make("never-ready", ready=6.0, stalled=4.0), ServerTimedOut)
+    text, _, _ = failed_start(make("health-only", ready=6.0, stalled=60.0), ServerTimedOut)
     assert "first token" in text, "health alone is not ready"
 
 
@@ -249,20 +250,20 @@ def stolen() -> Iterator[int]:
 def test_a_stolen_port_is_retried_and_is_a_typed_error_where_each_is_stolen(
     make, monkeypatch, stolen
 ):
-    offered = iter([stolen, process_tree.free_port()])
-    monkeypatch.setattr(managed.process_tree, "free_port", lambda: next(offered))
+    offered = iter([stolen, ports.free_port()])
+    monkeypatch.setattr(ports, "free_port", lambda: next(offered))
     server = make("none")
     assert not server.start().endpoint.base_url.endswith(f":{stolen}")
     assert any("taken" in line for line in server.reported), server.reported
-    monkeypatch.setattr(managed.process_tree, "free_port", lambda: stolen)
-    assert failed_start(make("none"), managed.PortTaken)[1] == "port"
+    monkeypatch.setattr(ports, "free_port", lambda: stolen)
+    assert failed_start(make("none"), PortTaken)[1] == "port"
 
 
 def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
     other = fault_server("none", key="")
     port = int(other.base_url.rsplit(":", 1)[1])
-    monkeypatch.setattr(managed.process_tree, "free_port", lambda: port)
-    with pytest.raises((managed.PortTaken, managed.ServerTimedOut)):
+    monkeypatch.setattr(ports, "free_port", lambda: port)
+    with pytest.raises((PortTaken, ServerTimedOut)):
         make("silent", ready=4.0).start()
     assert other.process.poll() is None, "the other server is left alone"
 
@@ -291,10 +292,10 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
     """Unix sockets are put there, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
     long = tmp_path / ("x" * 80)
     long.mkdir()
-    monkeypatch.setattr(managed.tempfile, "tempdir", str(long))
+    monkeypatch.setattr(supervision.tempfile, "tempdir", str(long))
     server = make("none")
     server.start()
-    folder = str(server._scratch)
+    folder = str(server.supervision.scratch)
     assert len(folder) + 1 + 36 <= 107, folder
     server.stop()
     assert not Path(folder).exists(), "and nothing of it is left"

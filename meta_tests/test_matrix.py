@@ -22,6 +22,7 @@ from sm121.core.unmet import Fact, Unmet
 from sm121.engines import managed, pool
 from sm121.engines.attached import attach
 from sm121.engines.life import ServerDied
+from sm121.engines.server_errors import StartError
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.matrix import axes, covering, examine, feature_matrix, level, plan
@@ -426,7 +427,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
         def start(self):
             calls.append("start")
             if len(calls) == 1:
-                raise managed.StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
+                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
             return SimpleNamespace(startup_s=1.0, compiled=())
 
         def stop(self):
@@ -438,7 +439,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     limits, silent = managed.StartLimits(1, 1, 1), lambda *_words: None
     servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r", notify=silent)
     for _ in range(2):
-        with pytest.raises(managed.StartError):
+        with pytest.raises(StartError):
             servers.get(STARTED)
     assert calls == ["start"]
     servers.forget(STARTED)

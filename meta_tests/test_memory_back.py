@@ -11,9 +11,11 @@ import psutil
 import pytest
 import servers
 
-from sm121.engines import memory, process_tree
-from sm121.engines.managed import ManagedServer, StopReport
-from sm121.engines.memory import DeviceUse, Memory, Returned, ServerMemory, ServerMemoryReader
+from sm121.engines import memory, process_tree, server_memory
+from sm121.engines.endings import StopReport
+from sm121.engines.managed import ManagedServer
+from sm121.engines.memory import DeviceUse, Memory, Returned
+from sm121.engines.server_memory import ServerMemory, ServerMemoryReader
 from sm121.measure.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
@@ -298,7 +300,7 @@ def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, s
     machine = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
     )
-    monkeypatch.setattr(memory, "psutil", machine)
+    monkeypatch.setattr(server_memory, "psutil", machine)
     monkeypatch.setitem(sys.modules, "pynvml", before)
     reader = ServerMemoryReader(gpu=True)
     monkeypatch.setitem(sys.modules, "pynvml", after)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from sm121.core import errors, files
-from sm121.engines import process_tree
+from sm121.engines import dead_runs, listeners, process_tree
 from sm121.run import directory
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -89,7 +89,7 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     # The clock was set meanwhile: start times of day are other ones now.
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
-    removed = {run for run, _ in process_tree.end_dead_runs()}
+    removed = {ended.run for ended in dead_runs.end_dead_runs()}
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
     assert orphan.wait(10) != 0 and reused.wait(10) != 0
     assert alive.poll() is None, "a server of a living run is left alone"
@@ -114,7 +114,7 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
             status = {"started_by": owner, "run": f"meta-{name}", "pid": session}
             (folder / "server-marlin.status.json").write_text(json.dumps(status))
     try:
-        assert "meta-dead" in {run for run, _ in process_tree.end_dead_runs()}
+        assert "meta-dead" in {ended.run for ended in dead_runs.end_dead_runs()}
         assert processes["dead"].wait(10) != 0
         assert all(process.poll() is None for name, process in processes.items() if name != "dead")
     finally:
@@ -132,8 +132,8 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
         looks.append(None)
         return {"run": [supervisor]} if len(looks) < 3 else {}
 
-    monkeypatch.setattr(process_tree, "of_dead_runs", find)
-    assert process_tree.end_dead_runs() == [] and len(looks) == 4
+    monkeypatch.setattr(dead_runs, "of_dead_runs", find)
+    assert dead_runs.end_dead_runs() == [] and len(looks) == 4
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at
         fork.start()
         with socket.create_connection((bound, port)):
             found = {
-                host: {process.pid for process in process_tree.listeners(host, port)}
+                host: {process.pid for process in listeners.listeners(host, port)}
                 for host in ("127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.1")
             }
         fork.kill()
         fork.join()
     expected = {os.getpid(), fork.pid}
     assert found == {host: expected if host in found_at else set() for host in found}
-    assert process_tree.listeners(bound, port) == [], "it is closed"
+    assert listeners.listeners(bound, port) == [], "it is closed"

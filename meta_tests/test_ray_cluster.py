@@ -16,7 +16,7 @@ from documents import altered
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
-from sm121.engines import process_tree, ray_cluster
+from sm121.engines import ports, ray_cluster
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.ray_cluster import RayServer
@@ -213,7 +213,7 @@ def cluster(tmp_path_factory) -> Iterator[None]:
     """A real one: two nodes on this host, which have a rank each."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install ray")
-    port, before = str(process_tree.free_port()), {process.pid for process in psutil.process_iter()}
+    port, before = str(ports.free_port()), {process.pid for process in psutil.process_iter()}
     small = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000")
     small = (*small, '--resources={"sm121_rank": 1}')
     try:

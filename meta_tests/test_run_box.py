@@ -13,7 +13,7 @@ from box_readings import reading
 
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server
-from sm121.engines.attached import AttachedProcesses
+from sm121.engines.attached_processes import AttachedProcesses
 from sm121.measure import box, cpu_use
 from sm121.measure.cpu_use import CpuUse
 from sm121.performance.box import RunBox

@@ -11,7 +11,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 import pytest
 import stress_faults
 
-from sm121.engines import process_tree
+from sm121.engines import ports
 from sm121.engines.memory import Memory
 
 SCENARIOS = "meta_tests/scenarios/endings.py"
@@ -49,7 +49,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     processes = run.left()
     assert not processes, f"required: no process, seen: {processes}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
-    assert process_tree.is_free(port), f"required: port {port} is free"
+    assert ports.is_free(port), f"required: port {port} is free"
     segments = stress_faults.segments() - run.segments_before
     assert not segments, f"required: no shared memory, seen: {segments}"
     assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"

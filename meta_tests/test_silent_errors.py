@@ -14,7 +14,7 @@ from servers import executable
 from texts import text_file
 
 from sm121.core.server import Endpoint, Node, Server
-from sm121.engines.managed import StopReport
+from sm121.engines.endings import StopReport
 from sm121.engines.memory import Returned
 from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel

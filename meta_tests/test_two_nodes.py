@@ -26,9 +26,9 @@ from sm121.core import data_file, profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Sourced
-from sm121.engines import nodes, process_tree, registry
+from sm121.engines import nodes, ports, process_tree, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.managed import ServerExited, StartLimits
+from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
 from sm121.evidence import crash_bundle
@@ -333,14 +333,14 @@ def block(host: str, packets: str) -> None:
 )
 def test_port_that_is_blocked(make, second_host, rule, during):
     """`during`: what a blocked port breaks."""
-    port = process_tree.free_port("10.77.0.1")
+    port = ports.free_port("10.77.0.1")
     command = ("ip", "netns", "exec", second_host, *COMMAND)
     server = make(command=command, address=f"10.77.0.1:{port}")
     sysctl = ("sysctl", "-qw", "net.ipv4.tcp_early_demux=0")
     subprocess.run(["ip", "netns", "exec", second_host, *sysctl], check=True)
     if during == "a start":
         block(second_host, rule.format(port))
-        with pytest.raises(ServerExited) as failed:
+        with pytest.raises(server_errors.ServerExited) as failed:
             server.start()
         fault = failed.value
     else:
@@ -371,7 +371,7 @@ def test_suite_that_is_killed_leaves_nothing(tmp_path):
 
 def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
     server = make("--dies-at-start")
-    with pytest.raises(ServerExited) as failed:
+    with pytest.raises(server_errors.ServerExited) as failed:
         server.start()
     assert failed.value.cause.kind == "oom" and "node 1" in failed.value.cause.summary
     assert "node-1" in failed.value.log.name
@@ -594,7 +594,7 @@ def test_port_that_a_leftover_holds_is_one_line(make):
         held = rf"{address}: the port .* held by pid {os.getpid()}\b"
         with pytest.raises(UsageError, match=held):
             nodes.look(configuration(address=address))
-        with pytest.raises(ServerExited, match=held):
+        with pytest.raises(server_errors.ServerExited, match=held):
             make(address=address).start()
     assert make(address=address).start().nodes
     assert nodes.master(Span("nnodes", 2, (COMMAND,), "localhost"))[0] == "127.0.0.1"

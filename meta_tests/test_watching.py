@@ -19,8 +19,9 @@ from texts import text_file
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import life, pool, registry
-from sm121.engines.attached_life import SignReader, Signs
 from sm121.engines.managed import ManagedServer
+from sm121.engines.sign_reader import SignReader
+from sm121.engines.signs import Signs
 from sm121.evidence import death, failure, kernel_messages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
@@ -190,10 +191,11 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
     engine = registry.engine("llama-cpp")
     first = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
     first.log.write_text("it ran")
-    first._status_file.write_text(json.dumps({"exit_status": -9, "exits": [], "pid": 7}))
+    first.supervision.status_file.write_text(json.dumps({"exit_status": -9, "exits": [], "pid": 7}))
     second = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
     assert second.log.name == "server-x-2.log" and second.exit_status is None
-    second._status_file.write_text(json.dumps({"exit_status": None, "exits": [], "pid": 8}))
+    status = {"exit_status": None, "exits": [], "pid": 8}
+    second.supervision.status_file.write_text(json.dumps(status))
     assert first.exit_status == -9 and second.exit_status is None
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from installed import dist_info
 
-from sm121.engines.process_tree import free_port
+from sm121.engines.ports import free_port
 from tools.choices import data
 
 HERE = Path(__file__).parent

@@ -4,7 +4,7 @@ import httpx
 
 from sm121.core import builds
 from sm121.core.server import Server
-from sm121.engines.attached import json_of
+from sm121.engines.attached_pages import json_of
 from sm121.engines.capabilities import Capabilities, EngineFile, of, offered, shipped
 
 #: A server that no file recognises is held to what every OpenAI-compatible server has.

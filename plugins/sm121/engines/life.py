@@ -11,8 +11,10 @@ import httpx
 import psutil
 
 from sm121.core.waiting import until
-from sm121.engines.managed import FATAL, OF_ENGINES, ManagedServer, ServerError
+from sm121.engines.endings import FATAL, OF_ENGINES
+from sm121.engines.managed import ManagedServer
 from sm121.engines.nodes import bounds
+from sm121.engines.server_errors import ServerError
 from sm121.engines.starting import ask_for_a_token
 from sm121.evidence.failure import Cause, classify
 

@@ -1,45 +1,49 @@
-"""A server that the suite starts, watches and stops, of which nothing is left afterwards."""
+"""A server that the suite starts, watches and stops, and of which nothing is left afterwards."""
 
-import json
-import os
 import secrets
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
 from sm121.compilation.caches import COMPILERS, CompileCaches
-from sm121.core import errors, redaction
+from sm121.core import redaction
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.core.waiting import until
-from sm121.engines import api_key, process_tree, protocol
+from sm121.engines import api_key, listeners, ports, process_tree, protocol
+from sm121.engines.endings import FATAL, StopReport
 from sm121.engines.memory import Memory, Returned
+from sm121.engines.server_errors import (
+    PortTaken,
+    ServerError,
+    ServerExited,
+    ServerStalled,
+    ServerTimedOut,
+    StartError,
+)
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
+from sm121.engines.supervision import Supervision
 from sm121.evidence import failure, process_snapshot
-from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
-#: How often it is looked what is being compiled.
+#: The time between two looks at the files that are being compiled.
 _CACHES_EVERY_S = 2.0
-_PORT_ATTEMPTS, _PORT_FREE_WITHIN_S, _REAPED_WITHIN_S = 3, 5.0, 5.0
-#: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
-_LONGEST_SCRATCH_BASE = 107 - 16 - 36
-_FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
-#: Exit status of a process that one of these ended: it did not end in order.
-FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
-#: How engines call their own processes: none of them ends while the server lives.
-OF_ENGINES = ("VLLM::", "sglang::")
+#: So many ports are tried if others take them.
+_PORT_ATTEMPTS = 3
+_PORT_FREE_WITHIN_S = 5.0
+#: The parent of a worker of Ray is not ours, and may be slow to collect it.
+_REAPED_WITHIN_S = 5.0
+#: Other nodes get this time to tell what befell them, when rank 0 has ended.
+_FAULT_SETTLES_S = 3.0
+#: The supervisor's own time, beside the server's, before it is killed.
+_SUPERVISOR_STOPS_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -49,113 +53,59 @@ class StartLimits:
     ready_s: float
     stalled_s: float
     stop_s: float
-    #: For a start that is seen to compile. Less than `ready_s`: no more than that.
+    #: For a start that compiles. Less than `ready_s`: no more than that.
     cold_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class StopReport:
-    """What stopping a server left behind; everything empty or true when it was clean."""
-
-    exit_status: int | None
-    survivors: tuple[process_tree.Survivor, ...]
-    port_free: bool
-    memory: Returned
-    seconds: float
-    #: The log of that start, by name.
-    log: str = ""
-    #: The signal that it died of when it was asked to end; None where it ended in order.
-    crash: str | None = None
-    #: What the kernel of each other node has said since the start there, by the node's name.
-    kernels: Mapping[str, KernelMessages] = field(default_factory=dict)
-
-    @property
-    def clean(self) -> bool:
-        """It ended in order, and no process, port or memory is left."""
-        remains = self.survivors or self.memory.missing_bytes or not self.port_free
-        return not remains and self.crash is None
-
-
-class ServerError(errors.Sm121Error):
-    """A managed server failed: `what` happened, without the cause; the `cause` by its log; the
-    `log`."""
-
-    def __init__(self, what: str, cause: failure.Cause, log: Path) -> None:
-        self.what = what
-        self.cause = cause
-        self.log = log
-        lines = "".join(f"\n    {line}" for line in cause.lines[-8:])
-        remedy = f" Remedy: {cause.remedy}." if cause.remedy else ""
-        super().__init__(
-            f"{what}. Cause: {cause.kind}: {cause.summary} (ask: {cause.owner}).{remedy} "
-            f"Log: {log}{lines}"
-        )
-
-
-class StartError(ServerError):
-    """The server did not become ready."""
-
-
-class ServerExited(StartError):
-    """It ended during start-up, with whatever exit status (0 included)."""
-
-
-class ServerTimedOut(StartError):
-    """It was alive but not ready in time."""
-
-
-class ServerStalled(StartError):
-    """It neither logged nor used the processor for too long."""
-
-
-class PortTaken(StartError):
-    """Somebody else took the port before the server could bind it."""
 
 
 @dataclass
 class ManagedServer:
-    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: of its
-    phases' times; `directory`: of its log and status; `run_id`: in the environment of each process;
-    `notify`: called on each change of progress, and when something is amiss; `other_secrets`: what
-    its log must not show, beside its key; `on_cold`: called with the seconds that a start which
-    compiles gets beyond the limit; `added`: to its environment."""
+    """One server process tree."""
 
+    #: What to start.
     configuration: ServerConfiguration
+    #: How to start it.
     engine: protocol.Engine
     limits: StartLimits
+    #: The folder of its log and status.
     directory: Path
+    #: In the environment of each process.
     run_id: str
+    #: Called on each change of progress, and when something is amiss.
     notify: Callable[[StartPhase], None] = lambda _progress: None
+    #: Returns what its log must not show, beside its key.
     other_secrets: Callable[[], Collection[str]] = tuple
+    #: Called with the seconds that a start which compiles gets beyond the limit.
     on_cold: Callable[[float], None] = lambda _seconds: None
+    #: Added to its environment.
     added: Mapping[str, str] = field(default_factory=dict)
     #: Its part of a server that spans machines; None: it is the whole.
     rank: Rank | None = None
 
     progress: str = field(init=False, default="not started")
-    #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
+    #: When its process was started (``time.monotonic``).
     launched: float = field(init=False, default=0.0)
+    #: The same as time of day.
     _launched_at: float = field(init=False, default=0.0)
     _caches: CompileCaches = field(init=False)
+    #: Its tree as it was before the stop.
     last_tree: list[dict[str, Any]] = field(init=False, default_factory=list)
     log: Path = field(init=False)
     _api_key: str = field(init=False, repr=False)
     _server_id: str = field(init=False)
-    _supervisor: subprocess.Popen[bytes] | None = field(init=False, default=None)
-    _output: IO[str] | None = field(init=False, default=None)
+    supervision: Supervision = field(init=False)
     #: While it runs and has been ready.
     endpoint: Endpoint | None = field(init=False, default=None)
     _port: int = field(init=False, default=0)
-    _scratch: Path | None = field(init=False, default=None)
+    #: Every process that was ever found in the tree.
     _by_pid: dict[int, psutil.Process] = field(init=False, default_factory=dict)
-    #: Whether our own tree was seen to listen. If not, another process may have the port.
+    #: Whether our own tree has listened. If not, another process may have the port.
     _has_listened: bool = field(init=False, default=False)
     #: What was left of a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
     _memory_before: Memory | None = field(init=False, default=None)
     #: When `kill` was called (``time.monotonic``); None before.
     _killed_at: float | None = field(init=False, default=None)
-    #: Of the processes of its tree when it was ready.
+    #: The processes of its tree when it was ready.
     pids_when_ready: frozenset[int] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
@@ -164,8 +114,7 @@ class ManagedServer:
             environment = self.engine.environment(self.configuration, api_key="")
             self._api_key = api_key.kept(CompileCaches.of(environment).vllm)
         self._server_id = f"{self.run_id}/{uuid.uuid4().hex[:8]}"
-        self.log = self.directory / f"server-{self.configuration.name}.log"
-        self._number_log()
+        self._open_supervision()
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -173,8 +122,11 @@ class ManagedServer:
         return (self._api_key,)
 
     def start(self) -> Server:
-        """Start, and return when a token was served. Raises StartError: one of its subclasses;
-        nothing is left running then."""
+        """Start the server, and return when it has served a token.
+
+        Raises:
+            StartError: It did not become ready: one of its subclasses. Nothing is left running.
+        """
         self._prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
@@ -196,12 +148,16 @@ class ManagedServer:
         self._launch()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """What has befallen another node of it. `settle_s`: how long to wait for what they tell."""
+        """Return what has befallen another node of the server, or None.
+
+        Args:
+            settle_s: How long to wait for what the nodes tell, in seconds.
+        """
         del settle_s  # it has no other node
         return None
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Of each other node of it, by a name for files: its log, and what it told last."""
+        """Return the log and the last state of each other node, by a name for files."""
         return {}
 
     def _prepare(self) -> None:
@@ -211,68 +167,76 @@ class ManagedServer:
 
     @property
     def running(self) -> bool:
-        """Whether its main process lives."""
+        """Whether it was ready, and its main process lives."""
         return self.endpoint is not None and self.exit_status is None
 
     def kill(self) -> None:
-        """SIGKILL to the engine's processes at once: for a machine that is about to wedge. The
-        supervisor stays, and cleans up; `stop` is still to be called."""
+        """Send SIGKILL to the engine's processes at once: for a machine that is about to wedge.
+
+        The supervisor stays, and cleans up; `stop` is still to be called.
+        """
         self._killed_at = time.monotonic()
-        processes = self.processes()
-        process_tree.send(
-            (each for each in processes if each.pid != self._supervisor_pid), signal.SIGKILL
-        )
+        process_tree.send(self._engine_processes(), signal.SIGKILL)
 
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
         started = time.monotonic()
         self._remember_tree()
         self.look_at_tree()
-        exit_status = already = self.exit_status
-        at_work = Memory.now() if already is None and self._memory_before is not None else None
-        session = self._session()
-        if self._supervisor is not None:
-            ended = _ended(self._supervisor, within_s=self.limits.stop_s + 20.0)
-            if exit_status is None and ended not in (0, -signal.SIGTERM):
-                exit_status = ended
-            self._supervisor = None
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+        already = self.exit_status
+        at_work = None
+        if already is None and self._memory_before is not None:
+            at_work = Memory.now()
+        session = self.supervision.session
+        ended = self.supervision.end(self.limits.stop_s + _SUPERVISOR_STOPS_S)
+        exit_status = already
+        if exit_status is None and ended not in (None, 0, -signal.SIGTERM):
+            exit_status = ended
         self.endpoint = None
+        survivors = self._end_what_is_left(session)
+        returned = self._memory_returned(at_work)
+        self.progress = "stopped"
+        port_free = True
+        if self._has_listened:
+            port_free = until(lambda: ports.is_free(self._port), _PORT_FREE_WITHIN_S)
+        return StopReport(
+            exit_status=exit_status,
+            survivors=tuple(survivors),
+            port_free=port_free,
+            memory=returned,
+            seconds=time.monotonic() - started,
+            log=self.log.name,
+            crash=self._crash_at_stop() if already is None else None,
+        )
+
+    def _end_what_is_left(self, session: int | None) -> list[process_tree.Survivor]:
+        """End processes that outlived the supervisor, and return those that are still there."""
 
         def remaining() -> list[psutil.Process]:
             return process_tree.tree(process_tree.SERVER_ID, self._server_id, session=session)
 
+        def unreaped() -> list[psutil.Process]:
+            return [process for process in self._by_pid.values() if process.is_running()]
+
         process_tree.end(remaining, polite_s=1.0)
-        if self._scratch is not None:  # the supervisor has removed it, unless it was killed
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self.supervision.remove_scratch()
         self._redact(self.log)
         # Orphans of a supervisor that was killed have become our children.
         process_tree.reap(self._by_pid)
-        # Zombies show no marker. The parent of a worker of Ray is not ours, and may be slow.
-        until(lambda: not any(p.is_running() for p in self._by_pid.values()), _REAPED_WITHIN_S)
-        survivors = process_tree.describe(
-            [*remaining(), *(p for p in self._by_pid.values() if p.is_running())]
-        )
-        returned = self._memory_returned(at_work)
-        self.progress = "stopped"
-        # It is killed when it does not end in time, and by our own end.
-        last = self.exit_status if already is None else None
-        crashed = last in FATAL - {-signal.SIGKILL}
-        return StopReport(
-            exit_status=exit_status,
-            survivors=tuple(survivors),
-            port_free=not self._has_listened
-            or until(lambda: process_tree.is_free(self._port), _PORT_FREE_WITHIN_S),
-            memory=returned,
-            seconds=time.monotonic() - started,
-            log=self.log.name,
-            crash=signal.Signals(-last).name if crashed and last is not None else None,
-        )
+        # Zombies show no marker.
+        until(lambda: not unreaped(), _REAPED_WITHIN_S)
+        return process_tree.describe([*remaining(), *unreaped()])
+
+    def _crash_at_stop(self) -> str | None:
+        """Return the signal of which the server died when it was asked to end, or None."""
+        status = self.exit_status
+        # SIGKILL ends a server that does not end in time, or whose supervisor was killed.
+        if status is None or status not in FATAL or status == -signal.SIGKILL:
+            return None
+        return signal.Signals(-status).name
 
     def _redact(self, log: Path | None) -> None:
-        """Nobody writes to it any more; it is part of the report."""
+        """Remove secrets from a log, which is part of the report. Nobody writes to it any more."""
         if log is None or not log.is_file():
             return
         environment = dict(self.configuration.environment)
@@ -283,8 +247,9 @@ class ManagedServer:
             self.notify(StartPhase(f"{log.name} may show secrets: {error.strerror or error}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
-        """The tree as it is now. When no process of it lives, the tree as it was last seen."""
-        if now := process_snapshot.snapshot(self.processes()):
+        """Return the tree as it is now, or as it was last if no process of it lives."""
+        now = process_snapshot.snapshot(self.processes())
+        if now:
             self.last_tree = now
         return self.last_tree
 
@@ -294,28 +259,39 @@ class ManagedServer:
 
     @property
     def known_pids(self) -> set[int]:
-        """Of every process that was seen in the tree."""
-        return {*self._by_pid, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
+        """The pids of every process that was ever found in the tree."""
+        pids = {*self._by_pid}
+        for entry in (*self.last_tree, *self.exits()):
+            pids.add(entry["pid"])
+        return pids
 
     def processes(self) -> list[psutil.Process]:
-        """The living processes of the server's tree, the supervisor first."""
-        root = self._supervisor_pid
+        """Return the living processes of the server's tree, by pid; the supervisor is first."""
         members = process_tree.tree(
-            process_tree.SERVER_ID, self._server_id, root=root, session=self._session()
+            process_tree.SERVER_ID,
+            self._server_id,
+            root=self.supervision.pid,
+            session=self.supervision.session,
         )
         return sorted(members, key=lambda process: process.pid)
 
-    @property
-    def _supervisor_pid(self) -> int | None:
-        return None if self._supervisor is None else self._supervisor.pid
+    def _engine_processes(self) -> list[psutil.Process]:
+        """Return the processes of the tree without the supervisor.
+
+        It takes 1 % of a slow core, which is no work of the server.
+        """
+        supervisor = self.supervision.pid
+        return [process for process in self.processes() if process.pid != supervisor]
 
     def _start_once(self) -> Server:
         started = time.monotonic()
-        self._port, self._has_listened = process_tree.free_port(), False
-        self._number_log()  # each attempt has its own: the cause is read from one attempt alone
+        self._port = ports.free_port()
+        self._has_listened = False
+        # Each attempt has its own log: the cause is read from one attempt alone.
+        self._open_supervision()
         self._launch()
         endpoint = Endpoint(
-            f"http://{process_tree.LOOPBACK}:{self._port}",
+            f"http://{ports.LOOPBACK}:{self._port}",
             self._api_key,
             self.configuration.served_name,
         )
@@ -339,73 +315,41 @@ class ManagedServer:
         )
 
     def _launch(self) -> None:
-        self._status_file.unlink(missing_ok=True)
-        self._output = self.log.open("w", encoding="utf-8", buffering=1)
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment.update(self.added)
         self._caches = CompileCaches.of(environment)
         environment[process_tree.RUN_ID] = self.run_id
         environment[process_tree.SERVER_ID] = self._server_id
         environment[process_tree.OWNER] = process_tree.owner()
-        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
-        environment["TMPDIR"] = str(self._scratch)
+        command = self._command()
+        self.launched = time.monotonic()
+        self._launched_at = time.time()
+        self.supervision.launch(command, environment, grace_s=self.limits.stop_s)
+
+    def _command(self) -> Sequence[str]:
         if self.rank is None:
-            of_engine = self.engine.command(self.configuration, port=self._port)
-        else:
-            assert isinstance(self.engine, protocol.Spanning)
-            of_engine = self.engine.rank_command(
-                self.configuration, port=self._port, rank=self.rank
-            )
-        command = [
-            *(sys.executable, "-m", "sm121.engines.supervisor"),
-            *("--status", str(self._status_file)),
-            *("--scratch", str(self._scratch)),
-            *("--grace", str(self.limits.stop_s), "--"),
-            *of_engine,
-        ]
-        self.launched, self._launched_at = time.monotonic(), time.time()
-        self._supervisor = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,
-        )
+            return self.engine.command(self.configuration, port=self._port)
+        assert isinstance(self.engine, protocol.Spanning)
+        return self.engine.rank_command(self.configuration, port=self._port, rank=self.rank)
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.limits.ready_s
-        look_at = started
-        watch = self._supervisor_pid  # it takes 1 % of a slow core, which is no work of the server
-        activity = Activity(self.log, lambda: [p for p in self.processes() if p.pid != watch])
+        caches_at = started
+        activity = Activity(self.log, self._engine_processes)
         probe = ReadinessProbe(endpoint)
         probe.start()
         try:
             while True:
-                exit_status = self.exit_status
-                if fault := self.fault(settle_s=0.0 if exit_status is None else 3.0):
-                    raise fault
-                if exit_status is not None:
-                    cause = failure.classify(self.log, exit_status)
-                    raise (PortTaken if cause.kind == "port" else ServerExited)(
-                        f"the server ended with status {exit_status} during start-up "
-                        f"(last progress: {self.progress})",
-                        cause,
-                        self.log,
-                    )
+                self._check_start()
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line, self.engine.name))
                 self._note_progress(probe.progress)
-                if time.monotonic() >= look_at:
-                    look_at = time.monotonic() + _CACHES_EVERY_S
-                    building = self._caches.building(self._launched_at)
-                    if building is not None and self._compiles:  # others have the same caches
-                        self._note_progress(f"building kernels (JIT): {building}")
-                if probe.ready:
-                    listeners = process_tree.listeners(process_tree.LOOPBACK, self._port)
-                    self._has_listened = not {*listeners}.isdisjoint(self.processes())
-                    if self._has_listened:
-                        return
+                if time.monotonic() >= caches_at:
+                    caches_at = time.monotonic() + _CACHES_EVERY_S
+                    self._note_compilation()
+                if probe.ready and self._listens():
+                    self._has_listened = True
+                    return
                 if time.monotonic() >= deadline:
                     deadline = self._later_deadline(started, deadline)
                 idle_s = activity.idle_s()
@@ -416,10 +360,42 @@ class ManagedServer:
         finally:
             probe.cancelled.set()
 
+    def _check_start(self) -> None:
+        """Raise the error of a start if the server, or another node of it, has ended."""
+        exit_status = self.exit_status
+        fault = self.fault(settle_s=0.0 if exit_status is None else _FAULT_SETTLES_S)
+        if fault is not None:
+            raise fault
+        if exit_status is None:
+            return
+        cause = failure.classify(self.log, exit_status)
+        kind = PortTaken if cause.kind == "port" else ServerExited
+        raise kind(
+            f"the server ended with status {exit_status} during start-up "
+            f"(last progress: {self.progress})",
+            cause,
+            self.log,
+        )
+
+    def _note_compilation(self) -> None:
+        building = self._caches.building(self._launched_at)
+        if building is not None and self._compiles:  # other servers have the same caches
+            self._note_progress(f"building kernels (JIT): {building}")
+
+    def _listens(self) -> bool:
+        """Return whether a process of our tree listens on the port."""
+        listening = {*listeners.listeners(ports.LOOPBACK, self._port)}
+        return not listening.isdisjoint(self.processes())
+
     def _later_deadline(self, started: float, deadline: float) -> float:
-        """When a start that is over its time must be ready: as long after the last file that it
-        compiled as a warm one may take, or from now where a compiler runs. Raises ServerTimedOut:
-        it did not compile for so long, or has had all of a cold start's time."""
+        """Return when a start that is over its time must be ready.
+
+        It may take as long after the last file that it compiled as a warm start, or from now on
+        while a compiler runs. The sum is limited by the time of a cold start.
+
+        Raises:
+            ServerTimedOut: It did not compile for so long, or has had all of a cold start's time.
+        """
         latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
@@ -441,10 +417,14 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def exits(self) -> list[dict[str, Any]]:
-        """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
-        its parent has collected it and does not say), monotonic_s (when that was seen), and by_us:
-        whether our own stop ended it."""
-        entries: list[dict[str, Any]] = self._status().get("exits") or []
+        """Return how processes of the tree ended so far.
+
+        Returns:
+            One entry each: pid, name, status (negative: a signal; None: its parent has collected
+            it and does not say), monotonic_s (when that was noticed), and by_us: whether our own
+            stop ended it.
+        """
+        entries = self.supervision.exits()
         for entry in entries:
             if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:
                 entry["by_us"] = True
@@ -453,35 +433,16 @@ class ManagedServer:
     @property
     def exit_status(self) -> int | None:
         """Exit status of the engine's main process (negative: a signal); None while it runs."""
-        written = self._status().get("exit_status")
-        if written is not None:
-            return int(written)
-        # The supervisor ends only after it has written the status, unless it was killed.
-        return None if self._supervisor is None else self._supervisor.poll()
+        return self.supervision.exit_status
 
     @property
     def was_stopped(self) -> bool:
         """Whether it was asked to end: by the suite, or by the suite's own end."""
-        return self._status().get("stopped_by") is not None
-
-    @property
-    def _status_file(self) -> Path:
-        return self.log.with_suffix(".status.json")
-
-    def _status(self) -> dict[str, Any]:
-        try:
-            status: dict[str, Any] = json.loads(self._status_file.read_text("utf-8"))
-        except FileNotFoundError:
-            return {}
-        return status
-
-    def _session(self) -> int | None:
-        """Session id of the server: its main process begins one, and so gives it its pid."""
-        pid = self._status().get("pid")
-        return None if pid is None else int(pid)
+        return self.supervision.was_stopped
 
     def _remember_tree(self) -> None:
-        self._by_pid.update({process.pid: process for process in self.processes()})
+        for process in self.processes():
+            self._by_pid[process.pid] = process
 
     def _memory_returned(self, at_work: Memory | None, patience_s: float = 10.0) -> Returned:
         """Wait until all system and device memory came back, and return what did not in time."""
@@ -495,24 +456,13 @@ class ManagedServer:
                 return returned
             time.sleep(0.2)
 
-    def _number_log(self) -> None:
+    def _open_supervision(self) -> None:
+        """Choose a log that does not exist yet, and a supervision with it."""
+        name = f"server-{self.configuration.name}"
+        log = self.directory / f"{name}.log"
         number = 1
-        while self.log.exists():
+        while log.exists():
             number += 1
-            self.log = self.directory / f"server-{self.configuration.name}-{number}.log"
-
-
-def _ended(supervisor: subprocess.Popen[bytes], *, within_s: float) -> int:
-    with supervisor:  # closes its input
-        supervisor.terminate()
-        try:
-            return supervisor.wait(within_s)
-        except subprocess.TimeoutExpired:
-            supervisor.kill()
-            return supervisor.wait()
-
-
-def scratch_base() -> str:
-    """Where temporary files go: vLLM puts unix sockets there, whose paths may have 107 bytes."""
-    base = tempfile.gettempdir()
-    return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows
+            log = self.directory / f"{name}-{number}.log"
+        self.log = log
+        self.supervision = Supervision(log)

@@ -1,23 +1,20 @@
-"""Memory of the machine and of its GPUs, before a server and after it: what has not come back, and
-who holds it. What a living process holds is its own. What is certainly held by nobody and yet gone
-is missing. What may be held by a process that cannot be seen from here is not proven."""
+"""Memory of the machine before a server and after it: find what has not come back.
 
-import contextlib
+- Memory that a living process holds is that process's, and not missing.
+- Memory that is gone, and certainly held by no process, is missing.
+- Memory that may be held by a process which cannot be seen from here is not proven to be missing.
+"""
+
 import os
 import re
 import resource
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import psutil
+from sm121.engines.device_memory import read_devices
 
-from sm121.core.architecture import opened_nvml
-from sm121.evidence.resources import ServerMemory
-
-#: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
-#: processes that hold a GPU's memory are not all to be seen.
+#: The first of all pid namespaces (PROC_PID_INIT_INO of linux/proc_ns.h). From inside another one
+#: not all processes that hold a GPU's memory are visible.
 _OF_THE_MACHINE = "pid:[4026531836]"
 _MEMINFO = Path("/proc/meminfo")
 #: Since Linux 6.7 up to an eighth of the memory waits in lists of each CPU after it was freed, for
@@ -26,23 +23,23 @@ _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
-#: The page cache and other processes change what is available. Less than this is not missed.
-_SLACK_BYTES = 1 << 30
-#: Of what a server held: less than this may be anybody's.
-_LITTLE = 0.05
 #: Files in memory, and pages that are locked there. The kernel does not say whose they are.
 _SHARED = ("Shmem", "Unevictable")
+#: The page cache and other processes change what is available. A smaller loss is not reported.
+_SLACK_BYTES = 1 << 30
+#: Share of a server's memory: a smaller loss may be due to any process.
+_LITTLE = 0.05
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What of the memory is free again after a stop; without fields, all of it."""
+    """The part of the memory that did not come back after a stop; without fields, all came back."""
 
-    #: Gone, and certainly held by nobody.
+    #: Gone, and certainly held by no process.
     missing_bytes: int = 0
-    #: Gone, and not proven to be held by somebody or by nobody.
+    #: Gone, and not proven to be held by a process or by none.
     unproven_bytes: int = 0
-    #: Which memory is not proven.
+    #: The memory that is not proven, in words.
     where: str = ""
     #: Whether a healthy stop may seem to leave so much, as long as the next one does not.
     usual: bool = False
@@ -53,7 +50,15 @@ class Returned:
         return not (self.missing_bytes or self.unproven_bytes)
 
     def with_other(self, other: "Returned", name: str) -> "Returned":
-        """Return this with what another machine of that name has not given back."""
+        """Add the memory that another machine has not given back.
+
+        Args:
+            other: The memory of that machine.
+            name: Its name, for the text.
+
+        Returns:
+            The sum of what is missing, and the larger one of what is unproven.
+        """
         missing = self.missing_bytes + other.missing_bytes
         if other.unproven_bytes <= self.unproven_bytes:
             return replace(self, missing_bytes=missing)
@@ -76,8 +81,20 @@ class DeviceUse:
 
     #: None where NVML has no answer. GB10's memory is the system's: `Memory.available` covers it.
     used: int | None
-    #: What living processes hold of it, of any user. None where that cannot be known.
+    #: The part that living processes hold, of any user. None where that cannot be known.
     held: int | None
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The decrease of one memory between two readings, in bytes."""
+
+    #: Gone, and certainly held by no process.
+    missing: int
+    #: Gone, and not known to be held by a process.
+    unproven: int
+    #: The memory, in words.
+    where: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,7 @@ class Memory:
 
     #: MemAvailable, and what was freed and waits in lists of a CPU.
     available: int
-    #: What living processes hold, of any user and container. None where the kernel does not say.
+    #: Held by living processes, of any user and container. None where the kernel does not say.
     held: int | None
     #: Files in memory and locked pages, whoever made them.
     shared: int
@@ -95,47 +112,47 @@ class Memory:
 
     @classmethod
     def now(cls) -> "Memory":
-        """Read it."""
+        """Read the memory of the machine and of its GPUs."""
         pairs = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
         lines = {name: int(kib) * 1024 for name, kib in pairs}
-        in_use = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
+        held = None
+        if _HELD[0] in lines:
+            held = sum(lines.get(name, 0) for name in _HELD)
         shared = sum(lines.get(name, 0) for name in _SHARED)
-        waiting = 0
-        if os.access(_ZONES, os.R_OK):
-            counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)
-            waiting = sum(map(int, counts)) * resource.getpagesize()
-        return cls(lines["MemAvailable"] + waiting, in_use, shared, _device_use())
+        available = lines["MemAvailable"] + _waiting_in_zones()
+        return cls(available, held, shared, _device_use())
 
     def returned(self, later: "Memory", at_work: "Memory | None" = None) -> "Returned":
         """Compare the memory after a stop with this reading, made before the start.
 
-        Memory that living processes hold is theirs, and not missing: what counts is what nobody
-        holds and yet is gone, as a driver keeps it on unified memory.
+        Memory that living processes hold is theirs, and not missing. Only memory counts that no
+        process holds and that is gone nevertheless, as a driver keeps it on unified memory.
 
         Args:
-            later: after the stop.
-            at_work: just before the stop; None if the server had ended by itself.
+            later: The memory after the stop.
+            at_work: The memory just before the stop; None if the server had ended by itself.
         """
         losses = self._losses(later)
-        lost = max(lost for lost, _unseen, _where in losses)
-        if lost > _SLACK_BYTES:
-            return Returned(missing_bytes=lost)
-        unseen, where = max((unseen, where) for _lost, unseen, where in losses)
-        if unseen <= _SLACK_BYTES:
+        missing = max(loss.missing for loss in losses)
+        if missing > _SLACK_BYTES:
+            return Returned(missing_bytes=missing)
+        largest = max(losses, key=lambda loss: loss.unproven)
+        if largest.unproven <= _SLACK_BYTES:
             return Returned()
         return Returned(
-            unproven_bytes=unseen,
-            where=where,
-            usual=unseen <= self._usual(later, at_work),
+            unproven_bytes=largest.unproven,
+            where=largest.where,
+            usual=largest.unproven <= self._usual(later, at_work),
         )
 
     def _usual(self, later: "Memory", at_work: "Memory | None") -> int:
-        """Return how many bytes a healthy stop may seem to leave, in bytes.
+        """Return how many bytes a healthy stop may seem to leave.
 
         It is 0 unless the holders of a GPU's memory cannot be seen from here. There a driver keeps
         some after its first use, and others live on the machine.
         """
-        before, after = self.device, later.device
+        before = self.device
+        after = later.device
         if before is None or after is None or None not in (before.held, after.held):
             return 0
         took = 0
@@ -145,161 +162,42 @@ class Memory:
                 took = at_work.device.used - before.used
         return max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
-    def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
-        """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
-        and not known to be held by anybody, and the memory's name."""
+    def _losses(self, later: "Memory") -> list[_Loss]:
+        """Return the loss of the machine's memory and of the GPUs', one entry for each memory."""
         decrease = self.available - later.available
         decrease -= max(0, (later.held or 0) - (self.held or 0))
-        certain = decrease - max(0, later.shared - self.shared)
-        system = "memory of the machine"
         is_known = self.held is not None and later.held is not None
-        before, after = self.device, later.device
+        certain = decrease - max(0, later.shared - self.shared)
+        system = _Loss(certain if is_known else 0, decrease, "memory of the machine")
+        before = self.device
+        after = later.device
         if before is None or after is None:
-            return [(certain if is_known else 0, decrease, system)]
+            return [system]
         is_shown = before.held is not None and after.held is not None
         on_device = max(0, (after.held or 0) - (before.held or 0)) if is_shown else 0
-        device = "device memory"
         if before.used is None or after.used is None:  # unified: a device's holders hold the system
-            lost = certain - on_device if is_known and is_shown else 0
-            return [(lost, decrease - on_device, device)]
+            missing = certain - on_device if is_known and is_shown else 0
+            return [_Loss(missing, decrease - on_device, "device memory")]
         used = after.used - before.used - on_device
-        of_system = (certain if is_known else 0, decrease, system)
-        return [of_system, (used if is_shown else 0, used, device)]
+        return [system, _Loss(used if is_shown else 0, used, "device memory")]
+
+
+def _waiting_in_zones() -> int:
+    """Return the bytes that were freed and wait in lists of each CPU; 0 if they cannot be read."""
+    if not os.access(_ZONES, os.R_OK):
+        return 0
+    counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)
+    return sum(map(int, counts)) * resource.getpagesize()
 
 
 def _device_use() -> DeviceUse | None:
     reading = read_devices()
     if reading is None:
         return None
-    in_use = reading.held() if _namespace() == _OF_THE_MACHINE else None
-    return DeviceUse(sum(reading.used) if reading.used is not None else None, in_use)
+    used = sum(reading.used) if reading.used is not None else None
+    held = reading.held() if _namespace() == _OF_THE_MACHINE else None
+    return DeviceUse(used, held)
 
 
 def _namespace() -> str:
     return str(Path("/proc/self/ns/pid").readlink())
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """Bytes. GB10's NVML answers "not supported" to some of it: None."""
-
-    #: Of each GPU, whoever holds it.
-    used: tuple[int, ...] | None
-    #: What a process holds of a GPU, by GPU and pid; None where that is not shown.
-    by_process: dict[tuple[int, int], int | None]
-    #: Whether all kinds of processes were shown, as far as they are seen from here.
-    all_kinds: bool
-    #: What NVML said where it did not answer.
-    refused: str | None = None
-
-    def held(self, pids: Collection[int] | None = None) -> int | None:
-        """What all processes, or those of `pids`, hold; None where not all of it is shown."""
-        sizes = [
-            size for (_gpu, pid), size in self.by_process.items() if pids is None or pid in pids
-        ]
-        is_whole = self.all_kinds if pids is None else bool(sizes)
-        return sum(filter(None, sizes)) if is_whole and None not in sizes else None
-
-
-def computing() -> dict[int, set[int]] | None:
-    """Pids of the processes that compute on each GPU, by the GPU's index. What only draws, as a
-    desktop does, is left out. None where NVML does not say."""
-    import pynvml
-
-    try:
-        with opened_nvml():
-            return {
-                index: {
-                    int(process.pid)
-                    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                        pynvml.nvmlDeviceGetHandleByIndex(index)
-                    )
-                }
-                for index in range(pynvml.nvmlDeviceGetCount())
-            }
-    except pynvml.NVMLError:
-        return None
-
-
-def read_devices() -> DeviceMemory | None:
-    """Ask NVML. None without a driver or a GPU."""
-    import pynvml
-
-    with contextlib.suppress(pynvml.NVMLError), opened_nvml():
-        try:
-            count = pynvml.nvmlDeviceGetCount()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-            return _of(pynvml, handles) if handles else None
-        except pynvml.NVMLError as error:
-            return DeviceMemory(None, {}, False, str(error))
-    return None  # no driver: no device memory to speak of
-
-
-def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
-    used: tuple[int, ...] | None = None
-    by_process: dict[tuple[int, int], int | None] = {}  # who draws and computes is counted once
-    all_kinds, refused = True, None
-    try:
-        used = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
-    except pynvml.NVMLError as error:
-        refused = str(error)
-    for index, handle in enumerate(handles):
-        for ask in (
-            pynvml.nvmlDeviceGetComputeRunningProcesses,
-            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-        ):
-            try:
-                processes = ask(handle)
-            except pynvml.NVMLError as error:
-                all_kinds, refused = False, str(error)
-                continue
-            for process in processes:
-                used_bytes = process.usedGpuMemory
-                if used_bytes is None:
-                    by_process.setdefault((index, process.pid), None)
-                else:
-                    by_process[index, process.pid] = int(used_bytes)
-    return DeviceMemory(used, by_process, all_kinds, refused)
-
-
-class ServerMemoryReader:
-    """Reads what a server holds. Made before the server is started: where no process's share of a
-    GPU is told, what is in use since then is taken for the server's. `gpu`: whether the server
-    computes on a GPU. Else its resident memory is all there is."""
-
-    def __init__(self, *, gpu: bool) -> None:
-        self._gpu = gpu
-        self._available = psutil.virtual_memory().available
-        before = read_devices() if gpu else None
-        self._used = before.used if before is not None else None
-        self._by_process = False
-
-    def read(self, pids: Collection[int], resident: int) -> ServerMemory:
-        """Read it now: of a server's processes `pids` with `resident` bytes of memory together."""
-        if not self._gpu:
-            return ServerMemory(None, resident, "resident memory of the processes")
-        memory = read_devices()
-        if memory is None:
-            return ServerMemory(None, None, "not known: NVML finds no driver")
-        own_bytes = memory.held(pids)
-        if own_bytes is not None or self._by_process:  # else it is not on the GPU yet, or no more
-            self._by_process = True
-            total = None if own_bytes is None else resident + own_bytes
-            return ServerMemory(
-                own_bytes, total, "resident memory of the processes, and NVML by process"
-            )
-        if memory.used is not None and self._used is not None:
-            more = max(0, sum(memory.used) - sum(self._used))
-            source = (
-                "resident memory of the processes, and what NVML shows in use on the GPU beyond "
-                "what was before the server (it shows no process's share)"
-            )
-            return ServerMemory(more, resident + more, source)
-        if memory.used is None and memory.refused is not None:  # GB10: one memory for both
-            more = max(resident, self._available - psutil.virtual_memory().available)
-            source = (
-                "what less of the machine's memory is available than before the server: the GPU's "
-                f"is the system's, and NVML shows no process's share ({memory.refused})"
-            )
-            return ServerMemory(None, more, source)
-        return ServerMemory(None, None, "not known: NVML was not to be had before the server")

@@ -22,8 +22,9 @@ import psutil
 
 from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
-from sm121.engines import process_tree, registry
-from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
+from sm121.engines import dead_runs, registry
+from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.supervision import scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered
 
@@ -74,9 +75,10 @@ def tell(kind: str, content: object) -> None:
 
 
 def _look(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
-    leftovers = [
-        f"{run}: {'; '.join(map(str, found))}" for run, found in process_tree.end_dead_runs()
-    ]
+    leftovers = []
+    for ended in dead_runs.end_dead_runs():
+        processes = "; ".join(map(str, ended.processes))
+        leftovers.append(f"{ended.run}: {processes}")
     reached = {str(port): _why_unreachable(host, port) for host, port in question["reach"]}
     tell("facts", {**facts(configuration), "leftovers": leftovers, "unreachable": reached})
 

@@ -21,8 +21,8 @@ from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.profile_fields import Sourced
 from sm121.core.server import Node
-from sm121.engines import node_agent, process_tree
-from sm121.engines.process_tree import LOOPBACK, free_port
+from sm121.engines import listeners, node_agent, process_tree
+from sm121.engines.ports import LOOPBACK, free_port
 
 #: Longest line that a node may write; a longer one is cut.
 _LONGEST = 1 << 21
@@ -194,10 +194,10 @@ def master(span: Span) -> tuple[str, int]:
     host, _, given = (span.address or LOOPBACK).partition(":")
     if given and not (given.isdecimal() and len(given) <= 5 and 0 < int(given) < 1 << 16):
         raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT, of IPv4")
-    if not process_tree.is_here(host):
+    if not listeners.is_here(host):
         raise UsageError(f"--master-addr {host}: expected an address of this machine")
     # A name may be another machine there, and connections are told by their address.
-    every = sorted(each for each in process_tree.addresses(host) if "." in each)
+    every = sorted(each for each in listeners.addresses(host) if "." in each)
     every = [each for each in every if not each.startswith("127.")] or every[:1]
     if len(every) > 1:
         raise UsageError(f"--master-addr {host}: expected one of its addresses: {', '.join(every)}")
@@ -207,7 +207,7 @@ def master(span: Span) -> tuple[str, int]:
     try:
         socket.create_server((host, int(given))).close()
     except OSError as error:
-        holders = process_tree.describe(process_tree.listeners(host, int(given)))
+        holders = process_tree.describe(listeners.listeners(host, int(given)))
         who = "; ".join(map(str, holders)) or "a process that is not seen from here (a container?)"
         raise UsageError(
             f"--master-addr {span.address}: the port cannot be used ({error.strerror}), held by "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from sm121.core import interpreter
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.engines.process_tree import LOOPBACK
+from sm121.engines.ports import LOOPBACK
 
 #: Scripts that run in the engine's interpreter, without the suite.
 IN_ENGINE = Path(__file__).parent / "in_engine"

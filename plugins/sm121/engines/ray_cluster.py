@@ -14,9 +14,11 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
 from sm121.engines import nodes, registry
-from sm121.engines.managed import ManagedServer, ServerError, StopReport
+from sm121.engines.endings import StopReport
+from sm121.engines.managed import ManagedServer
 from sm121.engines.process_tree import Survivor
 from sm121.engines.python_engine import IN_ENGINE
+from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 
 #: The resource of a rank, as Ray calls it: on a CPU by ``in_engine/sm121_cpu_ray.py``.

@@ -20,10 +20,12 @@ from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
 from sm121.core.waiting import until
 from sm121.engines import node_agent, nodes
-from sm121.engines.managed import OF_ENGINES, ManagedServer, ServerError, ServerExited, StopReport
+from sm121.engines.endings import OF_ENGINES, StopReport
+from sm121.engines.managed import ManagedServer
 from sm121.engines.memory import Returned
 from sm121.engines.nodes import NodeProcess
 from sm121.engines.process_tree import Survivor
+from sm121.engines.server_errors import ServerError, ServerExited
 from sm121.evidence import death, failure
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.unanswered import unanswered

@@ -25,7 +25,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
-from sm121.engines import managed
+from sm121.engines.server_errors import ServerError
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.kernel_path import mistaken_environment
 from sm121.matrix import axes, covering, oracle
@@ -133,7 +133,7 @@ class Examiner:
         try:
             server = self._start(record, configuration)
             self._after_start(record, server)
-        except managed.ServerError as error:
+        except ServerError as error:
             self._died(record, error, started=server is not None)
         except errors.Sm121Error as error:
             outcome = CellOutcome.NOT_RUN if isinstance(error, NotRun) else CellOutcome.INVALID
@@ -418,7 +418,7 @@ class Examiner:
             )
         )
 
-    def _died(self, record: CellRecord, error: managed.ServerError, *, started: bool) -> None:
+    def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
         """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"

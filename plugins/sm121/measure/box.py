@@ -24,7 +24,7 @@ from sm121.compilation import child
 from sm121.core import data_file, level_settings, verdict, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
-from sm121.engines import memory
+from sm121.engines import device_memory
 from sm121.measure import stream_bandwidth
 from sm121.measure.cpu_use import CpuUse, processes_of_run
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
@@ -373,7 +373,7 @@ def _gpu_users(
 
     One of the two is None; both are without NVML.
     """
-    users = memory.computing()
+    users = device_memory.read_computing_pids()
     if users is None:
         return None, None
     run_pids = {process.pid for process in processes_of_run(own)}

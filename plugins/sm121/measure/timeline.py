@@ -11,7 +11,7 @@ import httpx
 import psutil
 
 from sm121.core.server import Endpoint
-from sm121.engines import memory
+from sm121.engines import device_memory
 from sm121.measure import counters
 
 #: Seconds between samples.
@@ -57,7 +57,7 @@ class ServerDeviceMemory:
         Returns:
             Bytes; None if no source has them.
         """
-        reading = memory.read_devices()
+        reading = device_memory.read_devices()
         if reading is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None

@@ -10,7 +10,7 @@ import psutil
 from sm121.checkpoint import canary
 from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
-from sm121.engines.attached import AttachedProcesses
+from sm121.engines.attached_processes import AttachedProcesses
 from sm121.measure import box, measurement, roofline, stream_bandwidth
 from sm121.measure.box import BoxState, Reading
 from sm121.measure.cpu_use import CpuUse

@@ -21,7 +21,7 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
-from sm121.engines.managed import StopReport
+from sm121.engines.endings import StopReport
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin.stash import DEVIATIONS, SESSION, SYMPTOMS
 from sm121.session.session import Session

@@ -13,7 +13,8 @@ from sm121.core.printable import printable
 from sm121.core.unmet import Fact, Unmet, facts_of, noted, steady, text
 from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
 from sm121.core.waivers import Waiver
-from sm121.engines import capabilities, managed
+from sm121.engines import capabilities
+from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
@@ -61,9 +62,9 @@ def require_able(session: Session, item: pytest.Item, other: str | None) -> None
         raise NotRun(why)
 
 
-def crash(error: BaseException) -> managed.ServerError | UnderLoad | RanOutOfTime | None:
+def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None:
     """The error, when it means that the server may have failed; None for any other."""
-    if isinstance(error, managed.ServerError | UnderLoad):
+    if isinstance(error, ServerError | UnderLoad):
         return error
     if isinstance(error, pytest.fail.Exception) and str(error).startswith(_TIMEOUT):
         return RanOutOfTime(str(error).splitlines()[0])

@@ -20,8 +20,8 @@ from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict
 from sm121.engines import requested
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.life import Dead
-from sm121.engines.managed import ServerError
-from sm121.engines.memory import ServerMemoryReader
+from sm121.engines.server_errors import ServerError
+from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.measure import metrics, statistics

@@ -6,8 +6,8 @@ from pathlib import Path
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
+from sm121.engines.endings import StopReport
 from sm121.engines.life import Dead
-from sm121.engines.managed import StopReport
 from sm121.evidence.failure import Cause
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import SilentError

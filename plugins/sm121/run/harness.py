@@ -20,11 +20,12 @@ from sm121.core.server import Node, Server
 from sm121.core.verdict import NotRun
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
-from sm121.engines.attached_log import KeptLog
+from sm121.engines.endings import StopReport
+from sm121.engines.kept_log import KeptLog
 from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
-from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
+from sm121.engines.server_errors import ServerError
 from sm121.evidence import environment, kernel_proof, mapped, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log

@@ -11,7 +11,7 @@ import httpx
 
 from sm121.core.engine_settings import KernelPathRequirement, Nodes
 from sm121.core.server import Server
-from sm121.engines.attached import AttachedProcesses
+from sm121.engines.attached_processes import AttachedProcesses
 from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.requirement import Contradiction

@@ -12,13 +12,8 @@ from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.server import Node
 from sm121.engines.life import DYING_S, Dead, ManagedLife
-from sm121.engines.managed import (
-    ManagedServer,
-    ServerError,
-    ServerStalled,
-    ServerTimedOut,
-    StartError,
-)
+from sm121.engines.managed import ManagedServer
+from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.run.verdict_file import CrashReport

@@ -17,6 +17,7 @@ from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
 from sm121.core.verdict import Verdict
 from sm121.engines import (
+    dead_runs,
     nodes,
     pool,
     process_tree,
@@ -26,10 +27,10 @@ from sm121.engines import (
     starting,
 )
 from sm121.engines.attached_life import AttachedLife
-from sm121.engines.attached_log import KeptLog
 from sm121.engines.followed_log import FollowedLog
+from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import StartLimits
-from sm121.engines.memory import ServerMemoryReader
+from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence import environment, resources
 from sm121.measure import machine
 from sm121.run import directory as report_directory
@@ -225,10 +226,10 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 
 def _make_pool(session: Session, profile: Profile) -> None:
     settings = session.settings
-    for run, processes in process_tree.end_dead_runs():
-        names = "; ".join(str(process) for process in processes)
+    for ended in dead_runs.end_dead_runs():
+        names = "; ".join(str(process) for process in ended.processes)
         session.remark(
-            f"a server of run {run}, which is dead, was still there and was ended: {names}"
+            f"a server of run {ended.run}, which is dead, was still there and was ended: {names}"
         )
     session.configurations = targets.configurations(
         settings, profile, notify=lambda line: session.say("canary", line)

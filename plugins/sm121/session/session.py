@@ -15,9 +15,9 @@ from sm121.core.redaction import secrets_of
 from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
-from sm121.engines.attached import AttachedProcesses
+from sm121.engines.attached_processes import AttachedProcesses
+from sm121.engines.endings import StopReport
 from sm121.engines.followed_log import FollowedLog
-from sm121.engines.managed import StopReport
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler

@@ -1,0 +1,138 @@
+"""Servers that dead runs of the suite left behind: find them, and end them.
+
+A server belongs to a dead run if the owner in its environment is dead. A server's supervisor ends
+the server when the suite dies, so a server is left only if its supervisor was killed too. A process
+may have overwritten its environment; its output still goes to the server's log, and the status file
+beside the log names the owner.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sm121.core.waiting import until
+from sm121.engines.process_tree import (
+    OWNER,
+    RUN_ID,
+    SERVER_ID,
+    Survivor,
+    describe,
+    end,
+    has_ended,
+    identity,
+)
+
+_SUPERVISOR = "sm121.engines.supervisor"
+#: The time that living supervisors get to end their servers themselves.
+_SUPERVISED_WITHIN_S = 25.0
+#: The time between SIGTERM and SIGKILL.
+_POLITE_S = 5.0
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """The servers of one dead run, which were ended."""
+
+    #: The id of the run; empty if it is not known.
+    run: str
+    #: The processes, as they were before they were ended.
+    processes: list[Survivor]
+
+
+def of_dead_runs() -> dict[str, list[psutil.Process]]:
+    """Return the processes of servers whose owner is dead, by the id of their run."""
+    by_run: dict[str, list[psutil.Process]] = {}
+    namespace = _pid_namespace(os.getpid())
+    for process in psutil.process_iter():
+        try:
+            variables = _marks(process)
+            if OWNER not in variables:
+                continue
+            # In another container the same pid is another process.
+            if _pid_namespace(process.pid) != namespace or _lives(variables[OWNER]):
+                continue
+            found = by_run.setdefault(variables.get(RUN_ID, ""), [])
+            for member in (process, *process.children(recursive=True)):
+                if member not in found:
+                    found.append(member)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue
+    return by_run
+
+
+def end_dead_runs() -> list[EndedRun]:
+    """End what `of_dead_runs` finds.
+
+    A supervisor that lives gets time to write down what happened, and to end its server itself.
+
+    Returns:
+        One entry for each dead run.
+    """
+    until(lambda: not _has_supervisor(), _SUPERVISED_WITHIN_S, every_s=0.5)
+    ended = []
+    for run, processes in of_dead_runs().items():
+        ended.append(EndedRun(run, describe(processes)))
+
+        def remaining(own: list[psutil.Process] = processes) -> list[psutil.Process]:
+            return [process for process in own if not has_ended(process)]
+
+        end(remaining, polite_s=_POLITE_S)
+    return ended
+
+
+def _has_supervisor() -> bool:
+    """Return whether a supervisor is among the processes of dead runs."""
+    for process in itertools.chain.from_iterable(of_dead_runs().values()):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if _SUPERVISOR in process.cmdline():
+                return True
+    return False
+
+
+def _marks(process: psutil.Process) -> dict[str, str]:
+    """Return a process's environment, or its marks in the status file if they were overwritten."""
+    variables = process.environ()
+    if SERVER_ID in variables and OWNER in variables:
+        return variables
+    return _marks_beside_the_log(process)
+
+
+def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
+    """Return owner and run of a server's process from the status file of the supervisor.
+
+    It is empty for a process whose output does not go to a server's log, or which is not of the
+    session of that server.
+    """
+    log = Path(f"/proc/{process.pid}/fd/1").readlink()
+    start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
+    if start is None or process.uids().real != os.getuid():
+        return {}
+    for name in (log.stem, start[1]):  # a later start of a configuration has a log of its own
+        try:
+            status = json.loads((log.parent / f"{name}.status.json").read_text("utf-8"))
+            if status["pid"] == os.getsid(process.pid):
+                return {OWNER: str(status["started_by"]), RUN_ID: str(status["run"])}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # no status of ours, or one of an earlier version of the suite
+    return {}
+
+
+def _lives(owner: str) -> bool:
+    """Return whether the owner of a server lives, or is not known to be dead."""
+    pid = owner.partition(":")[0]
+    if not pid.isdecimal():
+        return True  # not written by the suite
+    try:
+        return identity(int(pid)) == owner
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _pid_namespace(pid: int) -> str:
+    return str(Path(f"/proc/{pid}/ns/pid").readlink())

@@ -1,0 +1,106 @@
+"""Memory of the machine's GPUs, as NVML of the driver shows it."""
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sm121.core.architecture import opened_nvml
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory of all GPUs, in bytes.
+
+    GB10's NVML answers "not supported" to some questions; such a value is None.
+    """
+
+    #: The memory in use of each GPU, whoever holds it.
+    used: tuple[int, ...] | None
+    #: The memory that a process holds of a GPU, by GPU and pid; None where NVML does not show it.
+    by_process: dict[tuple[int, int], int | None]
+    #: Whether all kinds of processes were shown, as far as they are visible from this namespace.
+    all_kinds: bool
+    #: The error of NVML where it did not answer.
+    refused: str | None = None
+
+    def held(self, pids: Collection[int] | None = None) -> int | None:
+        """Return how many bytes processes hold, or None if NVML does not show all of them.
+
+        Args:
+            pids: The processes; None for all.
+        """
+        sizes = []
+        for (_gpu, pid), size in self.by_process.items():
+            if pids is None or pid in pids:
+                sizes.append(size)
+        is_whole = self.all_kinds if pids is None else bool(sizes)
+        if not is_whole or None in sizes:
+            return None
+        return sum(filter(None, sizes))
+
+
+def read_computing_pids() -> dict[int, set[int]] | None:
+    """Return the pids of the processes that compute on each GPU, by the GPU's index.
+
+    A process that only draws, as a desktop does, is left out.
+
+    Returns:
+        None if NVML does not say.
+    """
+    import pynvml
+
+    pids: dict[int, set[int]] = {}
+    try:
+        with opened_nvml():
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                pids[index] = {int(process.pid) for process in processes}
+    except pynvml.NVMLError:
+        return None
+    return pids
+
+
+def read_devices() -> DeviceMemory | None:
+    """Read the memory of all GPUs; None without a driver or a GPU."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError), opened_nvml():
+        try:
+            count = pynvml.nvmlDeviceGetCount()
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            return _read_handles(pynvml, handles) if handles else None
+        except pynvml.NVMLError as error:
+            return DeviceMemory(None, {}, False, str(error))
+    return None  # no driver: no device memory to speak of
+
+
+def _read_handles(pynvml: Any, handles: list[Any]) -> DeviceMemory:
+    used: tuple[int, ...] | None = None
+    # A process that draws and computes is counted once.
+    by_process: dict[tuple[int, int], int | None] = {}
+    all_kinds = True
+    refused = None
+    try:
+        used = tuple(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles)
+    except pynvml.NVMLError as error:
+        refused = str(error)
+    for index, handle in enumerate(handles):
+        for list_processes in (
+            pynvml.nvmlDeviceGetComputeRunningProcesses,
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            try:
+                processes = list_processes(handle)
+            except pynvml.NVMLError as error:
+                all_kinds = False
+                refused = str(error)
+                continue
+            for process in processes:
+                used_bytes = process.usedGpuMemory
+                if used_bytes is None:
+                    by_process.setdefault((index, process.pid), None)
+                else:
+                    by_process[index, process.pid] = int(used_bytes)
+    return DeviceMemory(used, by_process, all_kinds, refused)

@@ -1,0 +1,146 @@
+"""Signs by which one process of a server is told from another one that took its place."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+#: A process' start is read from clocks that may be set in between.
+CLOCK_SLACK_S = 2.0
+_LONGEST_VALUE = 80
+
+
+@dataclass(frozen=True)
+class Word:
+    """The name of a value that a server shows and that stays while it lives."""
+
+    name: str
+    #: The page that shows it; None for its answers.
+    page: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.page})" if self.page else f"{self.name} of its answers"
+
+
+#: The field ``created`` of an answer. If it does not move on, it is the moment of the start.
+CREATED_OF_ANSWERS = Word("created", None)
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """How far a server's clock is ahead of this machine's, in seconds: the bounds."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Signs:
+    """The signs of a server at one moment. A sign that it does not show is None, or empty."""
+
+    #: Pid and start (ticks since boot) of each process that listens or holds the server's memory.
+    processes: frozenset[tuple[int, int]] = frozenset()
+    #: The start of the process by its own metrics, in seconds since 1970.
+    started: float | None = None
+    counters: dict[str, float] = field(default_factory=dict)
+    #: Values that stay, each by its name.
+    words: dict[Word, str] = field(default_factory=dict)
+    #: By the dates of its answers.
+    clock: ClockOffset | None = None
+    #: Pages that it withholds.
+    withheld: frozenset[str] = frozenset()
+
+    def is_one_with(self, other: "Signs") -> bool | None:
+        """Return whether both are of the same process; None if that cannot be known.
+
+        Args:
+            other: Signs of a server, read at the same time.
+        """
+        if self.started is not None and other.started is not None:
+            return self.started == other.started
+        if self.processes and other.processes:
+            return bool(self.processes & other.processes)
+        return None
+
+    def after(self, earlier: "Signs") -> "Signs":
+        """Return these signs, completed by an earlier moment.
+
+        Args:
+            earlier: The signs of that moment: its words stay, and so does each sign that these
+                have not.
+        """
+        return replace(
+            earlier,
+            processes=self.processes,
+            started=earlier.started if self.started is None else self.started,
+            counters={**earlier.counters, **self.counters},
+        )
+
+    def steady(self, later: "Signs") -> "Signs":
+        """Return the signs of a later moment, with those words alone that both moments have.
+
+        Args:
+            later: The signs of that moment.
+        """
+        words = dict(self.words.items() & later.words.items())
+        clock = None if CREATED_OF_ANSWERS in words else later.clock
+        return replace(later, words=words, clock=clock)
+
+    def changes(self, now: "Signs") -> Iterator[str]:
+        """Yield each proof that another process, or another release, answers now.
+
+        Args:
+            now: The signs of the server at a later moment.
+
+        Yields:
+            One sentence each, with the values before and after.
+        """
+        if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:
+            yield "its /metrics were shown before, and are withheld now"
+        yield from self._change_of_start(now)
+        yield from self._change_of_processes(now)
+        yield from self._changes_of_words(now)
+        for name, count in self.counters.items():
+            current = now.counters.get(name)
+            if current is not None and current < count:
+                kind = "counter " if ":" in name else ""
+                yield f"its {kind}{name} fell from {count:g} to {current:g}"
+        yield from self._change_of_clock(now)
+
+    def _change_of_start(self, now: "Signs") -> Iterator[str]:
+        if self.started is None or now.started is None:
+            return
+        if abs(now.started - self.started) > CLOCK_SLACK_S:
+            before = time.strftime("%F %TZ", time.gmtime(self.started))
+            after = time.strftime("%F %TZ", time.gmtime(now.started))
+            yield f"its process began at {after}, the one before at {before}"
+
+    def _change_of_processes(self, now: "Signs") -> Iterator[str]:
+        if self.processes and self.processes != now.processes:
+            ended = _list_pids(self.processes - now.processes)
+            came = _list_pids(now.processes - self.processes)
+            yield f"of the processes that listen or hold its memory {ended} ended, {came} came"
+
+    def _changes_of_words(self, now: "Signs") -> Iterator[str]:
+        newly_withheld = now.withheld - self.withheld
+        for word, value in self.words.items():
+            before = value[:_LONGEST_VALUE]
+            if word in now.words:
+                if now.words[word] != value:
+                    yield f"its {word} is {now.words[word][:_LONGEST_VALUE]}, before {before}"
+            elif word.page in newly_withheld:
+                yield f"its {word} was {before} before, and is withheld now"
+
+    def _change_of_clock(self, now: "Signs") -> Iterator[str]:
+        if self.clock is None or now.clock is None:
+            return
+        latest = max(self.clock.least, now.clock.least)
+        earliest = min(self.clock.most, now.clock.most)
+        if latest - earliest > CLOCK_SLACK_S:
+            yield (
+                f"its answers are dated {now.clock.least:.0f} s ahead of this clock, "
+                f"{self.clock.least:.0f} before"
+            )
+
+
+def _list_pids(processes: frozenset[tuple[int, int]]) -> str:
+    return ", ".join(str(pid) for pid, _start in sorted(processes)) or "none"

@@ -1,0 +1,140 @@
+"""The supervisor of a managed server, as the suite sees it.
+
+The supervisor is a process of its own (`sm121.engines.supervisor`). It writes a status file beside
+the server's log.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+#: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
+_LONGEST_SCRATCH_BASE = 107 - 16 - 36
+
+
+class Supervision:
+    """One start of a server under a supervisor.
+
+    Args:
+        log: The file that gets the output of the server and of the supervisor.
+    """
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        #: The status file of the supervisor.
+        self.status_file = log.with_suffix(".status.json")
+        #: The folder of the server's temporary files; None before the start.
+        self.scratch: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[str] | None = None
+
+    def launch(
+        self, command: Sequence[str], environment: Mapping[str, str], *, grace_s: float
+    ) -> None:
+        """Start the supervisor, which starts the server.
+
+        Args:
+            command: The command of the server.
+            environment: Variables beside those of this process.
+            grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
+        """
+        self.status_file.unlink(missing_ok=True)
+        self._output = self.log.open("w", encoding="utf-8", buffering=1)
+        self.scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
+        supervisor = [sys.executable, "-m", "sm121.engines.supervisor"]
+        supervisor += ["--status", str(self.status_file)]
+        supervisor += ["--scratch", str(self.scratch)]
+        supervisor += ["--grace", str(grace_s)]
+        self._process = subprocess.Popen(
+            [*supervisor, "--", *command],
+            env={**os.environ, **environment, "TMPDIR": str(self.scratch)},
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the supervisor; None before the start and after `end`."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of the engine's main process; None while it runs."""
+        written = self._status().get("exit_status")
+        if written is not None:
+            return int(written)
+        # The supervisor ends only after it has written the status, unless it was killed.
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the server was asked to end: by the suite, or by the suite's own end."""
+        return self._status().get("stopped_by") is not None
+
+    @property
+    def session(self) -> int | None:
+        """The session of the server: its main process begins one, and so gives it its pid."""
+        pid = self._status().get("pid")
+        return None if pid is None else int(pid)
+
+    def exits(self) -> list[dict[str, Any]]:
+        """Return how processes of the tree ended so far, as the supervisor wrote it."""
+        entries: list[dict[str, Any]] = self._status().get("exits") or []
+        return entries
+
+    def end(self, within_s: float) -> int | None:
+        """End the supervisor, which ends the server, and close the log.
+
+        Args:
+            within_s: The seconds after which the supervisor is killed.
+
+        Returns:
+            The exit status of the supervisor; None if it was not started, or ended before.
+        """
+        ended = None
+        if self._process is not None:
+            ended = _end_process(self._process, within_s)
+            self._process = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+        return ended
+
+    def remove_scratch(self) -> None:
+        """Remove the temporary files. The supervisor has removed them, unless it was killed."""
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _status(self) -> dict[str, Any]:
+        try:
+            status: dict[str, Any] = json.loads(self.status_file.read_text("utf-8"))
+        except FileNotFoundError:
+            return {}
+        return status
+
+
+def _end_process(process: subprocess.Popen[bytes], within_s: float) -> int:
+    with process:  # closes its input
+        process.terminate()
+        try:
+            return process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def scratch_base() -> str:
+    """Return the folder for temporary files.
+
+    vLLM puts unix sockets there, whose paths may have 107 bytes.
+    """
+    base = tempfile.gettempdir()
+    return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows
