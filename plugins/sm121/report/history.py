@@ -22,7 +22,7 @@ from sm121.core.printable import printable, some_of
 from sm121.core.verdict import Verdict
 from sm121.regression import trend
 from sm121.regression.change import Change
-from sm121.report import charts, comparison, metric_names, page
+from sm121.report import chart, comparison, metric_names, page
 from sm121.run import stored_run, verdict_file
 from sm121.run.engine_report import EngineReport
 from sm121.run.stored_run import StoredMetric, StoredRun
@@ -394,10 +394,10 @@ def _values(history: History) -> dict[str, object]:
         "names": [*dict.fromkeys(names)][:_MOST_CHARTS],
         "places": {past.path: place for place, past in enumerate(history.runs, 1)},
         "fewest": trend.SERIES,
-        "colours": (*charts.SERIES, *charts.OTHERS),
-        "figure_of": charts.figure_of,
-        "looks": charts.LOOKS,
-        "escaped": charts.escaped,
+        "colours": (*chart.SERIES, *chart.OTHERS),
+        "figure_of": chart.figure_of,
+        "looks": chart.LOOKS,
+        "escaped": chart.escaped,
         "words": metric_names.words,
         "number": number,
     }

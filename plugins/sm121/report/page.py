@@ -25,6 +25,7 @@ from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
 from sm121.matrix import feature_matrix
 from sm121.report import (
+    certainty,
     charts,
     findings,
     headline,
@@ -39,7 +40,7 @@ from sm121.report import (
     summary,
     timelines,
 )
-from sm121.report.charts import Chart
+from sm121.report.chart import Chart
 from sm121.report.rows import counts_shown, shortened
 from sm121.report.stored import StoredReport
 from sm121.run import details
@@ -204,7 +205,7 @@ def environment() -> Environment:
         number=number,
         words=metric_names.words,
         rate_of=metric_names.rate,
-        interval=charts.certainty,
+        interval=certainty.certainty,
         share=key_numbers.share,
         label=profile_label,
         short=shortened,

@@ -1,263 +1,402 @@
 """The chart of the rates by depth: measured, required, of other engines, and the memory's bound."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import charts, metric_names
-from sm121.report.charts import Chart, Figure, figure_of, interval, scatter
+from sm121.report import chart, metric_names
+from sm121.report.certainty import interval
+from sm121.report.chart import Chart, Figure, figure_of, scatter
 from sm121.report.references import ReferenceEngine, References
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 #: Metrics of one stream: by kind (``tg32``), then by depth.
 Measured = Mapping[str, Mapping[int, MetricReport]]
 
-_RATE_COLUMNS = ("depth", "metric", "measured", "interval", "minimum", "target", "stretch",
-                 "roofline", "verdict")  # fmt: skip
+_COLUMNS = (
+    "depth",
+    "metric",
+    "measured",
+    "interval",
+    "minimum",
+    "target",
+    "stretch",
+    "roofline",
+    "verdict",
+)
 _DASHES = ("dot", "dash", "dashdot", "longdash")
+#: How often colours and dashes repeat, so that many engines have lines.
+_REPEATS = 3
 #: A roofline so many times above everything else is a label, not a line that squeezes the rest.
 _FAR = 1.6
-#: Empty above the highest thing in a plot, as a share of it; a plot whose lowest thing is above
-#: this share of the highest does not begin at 0.
-_HEADROOM, _NOT_FROM_ZERO = 0.12, 0.55
+#: Empty above the highest thing in a plot, as a share of it.
+_HEADROOM = 0.12
+#: A plot whose lowest thing is above this share of the highest does not begin at 0.
+_NOT_FROM_ZERO = 0.55
 #: Verdicts with which a number counts neither way.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: Grade of a gate, its word beside a bar, its colour.
-_GRADES = (
-    ("minimum", "required", "var(--fail)"),
-    ("target", "target", "var(--pass)"),
-    ("stretch", "stretch", "var(--muted)"),
-)
 #: Height of a label beside a bar, as a share of a plot's.
 _LABEL = 0.07
+#: Shift in pixels of the label of a minimum, away from the measured point.
+_AWAY = 9
+
+
+@dataclass(frozen=True)
+class _Grade:
+    """How a grade of a gate is drawn."""
+
+    name: str
+    #: The word beside its first bar.
+    word: str
+    colour: str
+
+    def limit(self, metric: MetricReport) -> float | None:
+        return {
+            "minimum": metric.minimum,
+            "target": metric.target,
+            "stretch": metric.stretch,
+        }[self.name]
+
+
+_GRADES = (
+    _Grade("minimum", "required", "var(--fail)"),
+    _Grade("target", "target", "var(--pass)"),
+    _Grade("stretch", "stretch", "var(--muted)"),
+)
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """The limit of one grade at one depth."""
+
+    depth: int
+    value: float
+    metric: MetricReport
+
+
+@dataclass(frozen=True)
+class _Label:
+    """The label of one bar, before bars that are near each other share one."""
+
+    value: float
+    text: str
+    colour: str
+    #: Shift in pixels where the label stands alone.
+    shift: int
 
 
 def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart | None:
-    """Decode or prefill by depth: measured, required, of other engines, and the memory's bound."""
+    """Return the chart of the decode or prefill rates of one stream by depth.
+
+    Args:
+        run: The verdict file.
+        references: Rates of other engines. They are drawn if they are of the same machine and
+            model.
+        decoding: Whether the chart is of decode rates.
+
+    Returns:
+        The chart, or None if no such rate was measured.
+    """
     measured = _rates_of(run, decoding=decoding)
-    values = [m.value for d in measured.values() for m in d.values() if m.value is not None]
+    values = [metric.value for metric in _metrics(measured) if metric.value is not None]
     if not values:
         return None
-    others = references.reference if references.comparable(run) is None else ()
     depths = sorted({depth for kind in measured.values() for depth in kind})
-    title = "Decode" if decoding else "Prefill"
     traces: list[Figure] = []
     rows: list[list[str]] = []
-    for colour, (kind, by_depth) in zip(charts.SERIES, measured.items(), strict=False):
-        traces.append(_measured(kind, by_depth, colour))
-        rows += [
-            [f"{depth}", kind, number(m.value), interval(m), number(m.minimum), number(m.target),
-             number(m.stretch), number(_ceiling(m)), m.verdict.value]
-            for depth, m in by_depth.items()
-        ]  # fmt: skip
-    traces += _required(measured)
-    for trace, more_rows in _of_others(measured, depths, others):
-        traces.append(trace)
-        rows += more_rows
-    limits = [y for trace in traces for y in _reaches(trace)]
-    bottom, top = _limits(limits)
+    for colour, (kind, by_depth) in zip(chart.SERIES, measured.items(), strict=False):
+        traces.append(_measured_trace(kind, by_depth, colour))
+        for depth, metric in by_depth.items():
+            rows.append(_measured_row(kind, depth, metric))
+    traces += _required_traces(measured)
+    if references.comparable(run) is None:
+        for engine, colour, dash in _with_looks(references.reference):
+            trace = _reference_trace(engine, measured, colour, dash)
+            if trace is not None:
+                traces.append(trace)
+                rows += _reference_rows(engine, measured, depths)
+
+    reached: list[float] = []
+    for trace in traces:
+        reached += _reaches(trace)
+    bottom, top = _axis(reached)
     bounds = _bounds(measured) if decoding else {}
-    note = "" if bottom == 0.0 else f"The axis begins at {number(bottom)}, not at 0."
     far = ""
-    if bounds and min(bounds.values()) > _FAR * max(limits):
-        least, most = number(min(bounds.values())), number(max(bounds.values()))
-        far = f"memory allows {least if least == most else f'{least} to {most}'} tok/s"
+    if bounds and min(bounds.values()) > _FAR * max(reached):
+        far = _far_text(list(bounds.values()))
     elif bounds:
-        depths_of, rates_of = [f"{depth}" for depth in bounds], [*bounds.values()]
-        hover = "the memory allows %{y:.5~r} tok/s"
-        traces.append(scatter("lines", depths_of, rates_of, hover, **charts.LOOKS["roofline"]))
-        top = max(top, _limits([min(y, _FAR * max(limits)) for y in bounds.values()])[1])
+        traces.append(_bound_trace(bounds))
+        drawn = [min(bound, _FAR * max(reached)) for bound in bounds.values()]
+        top = max(top, _axis(drawn)[1])
     figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
-    figure["layout"]["yaxis"]["range"] = [bottom, top]
-    figure["layout"]["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
-    figure["layout"]["annotations"] = _gate_labels(measured, depths, top - bottom)
+    layout = figure["layout"]
+    layout["yaxis"]["range"] = [bottom, top]
+    layout["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
+    layout["annotations"] = _gate_labels(measured, depths, top - bottom)
     if far:
-        figure["layout"]["annotations"].append(
-            {**charts.LOOKS["far"], "text": f"\u2191 {far}, off the scale"}
-        )
+        text = f"\u2191 {far}, off the scale"
+        layout["annotations"].append({**chart.LOOKS["far"], "text": text})
+
+    title = "Decode" if decoding else "Prefill"
+    far_sentence = f"The {far}, off the scale. " if far else ""
     return Chart(
-        id="decode" if decoding else "prefill",
+        id=title.lower(),
         title=f"{title} rate by depth",
         text=f"{title} rate in tokens a second at {len(depths)} depths of context, with intervals; "
-        f"the highest is {number(max(values))}. "
-        + (f"The {far}, off the scale. " if far else "")
-        + "The table below has every number.",
+        f"the highest is {number(max(values))}. {far_sentence}The table below has every number.",
         figure=figure,
-        header=_RATE_COLUMNS,
+        header=_COLUMNS,
         rows=rows,
-        note=note,
+        note="" if bottom == 0.0 else f"The axis begins at {number(bottom)}, not at 0.",
         marks=_marks(measured),
     )
 
 
 def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
+    """The rates of one stream; a kind with a gate first, then the one with the shortest name."""
     measured: dict[str, dict[int, MetricReport]] = {}
     for name, metric in run.metrics.items():
         rate = metric_names.rate(name)
         if rate is not None and rate.decoding is decoding and rate.streams == 1:
             measured.setdefault(rate.kind, {})[rate.depth] = metric
-    kinds = sorted(
-        measured, key=lambda k: (all(m.minimum is None for m in measured[k].values()), len(k), k)
-    )
-    return {kind: dict(sorted(measured[kind].items())) for kind in kinds}
+
+    def order(kind: str) -> tuple[bool, int, str]:
+        has_no_gate = all(metric.minimum is None for metric in measured[kind].values())
+        return has_no_gate, len(kind), kind
+
+    return {kind: dict(sorted(measured[kind].items())) for kind in sorted(measured, key=order)}
 
 
-def _of_others(
-    measured: Measured, depths: Sequence[int], others: Sequence[ReferenceEngine]
-) -> Iterable[tuple[Figure, list[list[str]]]]:
-    for colour, dash, other in zip(charts.OTHERS * 3, _DASHES * 3, others, strict=False):
-        named = {metric_names.rate(metric): value for metric, value in other.values.items()}
-        rates = [(rate, value) for rate, value in named.items() if rate is not None]
-        kinds = [kind for kind in measured if any(rate.kind == kind for rate, _ in rates)]
-        if not kinds:
+def _metrics(measured: Measured) -> Iterator[MetricReport]:
+    for by_depth in measured.values():
+        yield from by_depth.values()
+
+
+def _measured_row(kind: str, depth: int, metric: MetricReport) -> list[str]:
+    return [
+        str(depth),
+        kind,
+        number(metric.value),
+        interval(metric),
+        number(metric.minimum),
+        number(metric.target),
+        number(metric.stretch),
+        number(_ceiling(metric)),
+        metric.verdict.value,
+    ]
+
+
+def _measured_trace(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> Figure:
+    depths: list[str] = []
+    values: list[float] = []
+    texts: list[str] = []
+    above: list[float] = []
+    below: list[float] = []
+    symbols: list[str] = []
+    fills: list[str] = []
+    for depth, metric in by_depth.items():
+        value = metric.value
+        if value is None:
             continue
-        # The first kind that it has: one line for each engine.
-        points = sorted((rate.depth, value) for rate, value in rates if rate.kind == kinds[0])
-        rows = [
-            [f"{depth}", f"{kind}, {other.name}", number(value), *[""] * 5, "as documented"]
-            for kind in measured
-            for depth in depths
-            if (value := other.values.get(f"{kind}@d{depth}")) is not None
-        ]
-        trace = scatter(
-            "lines+markers",
-            [f"{depth}" for depth, _ in points],
-            [value for _, value in points],
-            f"{charts.escaped(other.name)} %{{x}}: %{{y:.5~r}} tok/s",
-            name=f"{charts.escaped(other.name)} ({kinds[0]})",
-            line={"color": colour, "width": 1.5, "dash": dash},
-            marker={"size": 6, "color": colour, "symbol": "diamond"},
-        )
-        yield trace, rows
+        depths.append(str(depth))
+        values.append(value)
+        texts.append(_point_text(kind, depth, metric))
+        above.append(metric.ci_high - value if metric.ci_high is not None else 0.0)
+        below.append(value - metric.ci_low if metric.ci_low is not None else 0.0)
+        symbols.append("circle-x" if metric.verdict in _COUNTS_NOT else "circle")
+        fills.append("var(--card)" if _hollow(metric) else colour)
+    error = {"array": above, "arrayminus": below, "color": colour}
+    return scatter(
+        "lines+markers",
+        depths,
+        values,
+        "%{hovertext}",
+        name=f"{kind}, this run",
+        hovertext=texts,
+        error_y=chart.LOOKS["interval"] | error,
+        line={"color": colour, "width": 3},
+        marker={
+            "size": 11,
+            "symbol": symbols,
+            "color": fills,
+            "line": {"color": colour, "width": 2},
+        },
+    )
 
 
-def _reaches(trace: Figure) -> Iterable[float]:
-    """What of a trace its axis must hold: its points and their intervals."""
-    error = trace.get("error_y", {})
-    none = [0.0] * len(trace["y"])
-    for y, more, less in zip(
-        trace["y"], error.get("array", none), error.get("arrayminus", none), strict=True
-    ):
-        yield y + more
-        yield y - less
-
-
-def _limits(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    top = high * (1 + _HEADROOM)
-    if low < _NOT_FROM_ZERO * high:
-        return 0.0, top
-    spread = max(high - low, high * _HEADROOM)
-    return max(low - spread / 2, 0.0), high + spread / 4
+def _point_text(kind: str, depth: int, metric: MetricReport) -> str:
+    text = f"{kind} at depth {depth}: {number(metric.value)} tok/s"
+    bounds = interval(metric)
+    if bounds:
+        text += f" ({bounds})"
+    return f"{text}, {_hollow(metric) or metric.verdict.value}"
 
 
 def _hollow(metric: MetricReport) -> str | None:
-    """What a point that decides nothing is called; None for one that was compared with a gate."""
+    """The name of a point that decides nothing; None for one that was compared with a gate."""
     if metric.verdict in _COUNTS_NOT:
         return f"{metric.verdict.value}: counts neither way"
     return None if metric.gated else "no gate"
 
 
 def _marks(measured: Measured) -> list[tuple[str, str, str]]:
-    every = [metric for by_depth in measured.values() for metric in by_depth.values()]
-    looks = {name: metric.verdict in _COUNTS_NOT for metric in every if (name := _hollow(metric))}
-    return [
-        (name, "var(--text)", "crossed" if crossed else "hollow") for name, crossed in looks.items()
-    ]
+    shapes: dict[str, str] = {}
+    for metric in _metrics(measured):
+        name = _hollow(metric)
+        if name is not None:
+            shapes[name] = "crossed" if metric.verdict in _COUNTS_NOT else "hollow"
+    return [(name, "var(--text)", shape) for name, shape in shapes.items()]
 
 
-def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> Figure:
-    points = [(depth, m, m.value) for depth, m in by_depth.items() if m.value is not None]
-    return scatter(
-        "lines+markers",
-        [f"{depth}" for depth, _, _ in points],
-        [value for _, _, value in points],
-        "%{hovertext}",
-        name=f"{kind}, this run",
-        hovertext=[
-            f"{kind} at depth {depth}: {number(m.value)} tok/s"
-            + (f" ({bounds})" if (bounds := interval(m)) else "")
-            + f", {_hollow(m) or m.verdict.value}"
-            for depth, m, _ in points
-        ],
-        error_y=charts.LOOKS["interval"]
-        | {
-            "array": [m.ci_high - v if m.ci_high is not None else 0.0 for _, m, v in points],
-            "arrayminus": [v - m.ci_low if m.ci_low is not None else 0.0 for _, m, v in points],
-            "color": colour,
-        },
-        line={"color": colour, "width": 3},
-        marker={
-            "size": 11,
-            "symbol": ["circle-x" if m.verdict in _COUNTS_NOT else "circle" for _, m, _ in points],
-            "color": ["var(--card)" if _hollow(m) else colour for _, m, _ in points],
-            "line": {"color": colour, "width": 2},
-        },
-    )
-
-
-def _required(measured: Measured) -> list[Figure]:
-    traces, looks = [], charts.LOOKS["bar"]
-    for grade, _, colour in _GRADES:
-        points = [(depth, limit) for depth, limit, _ in _limits_of(measured, grade)]
-        if points:
-            traces.append(
-                scatter(
-                    "markers",
-                    [x for x, _ in points],
-                    [y for _, y in points],
-                    f"{grade} at depth %{{x}}: %{{y:.5~r}} tok/s",
-                    name=f"{grade} required" if grade == "minimum" else grade,
-                    marker=looks | {"color": colour, "line": {"color": colour, "width": 3}},
-                )
+def _required_traces(measured: Measured) -> list[Figure]:
+    traces = []
+    for grade in _GRADES:
+        limits = _limits(measured, grade)
+        if not limits:
+            continue
+        line = {"color": grade.colour, "width": 3}
+        traces.append(
+            scatter(
+                "markers",
+                [str(limit.depth) for limit in limits],
+                [limit.value for limit in limits],
+                f"{grade.name} at depth %{{x}}: %{{y:.5~r}} tok/s",
+                name="minimum required" if grade.name == "minimum" else grade.name,
+                marker=chart.LOOKS["bar"] | {"color": grade.colour, "line": line},
             )
+        )
     return traces
 
 
-def _limits_of(measured: Measured, grade: str) -> list[tuple[str, float, MetricReport]]:
-    return [
-        (f"{depth}", limit, metric)
-        for by_depth in measured.values()
-        for depth, metric in by_depth.items()
-        if (limit := getattr(metric, grade)) is not None
-    ]
+def _limits(measured: Measured, grade: _Grade) -> list[_Limit]:
+    limits = []
+    for by_depth in measured.values():
+        for depth, metric in by_depth.items():
+            value = grade.limit(metric)
+            if value is not None:
+                limits.append(_Limit(depth, value, metric))
+    return limits
 
 
 def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list[Figure]:
-    """The number of each bar beside it, the first one of a kind in words; that of a minimum on the
-    side on which the measured point is not. Bars that are near each other share a label. `span`:
-    how much of the axis is shown, in tok/s."""
-    by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
-    for grade, word, colour in _GRADES:
-        for position, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
-            away = 0
-            if grade == "minimum":
-                away = 9 if metric.value is not None and metric.value < limit else -9
-            text = number(limit) if position else f"{number(limit)} {word}"
-            by_depth.setdefault(depth, []).append((limit, text, colour, away))
-    labels = []
-    for depth, limits in by_depth.items():
-        near: list[list[tuple[float, str, str, int]]] = []
-        for one in sorted(limits):
-            if near and one[0] - near[-1][-1][0] < _LABEL * span:
-                near[-1].append(one)
-            else:
-                near.append([one])
-        for together in near:
-            _, _, colour, away = together[0]
-            labels.append(
+    """The number of each bar beside it, the first one of a grade in words.
+
+    The number of a minimum stands on the side of its bar where the measured point is not. Bars that
+    are near each other share a label. ``span``: how much of the axis is shown, in tok/s.
+    """
+    by_depth: dict[int, list[_Label]] = {}
+    for grade in _GRADES:
+        for position, limit in enumerate(_limits(measured, grade)):
+            text = number(limit.value)
+            if position == 0:
+                text = f"{text} {grade.word}"
+            label = _Label(limit.value, text, grade.colour, _label_shift(grade, limit))
+            by_depth.setdefault(limit.depth, []).append(label)
+    annotations = []
+    for depth, labels in by_depth.items():
+        for together in _near(labels, _LABEL * span):
+            annotations.append(
                 {
-                    **charts.LOOKS["gate"],
-                    "x": [f"{label}" for label in depths].index(depth),  # not its name: a number
-                    "y": statistics.fmean(limit for limit, *_ in together),
-                    "xshift": charts.LOOKS["bar"]["size"] // 2 + 3,
-                    "yshift": away if len(together) == 1 else 0,
-                    "text": ", ".join(text for _, text, _, _ in together),
-                    "font": {"color": colour, "size": 12},
+                    **chart.LOOKS["gate"],
+                    "x": depths.index(depth),  # not its name: a number
+                    "y": statistics.fmean(label.value for label in together),
+                    "xshift": chart.LOOKS["bar"]["size"] // 2 + 3,
+                    "yshift": together[0].shift if len(together) == 1 else 0,
+                    "text": ", ".join(label.text for label in together),
+                    "font": {"color": together[0].colour, "size": 12},
                 }
             )
-    return labels
+    return annotations
+
+
+def _label_shift(grade: _Grade, limit: _Limit) -> int:
+    if grade.name != "minimum":
+        return 0
+    value = limit.metric.value
+    return _AWAY if value is not None and value < limit.value else -_AWAY
+
+
+def _near(labels: Sequence[_Label], distance: float) -> list[list[_Label]]:
+    """Labels from the lowest on, those together that are less than a distance apart."""
+    groups: list[list[_Label]] = []
+    ordered = sorted(labels, key=lambda label: (label.value, label.text, label.colour))
+    for label in ordered:
+        if groups and label.value - groups[-1][-1].value < distance:
+            groups[-1].append(label)
+        else:
+            groups.append([label])
+    return groups
+
+
+def _with_looks(
+    engines: Sequence[ReferenceEngine],
+) -> Iterator[tuple[ReferenceEngine, str, str]]:
+    """Each engine with the colour and the dash of its line."""
+    yield from zip(engines, chart.OTHERS * _REPEATS, _DASHES * _REPEATS, strict=False)
+
+
+def _reference_trace(
+    engine: ReferenceEngine, measured: Measured, colour: str, dash: str
+) -> Figure | None:
+    """One line for an engine, of the first measured kind that it has; None where it has none."""
+    by_kind: dict[str, list[tuple[int, float]]] = {}
+    for metric, value in engine.values.items():
+        rate = metric_names.rate(metric)
+        if rate is not None:
+            by_kind.setdefault(rate.kind, []).append((rate.depth, value))
+    kind = next((kind for kind in measured if kind in by_kind), None)
+    if kind is None:
+        return None
+    points = sorted(by_kind[kind])
+    name = chart.escaped(engine.name)
+    return scatter(
+        "lines+markers",
+        [str(depth) for depth, _ in points],
+        [value for _, value in points],
+        f"{name} %{{x}}: %{{y:.5~r}} tok/s",
+        name=f"{name} ({kind})",
+        line={"color": colour, "width": 1.5, "dash": dash},
+        marker={"size": 6, "color": colour, "symbol": "diamond"},
+    )
+
+
+def _reference_rows(
+    engine: ReferenceEngine, measured: Measured, depths: Sequence[int]
+) -> list[list[str]]:
+    rows = []
+    for kind in measured:
+        for depth in depths:
+            value = engine.values.get(f"{kind}@d{depth}")
+            if value is not None:
+                row = [str(depth), f"{kind}, {engine.name}", number(value)]
+                rows.append([*row, "", "", "", "", "", "as documented"])
+    return rows
+
+
+def _reaches(trace: Figure) -> list[float]:
+    """The values that the axis of a trace must show: the ends of its intervals."""
+    values = trace["y"]
+    error = trace.get("error_y", {})
+    none = [0.0] * len(values)
+    above = error.get("array", none)
+    below = error.get("arrayminus", none)
+    ends = []
+    for value, more, less in zip(values, above, below, strict=True):
+        ends.append(value + more)
+        ends.append(value - less)
+    return ends
+
+
+def _axis(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis that shows some values."""
+    low = min(values)
+    high = max(values)
+    if low < _NOT_FROM_ZERO * high:
+        return 0.0, high * (1 + _HEADROOM)
+    spread = max(high - low, high * _HEADROOM)
+    return max(low - spread / 2, 0.0), high + spread / 4
 
 
 def _ceiling(metric: MetricReport) -> float | None:
@@ -265,9 +404,24 @@ def _ceiling(metric: MetricReport) -> float | None:
 
 
 def _bounds(measured: Measured) -> dict[int, float]:
+    """The rate that the memory allows, by depth."""
     bounds: dict[int, float] = {}
     for by_depth in measured.values():
         for depth, metric in by_depth.items():
-            if (ceiling := _ceiling(metric)) is not None:
+            ceiling = _ceiling(metric)
+            if ceiling is not None:
                 bounds.setdefault(depth, ceiling)
     return dict(sorted(bounds.items()))
+
+
+def _bound_trace(bounds: Mapping[int, float]) -> Figure:
+    depths = [str(depth) for depth in bounds]
+    hover = "the memory allows %{y:.5~r} tok/s"
+    return scatter("lines", depths, list(bounds.values()), hover, **chart.LOOKS["roofline"])
+
+
+def _far_text(bounds: Sequence[float]) -> str:
+    least = number(min(bounds))
+    most = number(max(bounds))
+    span = least if least == most else f"{least} to {most}"
+    return f"memory allows {span} tok/s"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.core.printable import printable
-from sm121.report import charts, findings, headline, key_numbers, metric_verdicts
+from sm121.report import certainty, findings, headline, key_numbers, metric_verdicts
 from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
@@ -75,7 +75,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         hidden_gates=key_numbers.not_shown(run),
         bound_doubt=key_numbers.bound_doubt(run),
         number=number,
-        interval=charts.certainty,
+        interval=certainty.certainty,
         required=metric_verdicts.required,
         judged=lambda name: metric_verdicts.of_run(run, name).text,
         link=Markdown(link(os.environ)),
