@@ -13,7 +13,7 @@ from sm121.core.errors import UsageError
 from sm121.engines import registry
 from sm121.engines.protocol import Program
 from sm121.report import comparison
-from sm121.report.comparison import Source
+from sm121.report.source import Source
 
 _PERFORMANCE = ("performance",)
 #: Exit statuses of runs that came to a verdict, the worst first: FAIL and the like, NOT_RUN, PASS.

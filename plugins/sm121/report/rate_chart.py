@@ -117,28 +117,19 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
             if trace is not None:
                 traces.append(trace)
                 rows += _reference_rows(engine, measured, depths)
-
     reached: list[float] = []
     for trace in traces:
         reached += _reaches(trace)
     bottom, top = _axis(reached)
-    bounds = _bounds(measured) if decoding else {}
     far = ""
+    bounds = _bounds(measured) if decoding else {}
     if bounds and min(bounds.values()) > _FAR * max(reached):
         far = _far_text(list(bounds.values()))
     elif bounds:
         traces.append(_bound_trace(bounds))
         drawn = [min(bound, _FAR * max(reached)) for bound in bounds.values()]
         top = max(top, _axis(drawn)[1])
-    figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
-    layout = figure["layout"]
-    layout["yaxis"]["range"] = [bottom, top]
-    layout["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
-    layout["annotations"] = _gate_labels(measured, depths, top - bottom)
-    if far:
-        text = f"\u2191 {far}, off the scale"
-        layout["annotations"].append({**chart.LOOKS["far"], "text": text})
-
+    figure = _figure(traces, measured, depths, (bottom, top), far)
     title = "Decode" if decoding else "Prefill"
     far_sentence = f"The {far}, off the scale. " if far else ""
     return Chart(
@@ -152,6 +143,26 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         note="" if bottom == 0.0 else f"The axis begins at {number(bottom)}, not at 0.",
         marks=_marks(measured),
     )
+
+
+def _figure(
+    traces: list[Figure],
+    measured: Measured,
+    depths: Sequence[int],
+    ends: tuple[float, float],
+    far: str,
+) -> Figure:
+    """The traces with axes and labels. ``ends``: of the vertical axis, in tok/s."""
+    bottom, top = ends
+    figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
+    layout = figure["layout"]
+    layout["yaxis"]["range"] = [bottom, top]
+    layout["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
+    layout["annotations"] = _gate_labels(measured, depths, top - bottom)
+    if far:
+        text = f"\u2191 {far}, off the scale"
+        layout["annotations"].append({**chart.LOOKS["far"], "text": text})
+    return figure
 
 
 def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
