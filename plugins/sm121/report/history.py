@@ -1,87 +1,53 @@
-"""Many runs: series of a build on a machine, where their levels changed, since when they are red,
-checks that are red and green on one build and machine, machines apart from their like. Changes go
-by the rules of the regression level; nothing else is judged anew."""
+"""Many runs: the series of a build on a machine, where their levels changed, and since when they
+are red; checks that are red and green on one build and machine; machines apart from their kind.
+
+Changes are judged by the rules of the regression level. Nothing else is judged again.
+"""
 
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-
-from sm121.core import builds, digest, templates
+from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.printable import printable, some_of
-from sm121.core.verdict import Verdict
 from sm121.regression import trend
 from sm121.regression.change import Change
-from sm121.report import chart, comparison, metric_names, page
-from sm121.run import stored_run, verdict_file
-from sm121.run.engine_report import EngineReport
-from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import VerdictFile
+from sm121.report import chart, comparison, machines, metric_names, page
+from sm121.report.past_run import PastRun, read_past_run
+from sm121.run import verdict_file
+from sm121.run.stored_run import StoredMetric
 
-#: Written beside the page.
+#: The file that is written beside the page.
 SUMMARY = "summary.json"
 _MOST_CHARTS = 12
 _SUFFIXES = (".json", ".csv", ".yaml", ".yml")
 #: The metric of each column, unless most runs have another one whose name begins so.
 _COLUMNS = {"tg": "tg32@d0", "pp": "pp2048@d0", "ttft": "ttft_p50"}
-_COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: A machine is apart by so much, and by so many times what the others differ among themselves (one
-#: of 20 alike once in 100 times); by chance as seldom, over all comparisons; and runs that tell it.
-_APART, _SPREADS, _CHANCE, _FEWEST = 0.035, 3.5, 0.001, 3
+#: The chance of a false report of a machine, over all comparisons of a history.
+_CHANCE = 0.001
 
 
 @dataclass(frozen=True)
-class PastRun:
-    """One run. ``machine``: its kind, and which one of it; ``checks``: whether each check that
-    decided passed; ``exact``: the digest that runs of one build on one machine share."""
+class Step:
+    """A change of level of a metric.
 
-    path: Path
-    run: StoredRun
-    machine: tuple[str, str]
-    verdict: Verdict | None = None
-    commit: str = ""
-    checks: Mapping[str, bool] = field(default_factory=dict)
-    exact: str | None = None
-
-    @property
-    def is_red(self) -> bool:
-        """Whether its verdict is FAIL."""
-        return self.verdict is Verdict.FAIL
-
-    @property
-    def engine(self) -> str:
-        """The engine and its version."""
-        engine = self.run.file.engine
-        return " ".join(filter(None, (engine.name, engine.identity or engine.version)))
-
-    @property
-    def question(self) -> tuple[str, ...]:
-        """What the runs of one series share: build, configuration, model, profile, plan."""
-        file, build = self.run.file, builds.named(self.run.file.engine.identity)
-        name = f"{file.engine.name} {build.name}" if build is not None else file.engine.name
-        plan = file.fingerprint.plan if file.fingerprint is not None else ""
-        model = file.engine.model.rstrip("/").rpartition("/")[2]
-        return (name, file.engine.configuration or "", model, file.profile, plan)
-
-    @property
-    def when(self) -> str:
-        """When it started, as text that sorts; empty where nothing says so."""
-        return self.run.file.started.replace(" ", "T", 1)
-
-
-class Step(NamedTuple):
-    """A change of level. ``run`` is the first with the new one, ``is_red``: worse than allowed,
-    ``stands``: the last level is so, too."""
+    Attributes:
+        series: The label of its series.
+        metric: The metric, with the value of the last run.
+        run: The first run with the new level.
+        before: The level before it.
+        after: The new level.
+        is_red: Whether the new level is worse than allowed.
+        stands: Whether the last level is worse than allowed, too.
+    """
 
     series: str
     metric: StoredMetric
@@ -92,8 +58,17 @@ class Step(NamedTuple):
     stands: bool
 
 
-class Flaky(NamedTuple):
-    """A check that is red and green on one build and machine: the runs in which it is red."""
+@dataclass(frozen=True)
+class Flaky:
+    """A check that is red and green on one build and machine.
+
+    Attributes:
+        id: The test's id.
+        machine: The machine's name.
+        engine: The engine and its version.
+        red: The names of the runs in which it is red.
+        runs: The number of runs that decided it.
+    """
 
     id: str
     machine: str
@@ -111,7 +86,14 @@ class Line:
     limits: Regression
 
     def levels(self, metric: str) -> tuple[list[PastRun], list[tuple[int, int, float]]]:
-        """The runs that have a metric, and its levels over them as (start, end, median)."""
+        """Return the levels of a metric over the runs.
+
+        Args:
+            metric: The metric's name.
+
+        Returns:
+            The runs that have the metric, and its levels over them as (start, end, median).
+        """
         runs = [past for past in self.runs if metric in past.run.metrics]
         if not runs:
             return [], []
@@ -122,34 +104,73 @@ class Line:
     @cached_property
     def steps(self) -> list[Step]:
         """Every change of a level."""
+        names: dict[str, None] = {}
+        for past in self.runs:
+            names |= dict.fromkeys(past.run.metrics)
+        steps: list[Step] = []
+        for name in names:
+            steps += self._steps_of(name)
+        return steps
+
+    def _steps_of(self, name: str) -> list[Step]:
+        runs, levels = self.levels(name)
+        metric = runs[-1].run.metrics[name]
+        allowed = self.limits.allowed(name)
+        last_level = levels[-1][2]
         steps = []
-        for name in dict.fromkeys(name for past in self.runs for name in past.run.metrics):
-            runs, levels = self.levels(name)
-            metric = runs[-1].run.metrics[name]
-            for (_, _, before), (start, _, after) in itertools.pairwise(levels):
-                ratios = (after / before, levels[-1][2] / before)
-                worse = [1 - r if metric.higher_is_better else r - 1 for r in ratios]
-                is_red, stands = (each > self.limits.allowed(name) for each in worse)
-                steps.append(Step(self.label, metric, runs[start], before, after, is_red, stands))
+        for (_, _, before), (start, _, after) in itertools.pairwise(levels):
+            steps.append(
+                Step(
+                    series=self.label,
+                    metric=metric,
+                    run=runs[start],
+                    before=before,
+                    after=after,
+                    is_red=_worse_by(metric, before, after) > allowed,
+                    stands=_worse_by(metric, before, last_level) > allowed,
+                )
+            )
         return steps
 
     @cached_property
     def fallen(self) -> list[Change]:
-        """What is worse in the last run than at its best, by the rules of the regression level."""
+        """The metrics of the last run that are worse than at their best.
+
+        They are judged by the rules of the regression level.
+        """
         measured = [past.run for past in self.runs if past.run.metrics]
-        return trend.changes(measured[-1].metrics, measured[:-1], self.limits) if measured else []
+        if not measured:
+            return []
+        return trend.changes(measured[-1].metrics, measured[:-1], self.limits)
 
     @cached_property
     def first_red(self) -> list[PastRun]:
         """Each run that is red after one that is not, or after none."""
-        runs = [past for past in self.runs if past.verdict is not None]
-        pairs = zip(runs, [None, *runs], strict=False)
-        return [past for past, before in pairs if past.is_red and not (before and before.is_red)]
+        first = []
+        was_red = False
+        for past in self.runs:
+            if past.verdict is None:
+                continue
+            if past.is_red and not was_red:
+                first.append(past)
+            was_red = past.is_red
+        return first
+
+
+def _worse_by(metric: StoredMetric, before: float, after: float) -> float:
+    """The share by which a level is worse than one before; negative where it is better."""
+    ratio = after / before
+    return 1 - ratio if metric.higher_is_better else ratio - 1
 
 
 @dataclass(frozen=True)
 class History:
-    """All runs, oldest first. ``left_out``: files that may have been meant as runs, and why."""
+    """All runs.
+
+    Attributes:
+        runs: The runs, oldest first.
+        left_out: A line for each file that may have been meant as a run, with the reason.
+    """
 
     runs: tuple[PastRun, ...]
     left_out: tuple[str, ...] = ()
@@ -157,34 +178,45 @@ class History:
     @cached_property
     def columns(self) -> dict[str, str]:
         """The metric of each column."""
-        counts = Counter(name for past in self.runs for name in past.run.file.metrics)
-        plain = [name for name in counts if (rate := metric_names.rate(name)) and rate.plain]
+        counts: Counter[str] = Counter()
+        for past in self.runs:
+            counts.update(past.run.file.metrics.keys())
         columns = {}
         for kind, usual in _COLUMNS.items():
-            names = [usual] if usual in counts else [n for n in plain if n.startswith(kind)]
+            names = [usual] if usual in counts else _plain_rates(counts, kind)
             if names:
                 columns[kind] = max(names, key=counts.__getitem__)
         return columns
 
     def machine(self, past: PastRun) -> str:
-        """The name of the machine of a run."""
+        """Return the name of the machine of a run.
+
+        Args:
+            past: The run. If the runs are of several machines of one kind, the name has the first
+                characters of which one it is.
+        """
         kind, unit = past.machine
-        return f"{kind} {unit[:6]}".strip() if self._of_a_kind[kind] > 1 else kind
+        if self._machines_of_kind[kind] > 1:
+            return f"{kind} {unit[:6]}".strip()
+        return kind
 
     @cached_property
-    def _of_a_kind(self) -> Counter[str]:
+    def _machines_of_kind(self) -> Counter[str]:
         return Counter(kind for kind, _ in {past.machine for past in self.runs})
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The series. A label has what tells them apart."""
+        """The series. The label of one has what tells it from the others."""
         groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
         for past in self.runs:
             groups[(*past.question, self.machine(past))].append(past)
-        apart = [at for at, each in enumerate(zip(*groups, strict=True)) if len({*each}) > 1]
+        distinct = []
+        for position, values in enumerate(zip(*groups, strict=True)):
+            if len(set(values)) > 1:
+                distinct.append(position)
         lines = []
         for key, runs in groups.items():
-            label = ", ".join(key[at] for at in apart if key[at])
+            label = ", ".join(key[position] for position in distinct if key[position])
             limits = comparison.limits_of(runs[-1].run.file.profile)
             lines.append(Line(label or f"{key[0]}, {key[-1]}", tuple(runs), limits))
         return lines
@@ -192,111 +224,122 @@ class History:
     @cached_property
     def steps(self) -> list[Step]:
         """All changes of level, those that are red first, then the latest."""
-        every = [step for line in self.lines for step in line.steps]
-        return sorted(every, key=lambda step: (step.is_red, step.run.when), reverse=True)
+        steps: list[Step] = []
+        for line in self.lines:
+            steps += line.steps
+        return sorted(steps, key=lambda step: (step.is_red, step.run.when), reverse=True)
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that are red and green on one build and machine, the reddest first. Runs that do
-        not say what they are of are not looked at."""
-        groups: dict[tuple[str, ...], list[tuple[PastRun, bool]]] = defaultdict(list)
+        """Checks that are red and green on one build and machine, the reddest first.
+
+        Runs without a fingerprint are left out.
+        """
+        groups: dict[tuple[str, str, tuple[str, str]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
-            for name, passed in past.checks.items() if past.exact else ():
-                groups[name, past.exact or "", *past.machine].append((past, passed))
-        checks = [
-            Flaky(name, self.machine(runs[0][0]), runs[0][0].engine, red, len(runs))
-            for (name, *_), runs in groups.items()
-            if 0 < len(red := [past.run.name for past, passed in runs if not passed]) < len(runs)
-        ]
-        return sorted(checks, key=lambda check: -len(check.red) / check.runs)
+            if past.exact:
+                for check in past.checks:
+                    groups[check, past.exact, past.machine].append(past)
+        flaky = []
+        for (check, _, _), runs in groups.items():
+            red = [past.run.name for past in runs if not past.checks[check]]
+            if 0 < len(red) < len(runs):
+                machine = self.machine(runs[0])
+                flaky.append(Flaky(check, machine, runs[0].engine, red, len(runs)))
+        return sorted(flaky, key=lambda check: -len(check.red) / check.runs)
 
     @cached_property
     def starts(self) -> list[str]:
-        """Builds whose starts on one machine differ by more than is allowed, a line each: one start
-        shows neither a regression nor an improvement of them. A run is one start."""
-        groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
+        """Builds whose starts on one machine differ by more than is allowed, one line each.
+
+        One start shows neither a regression nor an improvement of them. A run is one start.
+        """
+        groups: dict[tuple[str, str, tuple[str, str]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
             for name in self.columns.values():
                 if past.exact and name in past.run.metrics:
-                    groups[name, past.exact, *past.machine].append(past)
+                    groups[name, past.exact, past.machine].append(past)
         lines = []
-        for (name, *_), runs in groups.items():
-            last, metric = runs[-1], runs[-1].run.metrics[name]
-            limits = comparison.limits_of(last.run.file.profile)
-            values = sorted(past.run.metrics[name].value for past in runs)
-            if len(runs) < _FEWEST or not limits.of_starts(name, metric.unit) or values[0] <= 0.0:
-                continue
-            if (differ_by := values[-1] / values[0] - 1.0) > limits.allowed(name):
-                build = " ".join(filter(None, (last.engine, last.commit)))
-                lines.append(
-                    f"{self.machine(last)}, {build}: {metric_names.words(name)} of {len(runs)} "
-                    f"runs is between {number(values[0])} and {number(values[-1])} {metric.unit} "
-                    f"({differ_by:.0%})"
-                )
+        for (name, _, _), runs in groups.items():
+            line = self._starts_line(name, runs)
+            if line is not None:
+                lines.append(line)
         return lines
+
+    def _starts_line(self, name: str, runs: Sequence[PastRun]) -> str | None:
+        """Return how much starts differ; None if they differ by no more than is allowed."""
+        last = runs[-1]
+        unit = last.run.metrics[name].unit
+        limits = comparison.limits_of(last.run.file.profile)
+        values = sorted(past.run.metrics[name].value for past in runs)
+        lowest = values[0]
+        highest = values[-1]
+        if len(runs) < machines.FEWEST or not limits.of_starts(name, unit) or lowest <= 0.0:
+            return None
+        difference = highest / lowest - 1.0
+        if difference <= limits.allowed(name):
+            return None
+        build = " ".join(filter(None, (last.engine, last.commit)))
+        return (
+            f"{self.machine(last)}, {build}: {metric_names.words(name)} of {len(runs)} runs is "
+            f"between {number(lowest)} and {number(highest)} {unit} ({difference:.0%})"
+        )
 
     @cached_property
     def apart(self) -> list[str]:
-        """Machines that differ from their like by more than their runs differ, a line each."""
-        groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
+        """Machines that differ from their kind by more than their runs differ, one line each."""
+        groups: dict[tuple[str, str, tuple[str, ...]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
-            for name in sorted(past.run.metrics, key=lambda name: name[:2] != "tg"):
-                groups[name, past.machine[0], *past.question].append(past)
-        results = [(key[0], each) for key, runs in groups.items() for each in _beside(runs, key[0])]
+            for name in sorted(past.run.metrics, key=lambda name: not name.startswith("tg")):
+                groups[name, past.machine[0], past.question].append(past)
+        compared: list[tuple[str, machines.MachineLevel]] = []
+        for (name, _, _), runs in groups.items():
+            for level in machines.compare_machines(runs, name):
+                compared.append((name, level))
         by_machine: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name, (past, ratio, chance) in results:
-            if chance < _CHANCE / len(results):
-                how = (
-                    "better" if (ratio > 1) is past.run.metrics[name].higher_is_better else "worse"
-                )
-                text = f"{abs(ratio - 1):.1%} {how} in {metric_names.words(name)}"
-                by_machine[self.machine(past), past.question[0]].append(text)
-        return [f"{m}, {build}: {some_of(texts, 3)}" for (m, build), texts in by_machine.items()]
+        for name, level in compared:
+            if level.chance < _CHANCE / len(compared):
+                key = (self.machine(level.last), level.last.question[0])
+                by_machine[key].append(_apart_text(name, level))
+        lines = []
+        for (machine, build), texts in by_machine.items():
+            lines.append(f"{machine}, {build}: {some_of(texts, 3)}")
+        return lines
 
 
-def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float, float]]:
-    """Of each machine the last run, the ratio of its level of a metric to the others', and the
-    chance of it by Welch's test: 1 where they differ by no more than one run from the next, or than
-    the others among themselves. A value is taken relative to its build on all machines that ran it,
-    which hides a share of the noise."""
-    from scipy import stats  # a second, which every other command need not spend
+def _plain_rates(names: Iterable[str], kind: str) -> list[str]:
+    """The rates of one stream in an empty context whose kind begins so."""
+    plain = []
+    for name in names:
+        rate = metric_names.rate(name)
+        if rate is not None and rate.plain and name.startswith(kind):
+            plain.append(name)
+    return plain
 
-    by_build: dict[object, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for past in runs:
-        if (value := past.run.metrics[name].value) > 0.0:
-            by_build[past.engine, past.commit][past.machine].append(float(np.log(value)))
-    relative: dict[object, list[float]] = defaultdict(list)
-    for machines in by_build.values():
-        level = float(np.mean([np.median(logs) for logs in machines.values()]))
-        for machine, logs in machines.items() if len(machines) > 1 else ():
-            relative[machine] += [log - level for log in logs]
-    for machine, logs in relative.items():
-        rest = [log for other, its in relative.items() if other != machine for log in its]
-        if min(len(logs), len(rest)) < _FEWEST:
-            continue
-        noise = [float(np.std(each, ddof=1)) or 1e-9 for each in (logs, rest)]
-        a, b = (each * np.sqrt(len(relative) / (len(relative) - 1)) for each in noise)
-        off = float(np.mean(logs) - np.mean(rest))
-        test = stats.ttest_ind_from_stats(off, a, len(logs), 0.0, b, len(rest), equal_var=False)
-        others = [float(np.mean(its)) for other, its in relative.items() if other != machine]
-        spread = float(np.std(others, ddof=1)) if len(others) > 1 else 0.0
-        is_apart = abs(off) > max(_APART, _SPREADS * spread, np.hypot(a, b) / np.sqrt(2))
-        last = next(past for past in reversed(runs) if past.machine == machine)
-        yield last, float(np.exp(off)), float(test.pvalue) if is_apart else 1.0
+
+def _apart_text(name: str, level: machines.MachineLevel) -> str:
+    is_better = (level.ratio > 1) is level.last.run.metrics[name].higher_is_better
+    word = "better" if is_better else "worse"
+    return f"{abs(level.ratio - 1):.1%} {word} in {metric_names.words(name)}"
 
 
 def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
-    """The runs of folders and files; a name is that of their machine. Raises UsageError: a file
-    that was named is no result, or there is no run."""
+    """Read the runs of folders and files. Copies of one run are taken once.
+
+    Args:
+        arguments: Folders, searched to the bottom, and files. A name is that of their machine.
+
+    Raises:
+        UsageError: A file that was named is no result, or there is no run.
+    """
     runs: dict[object, PastRun] = {}
     left_out: list[str] = []
     for machine, path in arguments:
-        folders = {file.parent for file in path.rglob(verdict_file.NAME)}
-        loose = (file for file in path.rglob("*.*") if file.suffix in _SUFFIXES)
-        files = {file for file in (*folders, *loose) if not folders & {*file.parents}}
-        for file in sorted(files) if path.is_dir() else [path]:
+        base = path if len(arguments) == 1 else path.parent
+        for file in _files(path):
+            name = file.name if file == path else file.relative_to(base).as_posix()
             try:
-                past = _read(file, machine, path, path if len(arguments) == 1 else path.parent)
+                past = read_past_run(file, machine, name)
             except UsageError as error:
                 if file == path:
                     raise
@@ -309,89 +352,70 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
         paths = some_of([str(path) for _, path in arguments], 3)
         why = f" ({left_out[0]})" if left_out else ""
         raise UsageError(f"{paths}: expected report directories or files of results{why}")
-    return History(tuple(sorted(runs.values(), key=lambda past: past.when)), tuple(left_out))
+    ordered = sorted(runs.values(), key=lambda past: past.when)
+    return History(tuple(ordered), tuple(left_out))
 
 
-def _read(file: Path, machine: str | None, root: Path, base: Path) -> PastRun:
-    name = printable(file.name if file == root else file.relative_to(base).as_posix())
-    directory = stored_run.folder_of(file)
-    if directory.is_dir():
-        run = stored_run.read(directory)
-        if run.file.schema_version > verdict_file.SCHEMA_VERSION:
-            raise UsageError(f"{directory}: {run.unfit[0]}")
-        return _past(name, directory, run, machine, run.file.verdict)
-    source = comparison.read(file)
-    reports = {row.metric: row.report for row in source.rows}
-    engine = EngineReport(name=source.engine, managed=False, model=source.model)
-    verdict = source.run or VerdictFile(
-        arch=None, profile=source.tool, started=source.started, engine=engine, metrics=reports
-    )
-    metrics = {
-        key: StoredMetric(key, report.unit, report.unit.endswith("/s"), quantile, (), report.value)
-        for key, report in reports.items()
-        if report.value is not None and report.verdict not in _COUNTS_NOT
-        for quantile in (metric_names.fraction(key),)
-    }
-    is_judged = verdict.verdict is not Verdict.NOT_RUN  # in a verdict.json of another name
-    of_suite = verdict.verdict if is_judged else None
-    return _past(name, file, StoredRun(name, verdict, metrics), machine, of_suite)
-
-
-def _past(
-    name: str, path: Path, run: StoredRun, machine: str | None, verdict: Verdict | None
-) -> PastRun:
-    """Only what is shown of a run: a thousand have gigabytes of tests."""
-    file, fingerprint = run.file, run.file.fingerprint
-    parts = fingerprint.machine if fingerprint is not None else {}
-    kind = machine or parts.get("attached_to") or parts.get("gpu") or parts.get("cpu_model")
-    exact = None
-    if fingerprint is not None:
-        request = fingerprint.model_dump(mode="json", exclude={"against", "waivers"})
-        exact = digest.of([request, file.engine.version, file.profile])
-    unit = " ".join(str(gpu.get("unit") or "") for gpu in file.environment.get("gpus") or ())
-    source = (file.environment.get("git_shas") or {}).get(file.engine.name) or {}
-    checks = {
-        test.id: test.verdict is Verdict.PASS
-        for test in file.tests
-        if test.executed and test.verdict in (Verdict.PASS, Verdict.FAIL) and test.id[:2] != "--"
-    }
-    small = file.model_copy(update={"tests": [], "environment": {}, "memory": None, "box": None})
-    metrics = {key: replace(metric, samples=()) for key, metric in run.metrics.items()}
-    which = (str(kind or "machine not named"), "" if machine else unit.strip())
-    commit = str(source.get("sha") or "")[:9]
-    return PastRun(path, StoredRun(name, small, metrics), which, verdict, commit, checks, exact)
+def _files(path: Path) -> list[Path]:
+    """The report directories and files of results in a folder; a file is itself."""
+    if not path.is_dir():
+        return [path]
+    folders = {file.parent for file in path.rglob(verdict_file.NAME)}
+    files = []
+    for file in (*folders, *path.rglob("*.*")):
+        is_result = file in folders or file.suffix in _SUFFIXES
+        if is_result and folders.isdisjoint(file.parents):
+            files.append(file)
+    return sorted(set(files))
 
 
 def write(history: History, target: Path) -> list[Path]:
-    """Write the page, and summary.json beside it. Raises UsageError: there is no such folder."""
+    """Write the page of a history, and summary.json beside it.
+
+    Args:
+        history: The runs.
+        target: The path of the page.
+
+    Returns:
+        The two paths.
+
+    Raises:
+        UsageError: The target is a folder, or its folder is not there.
+    """
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise UsageError(f"--html {target}: expected a file in a folder that is there")
-    links = {
-        past.path: os.path.relpath(past.path / page.NAME, target.parent)
-        for past in history.runs
-        if (past.path / page.NAME).is_file()
-    }
+    links = {}
+    for past in history.runs:
+        report = past.path / page.NAME
+        if report.is_file():
+            links[past.path] = os.path.relpath(report, target.parent)
     values = page.inlined("report", "history") | _values(history)
     template = page.environment().get_template("history.html.j2")
     write_text(template.render(values, links=links), target)
-    beside = target.with_name(SUMMARY)
-    write_text(text(history, "json"), beside)
-    return [target, beside]
+    summary = target.with_name(SUMMARY)
+    write_text(text(history, "json"), summary)
+    return [target, summary]
 
 
 def text(history: History, kind: str) -> str:
-    """The runs as ``json``, which is the content of summary.json, or ``txt``, for a terminal."""
+    """Return a history as text.
+
+    Args:
+        history: The runs.
+        kind: ``json``, which is the content of summary.json, or ``txt``, for a terminal.
+    """
     text = templates.rendered(f"history.{kind}.j2", templates.one_line, **_values(history))
     return text.rstrip() + "\n"
 
 
 def _values(history: History) -> dict[str, object]:
-    reports = [past.run.file.metrics for past in history.runs]
-    gated = [name for metrics in reports for name, metric in metrics.items() if metric.gated]
-    names = [*history.columns.values(), *(step.metric.name for step in history.steps), *gated]
+    names = [*history.columns.values()]
+    names += [step.metric.name for step in history.steps]
+    for past in history.runs:
+        names += [name for name, metric in past.run.file.metrics.items() if metric.gated]
     return {
         "history": history,
-        "names": [*dict.fromkeys(names)][:_MOST_CHARTS],
+        "names": list(dict.fromkeys(names))[:_MOST_CHARTS],
         "places": {past.path: place for place, past in enumerate(history.runs, 1)},
         "fewest": trend.SERIES,
         "colours": (*chart.SERIES, *chart.OTHERS),
