@@ -1,4 +1,4 @@
-"""What a report says of an A/B comparison: how it ended, its plot, what was compared."""
+"""The section of a report about an A/B comparison: its end, its plot, its kernel paths."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
 from sm121.report.rows import Row, words
 
-#: Of a path: what a comparison of two speeds rests on. It is shown, proven or not.
+#: The parts of a path that decide the speed. They are shown, proven or not.
 _DECISIVE = ("attention", "moe")
 
 
@@ -21,13 +21,14 @@ class AbSection:
 
     @property
     def headline(self) -> str:
-        """How it ended, and in the same line what of the two paths nothing proves."""
+        """The result of the comparison, and the parts of the two paths that nothing proves."""
         outcomes = self.file.outcomes
-        sides = ({o.metric: o.a for o in outcomes}, {o.metric: o.b for o in outcomes})
+        a = {outcome.metric: outcome.a for outcome in outcomes}
+        b = {outcome.metric: outcome.b for outcome in outcomes}
         return templates.rendered(
             "ab_headline.j2",
             file=self.file,
-            trade=trade(*sides),
+            trade=trade(a, b),
             decisive=_DECISIVE,
             path_words=words,
             words=metric_names.words,
@@ -35,20 +36,21 @@ class AbSection:
 
     @property
     def forest(self) -> Forest | None:
-        """Every outcome; None where there is none."""
-        return forest.draw(
-            [
-                replace(each, note=f"{each.pairs} pair{'' if each.pairs == 1 else 's'} of starts")
-                for each in self.file.outcomes
-            ]
-        )
+        """The plot of every outcome; None without outcomes."""
+        changes = []
+        for outcome in self.file.outcomes:
+            pairs = "1 pair" if outcome.pairs == 1 else f"{outcome.pairs} pairs"
+            changes.append(replace(outcome, note=f"{pairs} of starts"))
+        return forest.draw(changes)
 
     @property
     def path(self) -> list[Row]:
-        """What ran, by the evidence of the sides' logs."""
-        one, two = self.file.path("A"), self.file.path("B")
-        return [
-            rows.of_path(part, one.get(part), two.get(part))
-            for part in dict.fromkeys((*_DECISIVE, *one, *two))
-            if part in _DECISIVE or (one.get(part), two.get(part)) != (None, None)
-        ]
+        """The kernel paths of the two sides, by their logs."""
+        a = self.file.path("A")
+        b = self.file.path("B")
+        table = []
+        for part in dict.fromkeys((*_DECISIVE, *a, *b)):
+            is_known = a.get(part) is not None or b.get(part) is not None
+            if part in _DECISIVE or is_known:
+                table.append(rows.of_path(part, a.get(part), b.get(part)))
+        return table

@@ -1,5 +1,8 @@
-"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory, its logs
-searched for secrets once more, with a checksum of each file."""
+"""One archive of a run, to attach to an issue (``sm121 bundle``).
+
+It has the report directory with a checksum of each file. Secrets are removed from the logs once
+more.
+"""
 
 import hashlib
 import shutil
@@ -9,48 +12,74 @@ from pathlib import Path
 
 from sm121.core import redaction
 from sm121.report import stored
+from sm121.run.verdict_file import VerdictFile
 
 SUMS = "SHA256SUMS"
 #: A larger file is left out, and named: traces of a profiler and memory dumps.
 LARGEST = 32 << 20
-#: What an engine wrote. In the suite's own JSON a key that ends in token is no secret's name.
+#: Suffixes of an engine's output. In the suite's own JSON a key that ends in token is no secret's
+#: name.
 _LOGS = (".log", ".txt")
 _EARLIER = "earlier"
+_MIB = 1 << 20
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the archive of a report directory (default: sm121-VERDICT-ARCH-STARTED.tar.gz here);
-    its path, and what was left out. Raises UsageError: there is no sound verdict.json."""
+    """Write the archive of a report directory.
+
+    Args:
+        directory: The report directory.
+        output: The archive's path; by default sm121-VERDICT-ARCH-STARTED.tar.gz in the current
+            folder.
+
+    Returns:
+        The archive's path, and a line for each file that is too large.
+
+    Raises:
+        UsageError: There is no sound verdict.json.
+    """
     report = stored.read(directory)
-    when = "".join(c for c in report.run.started[:19] if c.isalnum())
-    verdict, arch = str(report.run.verdict).lower(), report.run.arch or "unknown"
-    name = "-".join(("sm121", verdict, arch, when))
+    name = _name(report.run)
     target = output or Path(f"{name}.tar.gz")
-    omitted, sums = [], []
-    with tempfile.TemporaryDirectory() as folder:
+    too_large = []
+    sums = []
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(target, "w:gz") as archive:
         copied = Path(folder) / "file"
-        with tarfile.open(target, "w:gz") as archive:
-            for file in sorted(report.directory.rglob("*")):
-                inside = file.relative_to(report.directory).as_posix()
-                hidden = inside.startswith((".", f"{_EARLIER}/")) or "/." in inside
-                is_plain = file.is_file() and not file.is_symlink()
-                if hidden or not is_plain or file.samefile(target):
-                    continue
-                if (size := file.stat().st_size) > LARGEST:
-                    omitted.append(f"{inside} ({size >> 20} MiB)")
-                    continue
-                shutil.copyfile(file, copied)
-                if file.suffix in _LOGS:
-                    redaction.redact_file(copied)
-                sums.append(f"{hashlib.sha256(copied.read_bytes()).hexdigest()}  {inside}")
-                archive.add(copied, f"{name}/{inside}", filter=_plain)
-            copied.write_text("\n".join(sums) + "\n", "utf-8")
-            archive.add(copied, f"{name}/{SUMS}", filter=_plain)
-    return target, omitted
+        for file in sorted(report.directory.rglob("*")):
+            inside = file.relative_to(report.directory).as_posix()
+            if _is_hidden(inside) or not file.is_file() or file.is_symlink():
+                continue
+            if file.samefile(target):
+                continue
+            size = file.stat().st_size
+            if size > LARGEST:
+                too_large.append(f"{inside} ({size // _MIB} MiB)")
+                continue
+            shutil.copyfile(file, copied)
+            if file.suffix in _LOGS:
+                redaction.redact_file(copied)
+            sums.append(f"{hashlib.sha256(copied.read_bytes()).hexdigest()}  {inside}")
+            archive.add(copied, f"{name}/{inside}", filter=_without_owner)
+        copied.write_text("\n".join(sums) + "\n", "utf-8")
+        archive.add(copied, f"{name}/{SUMS}", filter=_without_owner)
+    return target, too_large
 
 
-def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
+def _name(run: VerdictFile) -> str:
+    started = "".join(character for character in run.started[:19] if character.isalnum())
+    verdict = str(run.verdict).lower()
+    return f"sm121-{verdict}-{run.arch or 'unknown'}-{started}"
+
+
+def _is_hidden(inside: str) -> bool:
+    """Whether a path is hidden, or of an earlier run in the same directory."""
+    return inside.startswith((".", f"{_EARLIER}/")) or "/." in inside
+
+
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.uid = 0
+    entry.gid = 0
+    entry.uname = ""
+    entry.gname = ""
     entry.mode = 0o644
     return entry

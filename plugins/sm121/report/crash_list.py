@@ -1,4 +1,4 @@
-"""Crashes of a run: the list in verdict.json, and what their bundles say beyond it."""
+"""The crashes of a run: the list in verdict.json, and the contents of their bundles."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,15 @@ _MOST_FILES = 50
 
 
 class Crash(CrashReport):
-    """A server that died, why, and where everything of it lies."""
+    """A server that died: its cause, and the files about it.
+
+    Attributes:
+        when: The time at which the bundle was written; None without a readable bundle.
+        remedy: How to avoid the cause; None where that is not known.
+        reproduce: The command that runs the test again.
+        lines: Lines of the log, 20 at most.
+        files: Files of the bundle, relative to the report directory, 50 at most.
+    """
 
     when: str | None = None
     remedy: str | None = None
@@ -23,50 +31,73 @@ class Crash(CrashReport):
 
 
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
-    """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
-    ended before it could write them down."""
+    """Read the crashes of a run.
+
+    Args:
+        listed: The crashes that verdict.json lists.
+        directory: The report directory.
+
+    Returns:
+        The listed crashes, and those of bundles that are not listed: the suite may have ended
+        before it could list them.
+    """
     crashes = [_crash(report, directory) for report in listed]
     bundles = {crash.bundle for crash in crashes}
     folder = directory / FOLDER
-    for bundle in sorted(folder.iterdir()) if folder.is_dir() else ():
-        name = bundle.relative_to(directory).as_posix()
-        if bundle.is_dir() and name not in bundles:
-            unreadable = (
-                f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
-            )
-            report = CrashReport(kind="unknown", summary=unreadable, owner="", bundle=name)
-            crash = _crash(report, directory)
-            if (index := _index(_inside(directory, name))) is not None:
-                crash.kind, crash.summary, crash.owner = index.kind, index.summary, index.owner
-                crash.test = index.test
-            crashes.append(crash)
+    if folder.is_dir():
+        for bundle in sorted(folder.iterdir()):
+            name = bundle.relative_to(directory).as_posix()
+            if bundle.is_dir() and name not in bundles:
+                crashes.append(_unlisted(name, directory))
     return tuple(crashes)
 
 
+def _unlisted(name: str, directory: Path) -> Crash:
+    """The crash of a bundle that verdict.json does not list."""
+    index = _index(_inside(directory, name))
+    if index is None:
+        summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
+        report = CrashReport(kind="unknown", summary=summary, owner="", bundle=name)
+    else:
+        report = CrashReport(
+            kind=index.kind,
+            summary=index.summary,
+            owner=index.owner,
+            bundle=name,
+            test=index.test,
+        )
+    return _crash(report, directory)
+
+
 def _crash(report: CrashReport, directory: Path) -> Crash:
-    """verdict.json's words stand; the bundle has the lines and how to run again."""
-    folder = _inside(directory, report.bundle)
-    index = _index(folder)
+    """The crash as verdict.json has it, with the contents of its bundle."""
     crash = Crash(**report.model_dump())
+    folder = _inside(directory, report.bundle)
     if folder is not None:
-        files = (file for file in folder.rglob("*") if file.is_file())
-        names = sorted(file.relative_to(directory.resolve()).as_posix() for file in files)
-        crash.files = tuple(names[:_MOST_FILES])
+        names = []
+        for file in folder.rglob("*"):
+            if file.is_file():
+                names.append(file.relative_to(directory.resolve()).as_posix())
+        crash.files = tuple(sorted(names)[:_MOST_FILES])
+    index = _index(folder)
     if index is not None:
-        crash.when, crash.remedy, crash.reproduce = index.at, index.remedy, index.rerun or None
+        crash.when = index.at
+        crash.remedy = index.remedy
+        crash.reproduce = index.rerun or None
         crash.lines = tuple(index.lines[:_MOST_LINES])
     return crash
 
 
 def _inside(directory: Path, bundle: str | None) -> Path | None:
-    """The bundle's folder, if it is one of this report: a name may say anything."""
+    """The bundle's folder, if it is in this report directory: the name may be any text."""
     if bundle is None:
         return None
     try:
         folder = (directory / bundle).resolve()
-        return folder if folder.is_relative_to(directory.resolve()) and folder.is_dir() else None
+        is_inside = folder.is_relative_to(directory.resolve()) and folder.is_dir()
     except (OSError, ValueError):  # too long, or not a name of a file at all
         return None
+    return folder if is_inside else None
 
 
 def _index(folder: Path | None) -> BundleIndex | None:

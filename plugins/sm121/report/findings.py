@@ -1,4 +1,4 @@
-"""What did not hold, said for people: requirement, observation, evidence, how to run it again."""
+"""The tests that did not pass, for people: requirement, observation, evidence, next command."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +13,35 @@ from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 _Entry = TypeVar("_Entry")
+#: Verdicts of a test that did not pass, the gravest first.
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
 #: Characters of pytest's own output on one page, all failures together; details.json has them all.
 _MOST_TEXT = 400_000
-#: Characters of what was required, or seen, in one finding; verdict.json has all.
+#: Characters of a requirement or an observation in one finding; verdict.json has all.
 _LONGEST = 600
+#: Files of a report directory that show what a level did, beside the logs of the servers.
+_FILES_OF_LEVEL = {
+    "performance": ("records",),
+    "stress": ("memory.json", "crashes"),
+    "matrix": ("matrix/FEATURE_MATRIX.md", "matrix/matrix.json"),
+}
 
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """A test that did not hold, or several for the same reason."""
+    """A test that did not pass, or several with the same reason.
+
+    Attributes:
+        verdict: The verdict of each test.
+        severity: The severity of the first test.
+        level: The level of each test.
+        ids: The tests.
+        requirement: The requirement in words; empty where the test has none.
+        facts: The facts of the first test, without their subjects if there are other tests.
+        evidence: Files and folders, relative to the report directory.
+        detail: Output and logs of the first test.
+        is_of_a_gate: Whether the gate of a metric did not pass.
+    """
 
     verdict: Verdict
     severity: Severity
@@ -30,27 +49,26 @@ class FailureGroup:
     ids: tuple[str, ...]
     requirement: str
     facts: tuple[Fact, ...]
-    """Of the first test; without what they are about where others say the same of another."""
     evidence: tuple[str, ...]
-    """Files of the report directory, relative to it."""
     detail: FailureDetail
-    """What is known of the first test."""
     is_of_a_gate: bool
-    """The gate of a metric did not pass."""
 
     @property
     def required(self) -> str | None:
-        """What the first fact requires; None where nobody says it."""
+        """The requirement of the first fact; None where it has none."""
         first = self.facts[0]
+        if not first.required:
+            return None
         about = f"{first.about}: " if first.about else ""
-        return f"{about}{first.requirement}"[:_LONGEST] if first.required else None
+        return f"{about}{first.requirement}"[:_LONGEST]
 
     @property
     def observed(self) -> str:
-        """What there was instead, and what else does not hold."""
+        """The observation of the first fact, and the other facts."""
         first, *others = self.facts
-        observation = first.observation if first.required else str(first)
-        return "; ".join(filter(None, (observation, unmet.text(others))))[:_LONGEST]
+        parts = [first.observation if first.required else str(first)]
+        parts.append(unmet.text(others))
+        return "; ".join(filter(None, parts))[:_LONGEST]
 
     @property
     def title(self) -> str:
@@ -59,93 +77,137 @@ class FailureGroup:
 
 
 def failures(run: VerdictFile) -> list[TestReport]:
-    """Return the tests that failed and are not excused: by verdict, then those of gates, then by
-    severity."""
+    """Return the tests that did not pass and are not excused.
+
+    They are ordered by verdict; of one verdict those of gates come first, then by severity.
+
+    Args:
+        run: The verdict file.
+    """
     bad = [test for test in run.tests if test.verdict in BAD and not test.excused]
+    severities = list(Severity)
 
-    def gravity(test: TestReport) -> tuple[int, bool, int]:
-        severity = [*Severity].index(test.severity)
-        return BAD.index(test.verdict), not is_of_a_gate(run, test), severity
+    def order(test: TestReport) -> tuple[int, bool, int]:
+        is_gate = is_of_a_gate(run, test)
+        return BAD.index(test.verdict), not is_gate, severities.index(test.severity)
 
-    return sorted(bad, key=gravity)
+    return sorted(bad, key=order)
 
 
 def is_of_a_gate(run: VerdictFile, test: TestReport) -> bool:
-    """Whether a test failed because the gate of a metric did not pass."""
-    measured = (run.metrics.get(name) for name in test.metrics)
-    return any(metric is not None and metric.gated and metric.verdict in BAD for metric in measured)
+    """Return whether a test failed because the gate of a metric did not pass.
+
+    Args:
+        run: The verdict file.
+        test: One of its tests.
+    """
+    for name in test.metrics:
+        metric = run.metrics.get(name)
+        if metric is not None and metric.gated and metric.verdict in BAD:
+            return True
+    return False
 
 
 def reason_of(test: TestReport) -> str:
-    """What does not hold, without what it is about: several may have one and the same cause."""
-    return unmet.text(replace(fact, about="") for fact in test.facts)
+    """Return the facts of a test without their subjects: several may have one cause.
+
+    Args:
+        test: A test that did not pass.
+    """
+    return unmet.text(_without_subjects(test.facts))
+
+
+def _without_subjects(facts: Iterable[Fact]) -> list[Fact]:
+    return [replace(fact, about="") for fact in facts]
 
 
 def same(entries: Iterable[_Entry], key: Callable[[_Entry], object]) -> list[list[_Entry]]:
-    """The entries in groups with one key."""
+    """Return entries in groups with one key, in the order of each group's first entry.
+
+    Args:
+        entries: Any objects.
+        key: Returns the key of an entry.
+    """
     groups: dict[object, list[_Entry]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)
-    return [*groups.values()]
+    return list(groups.values())
 
 
 def grouped(report: StoredReport) -> list[FailureGroup]:
-    """What did not hold; tests that say the same stand together, but for those that fail."""
+    """Return the tests that did not pass, in groups.
+
+    Tests with the verdict FAIL have a group each. Others with the same reason are in one group.
+
+    Args:
+        report: The stored report.
+    """
 
     def key(test: TestReport) -> tuple[str, ...]:
         reason = test.id if test.verdict is Verdict.FAIL else reason_of(test)
         return test.verdict, test.level, reason
 
     details = {detail.id: detail for detail in report.details.failures}
-    merged, room = [], _MOST_TEXT
+    groups = []
+    room = _MOST_TEXT
     for tests in same(failures(report.run), key):
-        detail = details.get(tests[0].id) or FailureDetail(id=tests[0].id)
-        room -= len(detail.text) + sum(map(len, detail.sections.values()))
+        first = tests[0]
+        detail = details.get(first.id) or FailureDetail(id=first.id)
+        room -= _length(detail)
         if room < 0:  # everything that fails at once must still be a page that opens
             detail = without_output(detail)
-        first = tests[0]
-        facts = [replace(f, about="") for f in first.facts] if tests[1:] else first.facts
-        requirement = report.details.requirements.get(first.id, "")
-        evidence = tuple(_evidence(report, first.level, detail.logs))
-        merged.append(
+        facts = first.facts if len(tests) == 1 else _without_subjects(first.facts)
+        groups.append(
             FailureGroup(
                 verdict=first.verdict,
                 severity=first.severity,
                 level=first.level,
                 ids=tuple(test.id for test in tests),
-                requirement=requirement,
+                requirement=report.details.requirements.get(first.id, ""),
                 facts=tuple(facts),
-                evidence=evidence,
+                evidence=tuple(_evidence(report, first.level, detail.logs)),
                 detail=detail,
                 is_of_a_gate=is_of_a_gate(report.run, first),
             )
         )
-    return merged
+    return groups
+
+
+def _length(detail: FailureDetail) -> int:
+    return len(detail.text) + sum(len(text) for text in detail.sections.values())
 
 
 def without_output(detail: FailureDetail) -> FailureDetail:
-    """What is known of a test but what pytest showed of it."""
+    """Return the detail of a test without pytest's output.
+
+    Args:
+        detail: What details.json has of a test.
+    """
     return detail.model_copy(update={"text": "", "sections": {}})
 
 
-def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> Iterable[str]:
+def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> list[str]:
+    """The files of a report directory that show what happened in a test."""
     if logs is None:  # written by a version that did not note them
         under_test = report.run.engine.configuration
         logs = [start.log for start in report.run.starts if start.configuration == under_test]
-    names = list(logs)
-    if level == "performance":
-        names.append("records")
-    if level == "stress":
-        names += ["memory.json", "crashes"]
-    if level == "matrix":
-        names += ["matrix/FEATURE_MATRIX.md", "matrix/matrix.json"]
+    names = [*logs, *_FILES_OF_LEVEL.get(level, ())]
+    found = []
     for name in dict.fromkeys(names):
-        path = report.directory / name
-        if not Path(name).is_absolute() and path.exists():
-            yield name
+        is_inside = not Path(name).is_absolute()
+        if is_inside and (report.directory / name).exists():
+            found.append(name)
+    return found
 
 
 def not_run(run: VerdictFile) -> list[list[TestReport]]:
-    """The tests that did not run, those with one reason together."""
-    tests = [test for test in run.tests if test.skipped or test.verdict is Verdict.NOT_RUN]
-    return same((test for test in tests if not test.excused), lambda test: test.message)
+    """Return the tests that did not run and are not excused, those with one reason together.
+
+    Args:
+        run: The verdict file.
+    """
+    tests = []
+    for test in run.tests:
+        if not test.excused and (test.skipped or test.verdict is Verdict.NOT_RUN):
+            tests.append(test)
+    return same(tests, lambda test: test.message)

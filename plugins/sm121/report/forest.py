@@ -1,6 +1,8 @@
-"""A forest plot: one row a metric, how much better or worse B is than A, and its interval. Better
-is to the right in every row, whether more or less of the metric is better, so that one band shows
-what is allowed. A row is part of a table that has its data: the numbers need no plot."""
+"""A forest plot: one row a metric, how much better or worse B is than A, and its interval.
+
+Better is to the right in every row, whether more or less of the metric is better, so that one band
+shows what is allowed. A row is part of a table that has its data: the numbers need no plot.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,12 +16,15 @@ _MOST_TICKS = 5
 _REACH = 1.0
 #: Room beside what is furthest out, as a share of the axis.
 _MARGIN = 0.06
+#: The length of an axis on which nothing changed.
+_LEAST_SPREAD = 0.02
+#: Distances between two ticks.
 _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What is drawn in a row, in percent of the plot's width; None is not drawn."""
+    """The marks of a row, in percent of the plot's width; None is not drawn."""
 
     point: float | None
     interval: tuple[float, float] | None
@@ -31,44 +36,88 @@ class Mark:
 
 @dataclass(frozen=True)
 class Forest:
-    """A drawn plot: its rows, where no change is, and the ticks with their labels."""
+    """A drawn plot: its rows, the position of no change, and the ticks with their labels."""
 
     rows: tuple[tuple[Change, Mark], ...]
     zero: float
     ticks: tuple[tuple[float, str], ...]
 
 
+@dataclass(frozen=True)
+class _Axis:
+    """The horizontal axis: the changes at its ends, as shares; positive is better."""
+
+    low: float
+    high: float
+
+    def position(self, value: float) -> float:
+        """Return where a change is, in percent; one beyond an end is at that end."""
+        inside = min(max(value, self.low), self.high)
+        return round(100.0 * (inside - self.low) / (self.high - self.low), 2)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return round numbers between the ends, no change among them."""
+        step = _STEPS[-1]
+        for candidate in _STEPS:
+            if (self.high - self.low) / candidate < _MOST_TICKS:
+                step = candidate
+                break
+        ticks = []
+        for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1):
+            ticks.append((self.position(n * step), f"{signed(n * step, 0)} %"))
+        return ticks
+
+
 def draw(changes: Sequence[Change]) -> Forest | None:
-    """The plot of some changes, in their order; None where there is none."""
+    """Draw the plot of some changes.
+
+    Args:
+        changes: The changes from A to B, in the order of the rows.
+
+    Returns:
+        The plot, or None for no changes.
+    """
     if not changes:
         return None
+    axis = _axis(changes)
+    rows = tuple((change, _mark(change, axis)) for change in changes)
+    return Forest(rows, axis.position(0.0), tuple(axis.ticks()))
+
+
+def _axis(changes: Sequence[Change]) -> _Axis:
     ends = [0.0]
     for change in changes:
-        ends += [x for x in (_better(change), *(change.interval or ())) if x is not None]
-        ends += [-change.allowed] if change.allowed is not None else []
-    low, high = max(-_REACH, min(ends)), min(_REACH, max(ends))
-    spread = (high - low) or 0.02
-    low, high = low - _MARGIN * spread, high + _MARGIN * spread
+        point = _better(change)
+        if point is not None:
+            ends.append(point)
+        if change.interval is not None:
+            ends.extend(change.interval)
+        if change.allowed is not None:
+            ends.append(-change.allowed)
+    low = max(-_REACH, min(ends))
+    high = min(_REACH, max(ends))
+    margin = _MARGIN * ((high - low) or _LEAST_SPREAD)
+    return _Axis(low - margin, high + margin)
 
-    def at(value: float) -> float:
-        return round(100.0 * (min(max(value, low), high) - low) / (high - low), 2)
 
-    rows = []
-    for change in changes:
-        point, interval = _better(change), change.interval
-        outside = point is not None and not low <= point <= high
-        mark = Mark(
-            point=None if point is None else at(point),
-            interval=None if interval is None else (at(interval[0]), at(interval[1])),
-            band=None if change.allowed is None else (at(-change.allowed), at(0.0)),
-            beyond=None if not outside else "left" if (point or 0.0) < low else "right",
-        )
-        rows.append((change, mark))
-    # Round numbers between the ends, no change among them.
-    step = next((s for s in _STEPS if (high - low) / s < _MOST_TICKS), _STEPS[-1])
-    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
-    ticks = tuple((at(n * step), f"{signed(n * step, 0)} %") for n in numbers)
-    return Forest(tuple(rows), at(0.0), ticks)
+def _mark(change: Change, axis: _Axis) -> Mark:
+    point = _better(change)
+    position = None
+    beyond = None
+    if point is not None:
+        position = axis.position(point)
+        if point < axis.low:
+            beyond = "left"
+        elif point > axis.high:
+            beyond = "right"
+    interval = None
+    if change.interval is not None:
+        low, high = change.interval
+        interval = (axis.position(low), axis.position(high))
+    band = None
+    if change.allowed is not None:
+        band = (axis.position(-change.allowed), axis.position(0.0))
+    return Mark(position, interval, band, beyond)
 
 
 def _better(change: Change) -> float | None:

@@ -1,9 +1,11 @@
-"""What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
-the terminal, in the summary and in junit.xml. The sentence is made of fields of verdict.json. Only
-where a test says something that no field has, its message is put in."""
+"""The result of a run in one sentence, and the next step.
+
+The page, the terminal, the summary and junit.xml have the same words. The sentence is made of
+fields of verdict.json. A test's message is put in only where no field has what the test found.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sm121.core import templates, unmet
@@ -14,6 +16,7 @@ from sm121.core.verdict import Verdict
 from sm121.measure.box import BoxState
 from sm121.regression.change import is_price
 from sm121.report import findings, metric_names, metric_verdicts
+from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import (
     BESIDE,
@@ -26,22 +29,22 @@ from sm121.run.verdict_file import (
 _MOST = 160
 #: Where a text can be cut without a word or a number being cut.
 _STOPS = ("; ", ". ", ", ", ": ")
-#: The ability of tests whose answers are held against the oracle.
+#: The ability of tests whose answers are compared with the oracle.
 _ORACLE = "oracle"
-#: Before the ids of what ``--against`` has found, and of those that are about the path.
+#: Before the ids of the tests of ``--against``, and of those that are about the path.
 _AGAINST = "--against::"
 _AGAINST_PATH = f"{_AGAINST}path "
 
 
 @dataclass(frozen=True)
 class Headline:
-    """A run's verdict, what it may not be taken for, and why."""
+    """A run's verdict, its reservations, and the reason."""
 
     verdict: Verdict
     sentence: str
-    #: Of a PASS: what was not looked at, or is not shown.
+    #: What a PASS did not check or does not show.
     reservations: tuple[str, ...] = ()
-    #: Of a certified run: that, and with how many waivers.
+    #: ``certified``, and with how many waivers; empty for a run that is not.
     certificate: str = ""
     #: What is rounded beyond the checkpoint, and what that costs; empty where nothing measured it.
     price: str = ""
@@ -61,7 +64,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do next."""
+    """The next step."""
 
     #: With ``run again`` the text can be typed.
     kind: Literal["run again", "remedy", "read"]
@@ -69,82 +72,121 @@ class Action:
 
 
 def of(run: VerdictFile) -> Headline:
-    """The sentence of a run, finished or not."""
-    reservations: tuple[str, ...] = ()
-    if run.verdict is Verdict.PASS:  # what it may not be taken for, a line each
-        text = templates.rendered(
-            "reservations.j2",
-            run=run,
-            levels=LEVELS,
-            no_evidence=metric_verdicts.no_evidence,
-            brief=brief,
-        )
-        reservations = tuple(text.splitlines())
-    question = f" (asked: {run.question}?)" if run.question else ""
-    certificate = run.certificate if run.certified else ""
-    price = templates.rendered(
-        "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
+    """Return the headline of a run.
+
+    Args:
+        run: The verdict file of a run, finished or not.
+    """
+    sentence = _sentence(run)
+    if run.question:
+        sentence += f" (asked: {run.question}?)"
+    return Headline(
+        verdict=run.verdict,
+        sentence=sentence,
+        reservations=_reservations(run) if run.verdict is Verdict.PASS else (),
+        certificate=run.certificate if run.certified else "",
+        price=templates.rendered(
+            "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
+        ),
     )
-    return Headline(run.verdict, _said(run) + question, reservations, certificate, price)
+
+
+def _reservations(run: VerdictFile) -> tuple[str, ...]:
+    text = templates.rendered(
+        "reservations.j2",
+        run=run,
+        levels=LEVELS,
+        no_evidence=metric_verdicts.no_evidence,
+        brief=brief,
+    )
+    return tuple(text.splitlines())
 
 
 def action(report: StoredReport) -> Action | None:
-    """The one thing to do next; None where nothing is to be done, or nothing is known."""
+    """Return the next step after a run.
+
+    Args:
+        report: The stored report.
+
+    Returns:
+        The step; None after a PASS, or where no step is known.
+    """
     run = report.run
-    if run.verdict is Verdict.PASS or (run.verdict is Verdict.NOT_RUN and run.finished):
+    if run.verdict is Verdict.PASS:
+        return None
+    if run.verdict is Verdict.NOT_RUN and run.finished:
         return None  # the same command would run as little once more: the sentence has the reason
-    if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
-        crash = report.crashes[decisive]
-        if crash.remedy:
-            return Action("remedy", crash.remedy)
-        details = {detail.id: detail for detail in report.details.failures}
-        affected = details.get(crash.test or "")
-        logs = affected.logs if affected is not None else []
-        if (file := logs[-1] if logs else crash.bundle) is not None:
-            return Action("read", str(report.directory / file))
+    decisive = _decisive(run)
+    if decisive is not None and decisive < len(report.crashes):
+        step = _after_crash(report, report.crashes[decisive])
+        if step is not None:
+            return step
     command = report.details.again or report.details.command
     return Action("run again", command) if command else None
 
 
+def _after_crash(report: StoredReport, crash: Crash) -> Action | None:
+    if crash.remedy:
+        return Action("remedy", crash.remedy)
+    file = crash.bundle
+    for detail in report.details.failures:
+        if crash.test and detail.id == crash.test and detail.logs:
+            file = detail.logs[-1]
+    if file is None:
+        return None
+    return Action("read", str(report.directory / file))
+
+
 def brief(text: str, most: int = _MOST) -> str:
-    """A text on one line, cut behind a part of it that can stand alone, else behind a word."""
+    """Return a text on one line, cut after a part that can stand alone, else after a word.
+
+    Args:
+        text: Any text.
+        most: The largest number of characters, without the three dots of a cut text.
+    """
     line = " ".join(text.split())
     if len(line) <= most:
         return line
     part = line[:most]
-    at = max(part.rfind(stop) for stop in _STOPS)
-    if at < most // 2:
-        at = part.rfind(" ")
-    if at < most // 2:  # one long word: of it as much as there is room for
-        at = most
-    return f"{part[:at].rstrip(' ,;:.')} ..."
+    end = max(part.rfind(stop) for stop in _STOPS)
+    if end < most // 2:
+        end = part.rfind(" ")
+    if end < most // 2:  # one long word: as much of it as there is room for
+        end = most
+    return f"{part[:end].rstrip(' ,;:.')} ..."
 
 
-def _said(run: VerdictFile) -> str:
+@dataclass(frozen=True)
+class _Topic:
+    """The subject of the sentence.
+
+    Attributes:
+        kind: The part of ``sentence.j2`` that is used.
+        covered: The number of failed tests with the run's verdict that it is about.
+        values: Further values of the template.
+    """
+
+    kind: str
+    covered: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def _sentence(run: VerdictFile) -> str:
     bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
-    ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
-    if not bad or (ended and run.verdict is Verdict.INCONCLUSIVE):
-        why = ""
-        if run.finished and not any(test.executed for test in run.tests):
-            most = max(findings.not_run(run), key=len, default=[])
-            reason = most[0].message or "no reason was given" if most else ""
-            counts = f"{len(most)} of {len(run.tests)}"
-            is_said = run.reason.startswith(reason)
-            if most:
-                why = f" ({counts} checks)" if is_said else f" ({counts}: {brief(reason)})"
-        return brief(run.reason, 2 * _MOST) + why
-    sentences = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
-    kind, covered, values = next(filter(None, sentences), ("test", 1, {}))
+    was_ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
+    if not bad or (was_ended and run.verdict is Verdict.INCONCLUSIVE):
+        return brief(run.reason, 2 * _MOST) + _nothing_ran(run)
+    topic = _topic(run, bad)
     return templates.rendered(
         "sentence.j2",
         run=run,
-        kind=kind,
+        kind=topic.kind,
         first=bad[0],
         message=unmet.text(bad[0].facts),
         reason=findings.reason_of(bad[0]),
         beside=BESIDE,
-        covered=covered,
-        others=len(bad) - covered,
+        covered=topic.covered,
+        others=len(bad) - topic.covered,
         brief=brief,
         named=_named,
         by=metric_verdicts.by,
@@ -155,81 +197,113 @@ def _said(run: VerdictFile) -> str:
         required=metric_verdicts.required,
         limit=metric_verdicts.limit,
         bound=metric_verdicts.bound,
-        **values,
+        **topic.values,
     )
 
 
-#: A kind of sentence, how many of the tests with the run's verdict it is about, and its values.
-_Told = tuple[str, int, dict[str, Any]] | None
+def _nothing_ran(run: VerdictFile) -> str:
+    """The most frequent reason of a run without any executed test; else empty."""
+    if not run.finished or any(test.executed for test in run.tests):
+        return ""
+    most = max(findings.not_run(run), key=len, default=[])
+    if not most:
+        return ""
+    counts = f"{len(most)} of {len(run.tests)}"
+    reason = most[0].message or "no reason was given"
+    if run.reason.startswith(reason):
+        return f" ({counts} checks)"
+    return f" ({counts}: {brief(reason)})"
 
 
-def _crash(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
-    if (decisive := _decisive(run)) is None:
+def _topic(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic:
+    for topic_of in (_crash, _box, _change, _gate, _oracle):
+        topic = topic_of(run, bad)
+        if topic is not None:
+            return topic
+    return _Topic("test", covered=1)
+
+
+def _crash(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
+    decisive = _decisive(run)
+    if decisive is None:
         return None
     crash = run.crashes[decisive]
     level = next((test.level for test in run.tests if test.id == crash.test), None)
-    affected = {test.id for test in bad} & {each.test for each in run.crashes}
-    return "crash", len(affected), {"crash": crash, "level": level}
+    crashed = {crash.test for crash in run.crashes}
+    affected = {test.id for test in bad} & crashed
+    return _Topic("crash", len(affected), {"crash": crash, "level": level})
 
 
 def _decisive(run: VerdictFile) -> int | None:
-    """Which crash made the run fail: the first that a failure is about, else one of no test."""
+    """Which crash made the run fail: the first of a failed test, else the first of no test."""
     if run.verdict is not Verdict.FAIL:
         return None
-    bad = {test.id for test in findings.failures(run) if test.verdict is Verdict.FAIL}
-    positions = range(len(run.crashes))
-    about = (position for position in positions if run.crashes[position].test in bad)
-    others = (position for position in positions if run.crashes[position].kind != MEMORY_FLOOR)
-    return next(about, next(others, None))
+    failed = {test.id for test in findings.failures(run) if test.verdict is Verdict.FAIL}
+    for position, crash in enumerate(run.crashes):
+        if crash.test in failed:
+            return position
+    for position, crash in enumerate(run.crashes):
+        if crash.kind != MEMORY_FLOOR:
+            return position
+    return None
 
 
-def _box(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
-    is_unfit = run.verdict is Verdict.INCONCLUSIVE and run.box.state == BoxState.DEGRADED
-    return ("box", len(bad), {}) if is_unfit else None
+def _box(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
+    if run.verdict is Verdict.INCONCLUSIVE and run.box.state == BoxState.DEGRADED:
+        return _Topic("box", len(bad))
+    return None
 
 
-def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
     changes = [change for change in run.changes if change.verdict is run.verdict]
     if bad[0].level != "regression" or not changes:
         return None
-    names = {each.metric for each in changes}
-    about = [
-        test
-        for test in bad
-        if test.level == "regression"
-        and (
-            test.id.startswith(_AGAINST_PATH)
-            or test.id in [f"{_AGAINST}{name}" for name in names]
-            or any(fact.about in names for fact in test.facts)
-        )
-    ]
-    change = max(changes, key=lambda each: each.worse or 0.0)
-    return "change", max(1, len(about)), {"change": change, "metrics": len(names)}
+    metrics = {change.metric for change in changes}
+    covered = [test for test in bad if _is_of_change(test, metrics)]
+    largest = max(changes, key=lambda change: change.worse or 0.0)
+    values = {"change": largest, "metrics": len(metrics)}
+    return _Topic("change", max(1, len(covered)), values)
 
 
-def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
-    metrics = {name: one for name, one in run.metrics.items() if one.verdict is run.verdict}
+def _is_of_change(test: TestReport, metrics: set[str]) -> bool:
+    if test.level != "regression":
+        return False
+    if test.id.startswith(_AGAINST_PATH) or test.id in {f"{_AGAINST}{name}" for name in metrics}:
+        return True
+    return any(fact.about in metrics for fact in test.facts)
+
+
+def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
+    first = bad[0]
+    metrics = {}
+    for name, metric in run.metrics.items():
+        if metric.verdict is run.verdict:
+            metrics[name] = metric
     # Version 1 did not note which test measured what.
-    older = bad[0].level == "performance" and not any(test.metrics for test in run.tests)
-    names = [name for name in bad[0].metrics or (metrics if older else ()) if name in metrics]
+    is_noted = any(test.metrics for test in run.tests)
+    if first.level == "performance" and not is_noted:
+        names = list(metrics)
+    else:
+        names = [name for name in first.metrics if name in metrics]
     if not names:
         return None
-    about = [test for test in bad if test is bad[0] or {*test.metrics} & {*names}]
+    covered = [test for test in bad if test is first or not set(names).isdisjoint(test.metrics)]
     metric = metrics[names[0]]
     kind = "gate" if run.verdict is Verdict.FAIL and metric.gated else "metric"
-    return kind, len(about), {"which": names[0], "metric": metric}
+    return _Topic(kind, len(covered), {"which": names[0], "metric": metric})
 
 
-def _oracle(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+def _oracle(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
     if bad[0].kernel is not None:
-        return "oracle", sum(test.kernel is not None for test in bad), {}
-    if bad[0].ability != _ORACLE or run.verdict is not Verdict.FAIL:
-        return None
-    return "oracle", sum(test.ability == _ORACLE for test in bad), {}
+        return _Topic("oracle", sum(test.kernel is not None for test in bad))
+    if bad[0].ability == _ORACLE and run.verdict is Verdict.FAIL:
+        return _Topic("oracle", sum(test.ability == _ORACLE for test in bad))
+    return None
 
 
 def _named(metric: str) -> str:
     rate = metric_names.rate(metric)
     if rate is None:
         return metric_names.words(metric)
-    return f"{'decode' if rate.decoding else 'prefill'} {metric}"
+    kind = "decode" if rate.decoding else "prefill"
+    return f"{kind} {metric}"

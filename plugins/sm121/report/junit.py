@@ -1,6 +1,9 @@
-"""junit.xml: a suite for each level, the verdicts as properties. FAIL is a ``failure``; INVALID and
-INCONCLUSIVE are an ``error`` with the verdict as its type; what did not run is ``skipped``. A run
-that is not PASS though no test failed has a suite ``run`` with an ``error``."""
+"""junit.xml: a suite for each level, the verdicts as properties.
+
+FAIL is a ``failure``. INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type. A test
+that did not run is ``skipped``. A run that is not PASS although no test failed has a suite ``run``
+with an ``error``.
+"""
 
 import re
 from xml.sax import saxutils
@@ -16,20 +19,24 @@ from sm121.run.verdict_file import TestReport
 
 NAME = "junit.xml"
 _FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-#: What a reader would make a blank of in an attribute, or take for its end.
+#: Characters that a parser replaces by a blank in an attribute, or takes for its end.
 _ENTITIES = {'"': "&quot;", "\t": "&#9;", "\n": "&#10;", "\r": "&#13;"}
 
 
 def xml(report: StoredReport) -> str:
-    """The file's text."""
+    """Return the text of junit.xml.
+
+    Args:
+        report: The stored report.
+    """
     run = report.run
     texts = {failure.id: failure.text for failure in report.details.failures}
     suites: dict[str, list[tuple[TestReport, str, str]]] = {}
     for test in run.tests:
         case = (test, _element(test), texts.get(test.id) or test.message)
         suites.setdefault(test.level, []).append(case)
-    cases = [case for suite in suites.values() for case in suite]
-    if run.verdict is not Verdict.PASS and not any(e in ("failure", "error") for _, e, _ in cases):
+    has_failed = any(_element(test) in ("failure", "error") for test in run.tests)
+    if run.verdict is not Verdict.PASS and not has_failed:
         # A certificate was refused, or nothing was executed. Readers of this format look at cases
         # alone, and would show the run as green.
         sentence = headline.of(run).sentence
@@ -49,7 +56,7 @@ def _element(test: TestReport) -> str:
 
 
 def _escaped(value: object) -> Markup:
-    """Text that XML can hold: most control characters it cannot, not even as references."""
+    """Text that XML can hold: most control characters are excluded, even as references."""
     if isinstance(value, Markup):  # of a macro
         return value
     text = _FORBIDDEN.sub(lambda match: printable(match[0]), str(value))

@@ -1,5 +1,8 @@
-"""The numbers of a run as a table of at most six rows, rates first: as aligned text, as Markdown,
-and with the columns of llama-benchy's table (eugr/llama-benchy, ``results.py``)."""
+"""The numbers of a run as a table of at most six rows, rates first.
+
+The table has three forms: aligned text, Markdown, and Markdown with the columns of llama-benchy
+(eugr/llama-benchy, ``results.py``).
+"""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +28,9 @@ _AB = "ab:"
 #: After the rates, in this order; any other metric comes last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
 _BENCHY_HEADER = ("model", "test", "t/s", "peak t/s", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)")
+_BENCHY_METHOD = "latency mode: none, pp = prompt tokens / time to the first token"
+#: The lowest grade of a gate: a PASS without another word.
+_LOWEST_GRADE = "minimum"
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,12 @@ class NumberRow:
 
 
 _HEADER = NumberRow(
-    "metric", "value", f"interval ({_USUAL_CONFIDENCE})", "required", "of the bound", "verdict"
+    metric="metric",
+    value="value",
+    interval=f"interval ({_USUAL_CONFIDENCE})",
+    required="required",
+    share="of the bound",
+    verdict="verdict",
 )
 
 
@@ -54,6 +65,9 @@ def names(run: VerdictFile, most: int = MOST) -> list[str]:
     Args:
         run: The verdict file.
         most: The largest number of metrics to return.
+
+    Returns:
+        Keys of the run's metrics.
     """
     shown = [name for name, metric in run.metrics.items() if _has_a_row(name, metric)]
     chosen = sorted(shown, key=lambda name: _importance(run, name))[:most]
@@ -78,30 +92,54 @@ def not_shown(run: VerdictFile, most: int = MOST) -> list[str]:
         most: The number of rows of the table.
     """
     shown = names(run, most)
-    return [
-        name
-        for name in run.metrics
-        if name not in shown and _is_bad(run, name) and run.metrics[name].gated
-    ]
+    left_out = []
+    for name, metric in run.metrics.items():
+        if metric.gated and name not in shown and _is_bad(run, name):
+            left_out.append(name)
+    return left_out
 
 
 def aligned(table: Sequence[NumberRow]) -> str:
-    """Return the rows as text in columns, with a header; empty for no rows."""
+    """Return the rows as text in columns with a header.
+
+    Columns that are empty in all rows are left out.
+
+    Args:
+        table: The rows.
+
+    Returns:
+        The text, which is empty for no rows.
+    """
     if not table:
         return ""
-    cells = [astuple(_HEADER), *(astuple(row) for row in table)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    used = [place for place in range(len(widths)) if any(row[place] for row in cells[1:])]
-    lines = ("  ".join(f"{row[at]:{widths[at]}}" for at in used).rstrip() for row in cells)
-    return "".join(f"{printable(line)}\n" for line in lines)
+    rows = [astuple(row) for row in table]
+    columns = []
+    for column in zip(astuple(_HEADER), *rows, strict=True):
+        if any(column[1:]):
+            width = max(len(cell) for cell in column)
+            columns.append([cell.ljust(width) for cell in column])
+    lines = []
+    for cells in zip(*columns, strict=True):
+        line = "  ".join(cells).rstrip()
+        lines.append(f"{printable(line)}\n")
+    return "".join(lines)
 
 
 def markdown(table: Sequence[NumberRow]) -> str:
-    """Return the rows as a table of Markdown; empty for no rows."""
+    """Return the rows as a table of Markdown.
+
+    Args:
+        table: The rows.
+
+    Returns:
+        The table with a header; an empty text for no rows.
+    """
     if not table:
         return ""
-    rule = ["---"] + ["---:"] * (len(fields(NumberRow)) - 2) + ["---"]
-    return _piped([astuple(_HEADER), rule, *(astuple(row) for row in table)])
+    numeric_columns = len(fields(NumberRow)) - 2
+    rule = ["---", *["---:"] * numeric_columns, "---"]
+    rows = [astuple(row) for row in table]
+    return _piped([astuple(_HEADER), rule, *rows])
 
 
 def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
@@ -114,23 +152,20 @@ def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
         run: The verdict file.
         samples: The raw samples by metric, of details.json.
     """
-    of_one_stream = [
-        name
-        for name in run.metrics
-        if (rate := metric_names.rate(name)) is not None
-        and rate.streams == 1
-        and run.metrics[name].value is not None
-    ]
+    of_one_stream = []
+    for name, metric in run.metrics.items():
+        rate = metric_names.rate(name)
+        if rate is not None and rate.streams == 1 and metric.value is not None:
+            of_one_stream.append(name)
     chosen = sorted(of_one_stream, key=lambda name: _importance(run, name))[:MOST]
     if not chosen:
         return ""
-    rule = [":---"] + ["---:"] * (len(_BENCHY_HEADER) - 1)
-    table = [_BENCHY_HEADER, rule]
+    rule = [":---", *["---:"] * (len(_BENCHY_HEADER) - 1)]
+    table: list[Sequence[str]] = [_BENCHY_HEADER, rule]
     for name in sorted(chosen, key=_by_depth):
         table.append(_benchy_row(run, name, samples.get(name)))
     tool = f"sm121-conformance ({__version__})"
-    how = "latency mode: none, pp = prompt tokens / time to the first token"
-    return f"{_piped(table)}\n{tool}\ndate: {run.started} | {how}\n"
+    return f"{_piped(table)}\n{tool}\ndate: {run.started} | {_BENCHY_METHOD}\n"
 
 
 def _benchy_row(run: VerdictFile, name: str, samples: Samples | None) -> list[str]:
@@ -172,10 +207,11 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
 
 def _verdict(run: VerdictFile, name: str) -> str:
     judged = metric_verdicts.of_run(run, name)
-    if (own := run.metrics[name].configuration_gate) is not None:
+    own = run.metrics[name].configuration_gate
+    if own is not None:
         return f"{judged.word} (releases {metric_verdicts.limit(own)}: {own.verdict.value})"
     grade = run.metrics[name].grade
-    if judged.verdict is Verdict.PASS and grade not in (None, "minimum"):
+    if judged.verdict is Verdict.PASS and grade not in (None, _LOWEST_GRADE):
         return f"{judged.word} ({grade})"
     return judged.word
 
@@ -189,8 +225,14 @@ def _interval(metric: MetricReport) -> str:
 
 
 def share(metric: MetricReport) -> str:
-    """Return the share of the bound that a rate reached: ``80 % of 74.2``; empty where the bound is
-    not known."""
+    """Return the share of the memory's bound that a rate reached.
+
+    Args:
+        metric: The metric's entry in verdict.json.
+
+    Returns:
+        ``80 % of 74.2``, or an empty text where the bound is not known.
+    """
     if metric.roofline is None:
         return ""
     of_what = f" of {metric_verdicts.bound(metric)}" if metric.bound is not None else ""
@@ -198,16 +240,24 @@ def share(metric: MetricReport) -> str:
 
 
 def bound_doubt(run: VerdictFile) -> str | None:
-    """Return why the bound of the rates is too low, in one line; None where nothing shows it.
+    """Return why the bound of the rates is too low.
 
     Args:
-        run: The verdict file. Its first reading of the box is when the bandwidth was measured.
+        run: The verdict file. The bandwidth was measured at its first reading of the box.
+
+    Returns:
+        One line, or None where nothing shows that the bound is too low.
     """
-    shares = {name: each.roofline for name, each in run.metrics.items() if each.roofline}
-    above = [f"{name} {share:.0%}" for name, share in shares.items() if share > 1.0]
+    has_shares = False
+    above = []
+    for name, metric in run.metrics.items():
+        if metric.roofline:
+            has_shares = True
+            if metric.roofline > 1.0:
+                above.append(f"{name} {metric.roofline:.0%}")
     reading = run.box.before
     is_busy = reading is not None and reading.is_of_busy_cpu
-    if not shares or not (is_busy or above):
+    if not has_shares or not (is_busy or above):
         return None
     why = "low"
     if reading is not None and is_busy:
@@ -242,7 +292,9 @@ def _place(name: str, metric: MetricReport) -> tuple[int, int, int, str]:
         return (0, rate.streams, rate.depth, "" if rate.decoding else name)
     if metric.unit == "tok/s":
         return (1, 0, 0, name)
-    return (2, _TIMES.index(name) if name in _TIMES else len(_TIMES), 0, name)
+    if name in _TIMES:
+        return (2, _TIMES.index(name), 0, name)
+    return (2, len(_TIMES), 0, name)
 
 
 def _by_depth(name: str) -> tuple[int, bool, str]:
@@ -253,8 +305,8 @@ def _by_depth(name: str) -> tuple[int, bool, str]:
 
 
 def _piped(table: Iterable[Sequence[str]]) -> str:
-    lines = (
-        "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in row) + " |"
-        for row in table
-    )
-    return "".join(f"{line}\n" for line in lines)
+    lines = []
+    for row in table:
+        cells = [printable(cell).replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)

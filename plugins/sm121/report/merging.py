@@ -1,6 +1,8 @@
-"""Join the parts of a run, shards or workers, to one report. The verdict file is
-`sm121.run.merge`'s; here are the folder around it and the matrix. The shards' folders are copied to
-``shards/I`` of the merged report, unless they lie in it."""
+"""Join the parts of a run, shards or workers, to one report.
+
+`sm121.run.merge` joins the verdict files. This module joins the folder around them and the matrix.
+The shards' folders are copied to ``shards/I`` of the merged report, unless they lie in it.
+"""
 
 import itertools
 import json
@@ -27,7 +29,7 @@ _MATRIX = "matrix"
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A part of a run, where its report lies, and what of the run it is."""
+    """The report directory of a shard, its verdict file, and which part of the run it is."""
 
     directory: Path
     file: VerdictFile
@@ -35,38 +37,73 @@ class ShardFolder:
 
 
 def read(directories: Sequence[Path]) -> list[ShardFolder]:
-    """The shards in these report directories, by their number. Raises UsageError: one is no shard,
-    they are not of one run, or one is there twice."""
-    shards: list[ShardFolder] = []
-    for directory in directories:
-        file = stored_run.file_of(directory)
-        if file.shard is None:
-            raise UsageError(f"{directory}: expected the report of a run with --shard")
-        if (why := contradiction(file)) is not None:
-            raise UsageError(f"{directory}: verdict.json was changed after it was written: {why}")
-        shards.append(ShardFolder(directory, file, file.shard))
+    """Read the shards of one run.
+
+    Args:
+        directories: Their report directories.
+
+    Returns:
+        The shards by their number.
+
+    Raises:
+        UsageError: A directory is no shard, the shards are not of one run, or two have the same
+            number.
+    """
+    shards = [_read_shard(directory) for directory in directories]
     for first, shard in itertools.combinations(shards, 2):
-        others = [
+        _refuse_other_run(first, shard)
+    shards.sort(key=lambda shard: shard.part.index)
+    for before, shard in itertools.pairwise(shards):
+        if before.part.index == shard.part.index:
+            raise UsageError(f"shard {shard.part.index} is there twice")
+    return shards
+
+
+def _read_shard(directory: Path) -> ShardFolder:
+    file = stored_run.file_of(directory)
+    if file.shard is None:
+        raise UsageError(f"{directory}: expected the report of a run with --shard")
+    why = contradiction(file)
+    if why is not None:
+        raise UsageError(f"{directory}: verdict.json was changed after it was written: {why}")
+    return ShardFolder(directory, file, file.shard)
+
+
+def _refuse_other_run(first: ShardFolder, shard: ShardFolder) -> None:
+    """Raise UsageError if two shards are of different runs."""
+    differences = []
+    if shard.part.of != first.part.of:
+        differences.append(f"number of shards than {first.directory}")
+    if shard.part.tests != first.part.tests:
+        differences.append(f"list of tests than {first.directory}")
+    for difference in apart(shard.file, first.file):
+        differences.append(
             f"{difference.name} ({difference.one}) than {first.directory} ({difference.other})"
-            for difference in apart(shard.file, first.file)
-        ]
-        if shard.part.tests != first.part.tests:
-            others.insert(0, f"list of tests than {first.directory}")
-        if shard.part.of != first.part.of:
-            others.insert(0, f"number of shards than {first.directory}")
-        if others:
-            more = f" (and {len(others) - 1} more differences)" if len(others) > 1 else ""
-            raise UsageError(f"{shard.directory}: another {others[0]}{more}")
-    indices = [shard.part.index for shard in shards]
-    if doubled := {index for index in indices if indices.count(index) > 1}:
-        raise UsageError(f"shard {min(doubled)} is there twice")
-    return sorted(shards, key=lambda shard: shard.part.index)
+        )
+    if not differences:
+        return
+    more = ""
+    if len(differences) > 1:
+        more = f" (and {len(differences) - 1} more differences)"
+    raise UsageError(f"{shard.directory}: another {differences[0]}{more}")
 
 
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
-    """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: that is
-    a shard's own folder, or the shards' matrices cannot be read, or are not of one run."""
-    parts, whole = {}, output.resolve()
+    """Write the report of a whole run.
+
+    Args:
+        shards: The shards.
+        output: The report directory of the whole run.
+
+    Returns:
+        The verdict file of the whole run.
+
+    Raises:
+        UsageError: The output is in a shard's own folder, or the shards' matrices cannot be read
+            or are not of one run.
+    """
+    whole = output.resolve()
+    parts = {}
     for shard in shards:
         directory = shard.directory.resolve()
         if whole.is_relative_to(directory):
@@ -107,11 +144,14 @@ def join(
 
 def _details(output: Path, folders: Iterable[str]) -> Details:
     whole = Details()
-    commands, again = [], []
+    commands: list[str] = []
+    again: list[str] = []
     for folder in folders:
         part = details.read(output / folder)
-        commands += [part.command] if part.command else []
-        again += [part.again] if part.again else []
+        if part.command:
+            commands.append(part.command)
+        if part.again:
+            again.append(part.again)
         whole.requirements |= part.requirements
         for failure in part.failures:
             if failure.logs is not None:
@@ -119,32 +159,52 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
             whole.failures.append(failure)
         whole.samples |= part.samples
         whole.history |= part.history
-        whole.findings += [line for line in part.findings if line not in whole.findings]
+        whole.findings += part.findings
+    whole.findings = list(dict.fromkeys(whole.findings))
     whole.command = "; ".join(dict.fromkeys(commands)) or None
     whole.again = "; ".join(dict.fromkeys(again)) or None
     return whole
 
 
 def write_matrix(directory: Path, folders: Iterable[str]) -> MatrixFile | None:
-    """Write ``matrix/`` of a report directory from those of the parts' folders; None where no part
-    has one. Raises UsageError: one cannot be read, or the parts are of different axes, engines or
-    profiles."""
+    """Write ``matrix/`` of a report directory from those of its parts.
+
+    Args:
+        directory: The report directory of the whole run.
+        folders: The folders of the parts in that directory.
+
+    Returns:
+        The matrix of the whole run; None where no part has one.
+
+    Raises:
+        UsageError: A matrix cannot be read, or the parts are of different axes, engines or
+            profiles.
+    """
     parts = []
     for folder in folders:
-        try:
-            raw = json.loads((directory / folder / _MATRIX / "matrix.json").read_text("utf-8"))
-            part = lenient.validate(MatrixFile, raw)
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError) as error:
-            line = f"the matrix in {folder} cannot be read: {type(error).__name__}"
-            raise UsageError(line) from error
-        for cell in part.cells:
-            cell.log = f"{folder}/{cell.log}" if cell.log else None
-            cell.bundle = f"{folder}/{cell.bundle}" if cell.bundle else None
-        parts.append(part)
+        part = _read_matrix(directory, folder)
+        if part is not None:
+            parts.append(part)
     if not parts:
         return None
     space, whole = feature_matrix.merged(parts)
     feature_matrix.write(space, whole, directory / _MATRIX)
     return whole
+
+
+def _read_matrix(directory: Path, folder: str) -> MatrixFile | None:
+    """Read the matrix of a part, its paths as seen from the whole; None where there is none."""
+    try:
+        raw = json.loads((directory / folder / _MATRIX / "matrix.json").read_text("utf-8"))
+        part = lenient.validate(MatrixFile, raw)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        line = f"the matrix in {folder} cannot be read: {type(error).__name__}"
+        raise UsageError(line) from error
+    for cell in part.cells:
+        if cell.log:
+            cell.log = f"{folder}/{cell.log}"
+        if cell.bundle:
+            cell.bundle = f"{folder}/{cell.bundle}"
+    return part

@@ -1,14 +1,16 @@
-"""What the names of metrics say: ``tg32@d4096``, ``pp2048@d0``, ``tg32_c4@d0``, ``ttft_p99``."""
+"""The parts of the names of metrics: ``tg32@d4096``, ``tg32_c4@d0``, ``ttft_p99``."""
 
 import re
 from dataclasses import dataclass
 
 from sm121.core import data_file
 
+#: ``_c4``: four streams at once; ``_q4``: four streams, more than the server runs at once.
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
+_IN_TURNS = "q"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
-_KERNEL = re.compile(r"(?P<what>\w+)_us(?:@d(?P<depth>\d+))?")
+_KERNEL = re.compile(r"(?P<operation>\w+)_us(?:@d(?P<depth>\d+))?")
 _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["metrics"]
 
 
@@ -16,7 +18,9 @@ _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["me
 class RateName:
     """A rate of one or several streams at a depth."""
 
+    #: ``tg32`` or ``pp2048``.
     kind: str
+    #: Tokens of context before it.
     depth: int
     streams: int
     #: More streams than the server runs at once.
@@ -34,45 +38,90 @@ class RateName:
 
 
 def rate(name: str) -> RateName | None:
-    """What a rate's name says; None for the name of something else."""
+    """Return the parts of a rate's name.
+
+    Args:
+        name: The name of a metric.
+
+    Returns:
+        The parts; None for a metric that is no rate.
+    """
     match = _RATE.fullmatch(name)
     if match is None:
         return None
-    kind = f"{match['kind']}{match['tokens']}"
-    return RateName(kind, int(match["depth"]), int(match["streams"] or 1), match["how"] == "q")
+    return RateName(
+        kind=f"{match['kind']}{match['tokens']}",
+        depth=int(match["depth"]),
+        streams=int(match["streams"] or 1),
+        in_turns=match["how"] == _IN_TURNS,
+    )
 
 
 def quantity(name: str) -> str | None:
-    """The time that a percentile is of: ``ttft`` of ``ttft_p99``; None for something else."""
+    """Return the quantity of a quantile of time: ``ttft`` for ``ttft_p99``.
+
+    Args:
+        name: The name of a metric.
+
+    Returns:
+        The quantity; None for a metric that is no quantile of a time.
+    """
     match = _TIME.fullmatch(name)
     return match["base"] if match is not None else None
 
 
 def fraction(name: str) -> float | None:
-    """Which quantile a time is: 0.99 of ``ttft_p99``; None for something else."""
+    """Return which quantile a time is: 0.99 for ``ttft_p99``.
+
+    Args:
+        name: The name of a metric.
+
+    Returns:
+        The fraction; None for a metric that is no quantile of a time.
+    """
     match = _TIME.fullmatch(name)
     return float(match["percent"]) / 100 if match is not None else None
 
 
 def words(name: str) -> str:
-    """A metric's name for people."""
-    if (named := rate(name)) is not None:
-        kind = "decode" if named.decoding else "prefill"
-        streams = _several(named.streams, in_turns=named.in_turns) if named.streams > 1 else ""
-        depth = f" at depth {named.depth}" if named.depth else ""
-        return f"{kind} {named.kind}{depth}{streams}"
-    if (match := _TIME.fullmatch(name)) is not None:
-        base, several = match["base"], ""
-        if (beside := re.search(_STREAMS, base)) is not None:
-            base = base[: beside.start()]
-            several = _several(int(beside["streams"]), in_turns=beside["how"] == "q")
-        long = _LONG.get(base, _LONG.get(match["base"], match["base"]))
-        return f"{long}, p{match['percent']}{several}"
-    if (kernel := _KERNEL.fullmatch(name)) is not None:
+    """Return the name of a metric for people.
+
+    Args:
+        name: The name of a metric. One that is not known is returned as it is.
+    """
+    named = rate(name)
+    if named is not None:
+        return _rate_words(named)
+    time = _TIME.fullmatch(name)
+    if time is not None:
+        return _time_words(time["base"], time["percent"])
+    kernel = _KERNEL.fullmatch(name)
+    if kernel is not None:
         depth = f" at depth {kernel['depth']}" if kernel["depth"] else ""
-        return f"kernel {kernel['what'].replace('_', ' ')}{depth}"
+        return f"kernel {kernel['operation'].replace('_', ' ')}{depth}"
     return _LONG.get(name, name)
 
 
-def _several(streams: int, *, in_turns: bool) -> str:
-    return f", {streams} streams{' in turns' if in_turns else ''}"
+def _rate_words(named: RateName) -> str:
+    text = "decode" if named.decoding else "prefill"
+    text += f" {named.kind}"
+    if named.depth:
+        text += f" at depth {named.depth}"
+    if named.streams > 1:
+        text += _streams_words(named.streams, in_turns=named.in_turns)
+    return text
+
+
+def _time_words(base: str, percent: str) -> str:
+    quantity_name = base
+    streams = ""
+    match = re.search(_STREAMS, base)
+    if match is not None:
+        quantity_name = base[: match.start()]
+        streams = _streams_words(int(match["streams"]), in_turns=match["how"] == _IN_TURNS)
+    long = _LONG.get(quantity_name, _LONG.get(base, base))
+    return f"{long}, p{percent}{streams}"
+
+
+def _streams_words(streams: int, *, in_turns: bool) -> str:
+    return f", {streams} streams in turns" if in_turns else f", {streams} streams"

@@ -1,4 +1,4 @@
-"""The verdict on a metric in words: every table, page and comparison of a run uses them."""
+"""The verdict on a metric in words, for every table, page and comparison of a run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,11 +9,13 @@ from sm121.measure import gate, statistics
 from sm121.report import metric_names
 from sm121.run.verdict_file import ChangeReport, ConfigurationGate, MetricReport, VerdictFile
 
-#: What B of ``--ab`` is compared with: such a change is no verdict on a metric of this run.
+#: The side with which B of ``--ab`` is compared. Such a change is no verdict on this run.
 OF_AB = "A"
-#: How more of a unit is called where less is better.
+#: The words for more of a unit where less is better.
 _MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
 _MEASURED = "measured"
+#: Digits after the point of a percentage at most.
+_MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,13 @@ def of_metric(name: str, metric: MetricReport) -> Judged:
         metric: Its entry in verdict.json.
     """
     verdict = metric.verdict
-    if (why := no_evidence(name, metric)) is not None:
+    why = no_evidence(name, metric)
+    if why is not None:
         return Judged(Verdict.NOT_RUN, "little evidence", why)
     if metric.gated or verdict not in (Verdict.PASS, Verdict.NOT_RUN):
-        text = verdict.value + (f" ({metric.grade})" if metric.grade else "")
-        if (own := metric.configuration_gate) is not None:
+        text = f"{verdict.value} ({metric.grade})" if metric.grade else verdict.value
+        own = metric.configuration_gate
+        if own is not None:
             text += f"; as releases are, {limit(own)}: {own.verdict.value}"
         return Judged(verdict, verdict.value, text)
     if verdict is Verdict.PASS:
@@ -64,11 +68,11 @@ def of_run(run: VerdictFile, name: str) -> Judged:
         name: A key of its metrics.
     """
     metric = run.metrics[name]
-    changes = [
-        change
-        for change in run.changes
-        if change.metric == name and change.verdict is not Verdict.PASS and change.beside != OF_AB
-    ]
+    changes = []
+    for change in run.changes:
+        is_judged = change.verdict is not Verdict.PASS and change.beside != OF_AB
+        if is_judged and change.metric == name:
+            changes.append(change)
     verdict = worst([metric.verdict, *(change.verdict for change in changes)])
     if verdict is metric.verdict:
         return of_metric(name, metric)
@@ -77,8 +81,17 @@ def of_run(run: VerdictFile, name: str) -> Judged:
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:
-    """Return why the PASS of a percentile shows nothing: too few requests could not have shown that
-    its gate does not hold. None for any other metric."""
+    """Return why the PASS of a percentile shows nothing.
+
+    Too few requests could not have shown that its gate does not hold.
+
+    Args:
+        name: The metric's name, such as ``ttft_p99``.
+        metric: Its entry in verdict.json.
+
+    Returns:
+        The reason; None for any other metric.
+    """
     fraction = metric_names.fraction(name)
     sure = metric.confidence
     if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:
@@ -93,32 +106,59 @@ def no_evidence(name: str, metric: MetricReport) -> str | None:
 
 
 def bound(metric: MetricReport) -> str:
-    """Return the rate that the memory allows with three digits; empty where it is not known."""
+    """Return the rate that the memory allows, with three digits.
+
+    Args:
+        metric: The metric's entry in verdict.json.
+
+    Returns:
+        The rate in the metric's unit; an empty text where it is not known.
+    """
     return "" if metric.bound is None else number(float(f"{metric.bound:.3g}"))
 
 
 def limit(gate: MetricReport | ConfigurationGate) -> str:
-    """Return the number of a gate; empty without one."""
+    """Return the number of a gate.
+
+    Args:
+        gate: The gate, or a metric with one. Without one the text is empty.
+    """
     return number(gate.at_most if gate.minimum is None else gate.minimum)
 
 
 def required(gate: MetricReport | ConfigurationGate) -> str:
-    """Return what a gate requires: ``at least 52``; empty without a gate."""
+    """Return the requirement of a gate: ``at least 52``.
+
+    Args:
+        gate: The gate, or a metric with one. Without one the text is empty.
+    """
     if gate.minimum is None and gate.at_most is None:
         return ""
-    return f"{'at least' if gate.at_most is None else 'at most'} {limit(gate)}"
+    word = "at least" if gate.at_most is None else "at most"
+    return f"{word} {limit(gate)}"
 
 
 def by(change: ChangeReport) -> str:
-    """Return by how much a metric is worse: ``5.1 % slower than``."""
-    how = _MORE.get(change.unit, "slower")
+    """Return how much worse a metric is: ``5.1 % slower than``.
+
+    Args:
+        change: The change. The percentage has the digits that tell it from the allowed one.
+    """
+    word = _MORE.get(change.unit, "slower")
     if change.worse is None:
-        return f"{how} than"
-    percentages = (percent(change.worse, digits) for digits in range(1, 6))
-    much = next((text for text in percentages if text != percent(change.allowed)), "hardly")
-    return f"{much} {how} than"
+        return f"{word} than"
+    for digits in range(1, _MOST_DIGITS + 1):
+        text = percent(change.worse, digits)
+        if text != percent(change.allowed):
+            return f"{text} {word} than"
+    return f"hardly {word} than"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """Return a fraction in percent."""
+    """Return a fraction in percent.
+
+    Args:
+        fraction: The fraction: 0.051 for 5.1 %.
+        digits: Digits after the point at most.
+    """
     return f"{round(100 * fraction, digits):.10g} %"

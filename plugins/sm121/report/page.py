@@ -1,6 +1,8 @@
-"""report.html: one file that says what a run found, why, and on what evidence. Everything that
-comes from a model, a log or a name is put in by the template's own escaping, and nothing of it can
-be run: the page's scripts are the only ones that its policy allows, by hash."""
+"""report.html: one file with the results of a run, their reasons and the evidence.
+
+The template escapes all text of models, logs and names. None of it can be run: the page's policy
+allows only the page's own scripts, by hash.
+"""
 
 import base64
 import functools
@@ -40,7 +42,7 @@ from sm121.report import (
     summary,
     timelines,
 )
-from sm121.report.chart import Chart
+from sm121.report.chart import Chart, Figure
 from sm121.report.rows import counts_shown, shortened
 from sm121.report.stored import StoredReport
 from sm121.run import details
@@ -49,15 +51,21 @@ from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import VerdictFile
 
 NAME = "report.html"
-#: Bytes of a page. Of a larger one the first entries of each list and the beginning of each text.
+#: Bytes of a page. A larger one is cut.
 _MOST_BYTES = 2_000_000
-_FEW, _SHORT = 100, 200
+#: Entries of each list on a cut page.
+_FEW = 100
+#: Characters of each text on a cut page.
+_SHORT = 200
 
 
 def html(report: StoredReport) -> str:
     """Return the page of a run, of at most 2 MB.
 
-    A page that would be larger is cut, says so at its beginning, and names the files that have all.
+    A page that would be larger is cut. A note at its beginning names the files that have all.
+
+    Args:
+        report: The stored report.
     """
     text = _html(report, report)
     if len(text.encode()) > _MOST_BYTES:
@@ -67,11 +75,13 @@ def html(report: StoredReport) -> str:
 
 def _html(shown: StoredReport, whole: StoredReport) -> str:
     """Return the page of what is shown of a run; counts and the verdict are those of the whole."""
-    run, figures = shown.run, _charts(shown)
+    run = shown.run
+    figures = _charts(shown)
     groups = findings.grouped(shown)
-    is_cut = shown is not whole
-    if is_cut:
-        groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
+    cut = None
+    if shown is not whole:
+        cut = {"entries": _FEW, "characters": _SHORT}
+        groups = [replace(group, detail=findings.without_output(group.detail)) for group in groups]
     more = len(findings.grouped(whole)) - len(groups[:_FEW])
     template = environment().get_template("report.html.j2")
     return template.render(
@@ -79,7 +89,7 @@ def _html(shown: StoredReport, whole: StoredReport) -> str:
         report=shown,
         run=run,
         every_test=whole.run.tests,
-        figures={chart.id: chart.figure for group in figures.values() for chart in group},
+        figures=_figures_by_id(figures),
         charts=figures,
         levels=dict.fromkeys((*LEVELS, *run.levels)),
         headline=headline.of(whole.run),
@@ -89,12 +99,20 @@ def _html(shown: StoredReport, whole: StoredReport) -> str:
         bound_doubt=key_numbers.bound_doubt(whole.run),
         findings=groups[:_FEW],
         more=more,
-        cut={"entries": _FEW, "characters": _SHORT} if is_cut else None,
+        cut=cut,
         not_run=findings.not_run(run),
         references=references.load(),
         paths=timelines.read(shown.directory),
-        again={one.ids[0]: one.detail.reproduce for one in groups[:_FEW]},
+        again={group.ids[0]: group.detail.reproduce for group in groups[:_FEW]},
     )
+
+
+def _figures_by_id(charts: Mapping[str, list[Chart]]) -> dict[str, Figure]:
+    figures = {}
+    for group in charts.values():
+        for chart in group:
+            figures[chart.id] = chart.figure
+    return figures
 
 
 def _cut(report: StoredReport) -> StoredReport:
@@ -119,12 +137,25 @@ def _first(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= _SHORT else f"{value[:_SHORT]} [...]"
     if isinstance(value, dict):
-        return {key: _first(value[key]) for key in [*value][:_FEW]}
-    return [_first(item) for item in value[:_FEW]] if isinstance(value, list) else value
+        return {key: _first(item) for key, item in itertools.islice(value.items(), _FEW)}
+    if isinstance(value, list):
+        return [_first(item) for item in value[:_FEW]]
+    return value
 
 
 def write_all(directory: Path, known: Details) -> StoredReport:
-    """Write details.json and what is made of it and verdict.json. Returns: the whole report."""
+    """Write details.json, summary.md, junit.xml and report.html.
+
+    Args:
+        directory: A report directory with a verdict.json.
+        known: The details of the run.
+
+    Returns:
+        The whole report.
+
+    Raises:
+        UsageError: There is no sound verdict.json.
+    """
     details.write(known, directory)
     report = stored.read(directory)
     write_text(summary.markdown(report.run, report), directory / "summary.md")
@@ -134,19 +165,32 @@ def write_all(directory: Path, known: Details) -> StoredReport:
 
 
 def write(report: StoredReport) -> Path:
-    """Write report.html into the report's directory."""
+    """Write report.html into the report's directory.
+
+    Args:
+        report: The stored report.
+
+    Returns:
+        The path of the page.
+    """
     path = report.directory / NAME
     write_text(html(report), path)
     return path
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
-    run, others = report.run, references.load()
-    rates = [rate_chart.rates(run, others, decoding=decoding) for decoding in (True, False)]
+    """The charts of a report, by the section of the page."""
+    run = report.run
+    others = references.load()
+    rates = []
+    for decoding in (True, False):
+        chart = rate_chart.rates(run, others, decoding=decoding)
+        if chart is not None:
+            rates.append(chart)
     memory = charts.memory(report.memory) if report.memory is not None else None
     gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
-        "rates": [chart for chart in rates if chart is not None],
+        "rates": rates,
         "latency": charts.distributions(report.details),
         "memory": [memory] if memory is not None else [],
         "history": charts.histories(report.details, gated),
@@ -155,51 +199,74 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
 
 @cache
 def asset(name: str) -> str:
+    """Return the text of a file of this package.
+
+    Args:
+        name: Its path in the package, such as ``templates/report.css``.
+    """
     return (files("sm121.report") / name).read_text("utf-8")
 
 
 def inlined(*styles: str) -> dict[str, str]:
-    """Return our own styles and scripts, and the policy of a page that allows nothing but them.
+    """Return the styles and scripts of a page, and the policy that allows nothing else.
 
     Plotly draws by styles of attributes, so the policy allows these. Nothing is loaded.
+
+    Args:
+        *styles: The names of the page's style sheets.
+
+    Returns:
+        The values ``style``, ``plotly``, ``script`` and ``policy`` of a template.
     """
     style = "".join(asset(f"templates/{name}.css") for name in styles)
     # plotly.js in its own words; only what would end the script element is written otherwise.
-    bundle = re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
-    scripts = (bundle, asset("templates/report.js"))
-    texts = (
+    plotly = re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
+    script = asset("templates/report.js")
+    policy = (
         "default-src 'none'",
-        f"script-src {hashes(*scripts)}",
+        f"script-src {hashes(plotly, script)}",
         "style-src 'unsafe-inline'",
         "img-src data: blob:",
         "base-uri 'none'",
         "form-action 'none'",
     )
-    values = {"style": style, "plotly": scripts[0], "script": scripts[1]}
-    marked = {name: Markup(value) for name, value in values.items()}  # noqa: S704  # our own
-    return {"policy": "; ".join(texts), **marked}
+    return {
+        "policy": "; ".join(policy),
+        "style": Markup(style),  # noqa: S704  # our own
+        "plotly": Markup(plotly),  # noqa: S704  # our own
+        "script": Markup(script),  # noqa: S704  # our own
+    }
 
 
 @cache
 def hashes(*texts: str) -> str:
-    """Scripts or styles of our own, as a policy names them."""
-    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
-    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    """Return the hashes by which a policy allows scripts or styles.
+
+    Args:
+        *texts: The contents of the elements.
+    """
+    sources = []
+    for text in texts:
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        sources.append(f"'sha256-{digest}'")
+    return " ".join(sources)
 
 
 def _shown(value: object) -> object:
-    """Text without anything that a screen obeys: lines and tabs stay, the rest is written out."""
+    """Write out the characters that a screen obeys, except for lines and tabs."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     if value.isprintable():
         return value
-    lines = value.replace("\r\n", "\n").split("\n")
-    return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in lines)
+    lines = []
+    for line in value.replace("\r\n", "\n").split("\n"):
+        lines.append("\t".join(printable(part) for part in line.split("\t")))
+    return "\n".join(lines)
 
 
 @cache
 def environment() -> Environment:
-    """The templates of pages."""
+    """Return the templates of pages."""
     environment = templates.environment(_shown, escapes=True)
     environment.globals.update(
         number=number,
@@ -216,6 +283,14 @@ def environment() -> Environment:
         version=__version__,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    environment.tests["table"] = lambda value: isinstance(value, Mapping)
-    environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
+    environment.tests["table"] = _is_table
+    environment.tests["listing"] = _is_listing
     return environment
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_listing(value: object) -> bool:
+    return isinstance(value, list | tuple)

@@ -1,5 +1,4 @@
-"""What follows from a kernel path that was read from a log: how fast it can be at most, and what to
-type next."""
+"""The outlook of a server by the kernel path in its log: its highest rate, and the next command."""
 
 import re
 import shlex
@@ -19,29 +18,39 @@ _ARCH = "sm121"
 #: Values that the log of every start has.
 _MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
+#: A configuration reads fewer bytes than another if they are below this share.
+_FEWER = 0.99
 
 
 class Bound(data_file.Record):
     """The most tokens a second of one stream on a healthy GB10."""
 
     bytes_per_token: int
-    """What the server reads for a token, by its model, its layers and their formats."""
+    """The bytes that the server reads for a token, by its model, its layers and their formats."""
     gb_s: float
-    """The fastest that a healthy machine reads its memory."""
+    """The highest bandwidth of the memory of a healthy machine."""
     tok_s: float
     text: str
+    """The bound in one line."""
 
 
 class LogSource(NamedTuple):
-    """Where the log came from: a file or a container; neither: standard input."""
+    """The origin of a log: a file or a container; neither is standard input."""
 
     file: Path | None = None
     container: str | None = None
 
 
 def bound(path: KernelPath) -> Bound | None:
-    """The bound of a server by its log; None where the log does not show a known model, its experts
-    and which layers are quantised, or where the server speculates."""
+    """Return the bound of a server by its log.
+
+    Args:
+        path: The kernel path in its log.
+
+    Returns:
+        The bound; None where the log does not show a known model, its experts and which layers are
+        quantised, or where the server speculates.
+    """
     config = roofline.read_config(path.model) if path.model is not None else None
     own = profile.load(profile.for_architecture(_ARCH))
     if config is None or path.moe is None or own.box is None or own.box.healthy_gb_s is None:
@@ -58,7 +67,8 @@ def bound(path: KernelPath) -> Bound | None:
     text = f"{read.total / 1e9:.2f} GB a token: {tok_s:.3g} tok/s at most on a GB10 ({gb_s:g} GB/s)"
     options = engine_arguments.read(arguments)
     layers = requantised.served_layers(config, options, None, path) or {}
-    if not path.requantised_is_whole and (unproven := {*layers} - {*(path.requantised or ())}):
+    unproven = set(layers).difference(path.requantised or ())
+    if unproven and not path.requantised_is_whole:
         text += f", if {', '.join(sorted(unproven))} are quantised as requested"
     fewer = _fewer_bytes(own, path, config, read.total)
     return Bound(
@@ -72,16 +82,18 @@ def bound(path: KernelPath) -> Bound | None:
 def _fewer_bytes(
     own: profile.Profile, path: KernelPath, config: dict[str, object], total: float
 ) -> str:
-    """The configuration of the profile that reads the least, where that is less."""
+    """The configuration of the profile that reads the fewest bytes, if it reads fewer."""
     try:
         judged = own.judging(None, builds.identity(path.version, build=path.build))
     except UsageError:
         return ""
-    best, least = "", total
+    best = ""
+    least = total
     for name in (*judged.configurations, *judged.lacking):
         cost = roofline.cost(judged, name, 0, config)
-        if cost is not None and cost.total < 0.99 * least:
-            best, least = name, cost.total
+        if cost is not None and cost.total < _FEWER * least:
+            best = name
+            least = cost.total
     if not best:
         return ""
     options = roofline.byte_options({**judged.lacking, **judged.configurations}[best].arguments)
@@ -90,22 +102,40 @@ def _fewer_bytes(
 
 
 def missing(path: KernelPath) -> list[str]:
-    """The main values of a path that no line of the log shows, ``version`` among them."""
+    """Return the main values of a path that no line of the log shows.
+
+    Args:
+        path: The kernel path.
+
+    Returns:
+        Names of its fields, such as ``version``.
+    """
     return [name for name in _MAIN if getattr(path, name) is None]
 
 
 def remedies(path: KernelPath, engine: str) -> list[str]:
-    """What is known to avoid each fallback that the log admits."""
-    known = {
-        entry.id: entry.remedy
-        for entry in signatures.load_signatures(engine).signature
-        if entry.remedy is not None
-    }
+    """Return the options that avoid the fallbacks in a log.
+
+    Args:
+        path: The kernel path.
+        engine: The engine's name.
+    """
+    known = {}
+    for entry in signatures.load_signatures(engine).signature:
+        if entry.remedy is not None:
+            known[entry.id] = entry.remedy
     return [known[name] for name in path.fallbacks if name in known]
 
 
 def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSource) -> str:
-    """What to do next, as a command where one follows from the path."""
+    """Return the next step, as a command where one follows from the path.
+
+    Args:
+        path: The kernel path.
+        engine: The engine's name.
+        cause: The cause of the server's death, if its log has one.
+        source: The origin of the log.
+    """
     if cause is not None:
         return cause.remedy or f"ask {cause.owner}"
     if not _is_judged(path.model):
@@ -113,7 +143,8 @@ def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSou
             f"no profile of the suite judges {path.model}: write one (docs/extending.md), or read "
             "each value's line with --json"
         )
-    if known := remedies(path, engine):
+    known = remedies(path, engine)
+    if known:
         return f"start the server with {known[0]}"
     if path.version is None or (path.attention is None and path.moe is None):
         return "give the log from the start of the server on: docker logs NAME 2>&1 | sm121 path -"
@@ -127,10 +158,14 @@ def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSou
 
 def _is_judged(model: str | None) -> bool:
     """Whether a model may be that of a shipped profile: by its name, or where it is not known."""
-    served = {each.model.served_name for each in map(profile.load, profile.shipped())}
-    return model is None or any(served_model.is_named(model, name) for name in served)
+    if model is None:
+        return True
+    served = {profile.load(name).model.served_name for name in profile.shipped()}
+    return any(served_model.is_named(model, name) for name in served)
 
 
 def _address(path: KernelPath) -> str:
     port = requested.in_log(path, "port")
-    return re.sub(r"\d+$", port, _URL) if port is not None and port.isdecimal() else _URL
+    if port is None or not port.isdecimal():
+        return _URL
+    return re.sub(r"\d+$", port, _URL)

@@ -1,4 +1,4 @@
-"""What other engines reached on the same machine and model, as the documents have it."""
+"""The rates of other engines on the same machine and model, as the documents have them."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from sm121.run.verdict_file import VerdictFile
 
 
 class ReferenceTarget(DataTable):
-    """Machine and model that all of the numbers are of."""
+    """Machine and model of all numbers."""
 
     arch: str
     model: str
@@ -23,10 +23,10 @@ class ReferenceEngine(DataTable):
     name: str
     engine: str
     tool: str
-    """What measured it: a clock of its own (docs/tables/accuracy.md)."""
+    """The tool that measured it. Each has its own clock (docs/tables/accuracy.md)."""
     source: str = Field(min_length=3)
     configurations: tuple[str, ...] = ()
-    """Of the profile: those that it measured."""
+    """The configurations of the profile that it measured."""
     values: Mapping[str, float]
     """By metric, in tok/s or ms."""
     deviations: Mapping[str, float] = Field(default_factory=dict)
@@ -39,7 +39,14 @@ class References(DataTable):
     reference: tuple[ReferenceEngine, ...] = Field(min_length=1)
 
     def comparable(self, run: VerdictFile) -> str | None:
-        """Why the numbers do not stand beside a run's; None when they do."""
+        """Return why the numbers cannot be compared with those of a run.
+
+        Args:
+            run: The verdict file.
+
+        Returns:
+            The reason; None for a run of the same machine and model.
+        """
         if run.arch != self.target.arch:
             return f"they are of {self.target.arch}, this run is of {run.arch or 'unknown'}"
         names = (run.engine.model, run.profile)
@@ -49,5 +56,5 @@ class References(DataTable):
 
 
 def load() -> References:
-    """The shipped references."""
+    """Return the shipped references."""
     return data_file.load("references.toml", References)

@@ -1,4 +1,4 @@
-"""Something that A and B both may have, as a row of a table with a column for each."""
+"""Rows of a table that compares A and B, with a column for each."""
 
 import textwrap
 from collections.abc import Iterable
@@ -9,6 +9,8 @@ from sm121.run.verdict_file import LevelReport
 
 #: Characters of a value or a message that stands beside another.
 _MOST_TEXT = 500
+#: The first counts of a level are always shown.
+_ALWAYS = 2
 #: Parts of a kernel path whose names are not words.
 _WORDS = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["path"]
 
@@ -29,28 +31,51 @@ class Row:
 
 
 def of_path(part: str, one: object, two: object) -> Row:
-    """Return a part of the kernel paths of A and B as a row."""
-    proven = [side for side, value in (("A", one), ("B", two)) if value is not None]
-    note = f"proven in {proven[0]} only" if len(proven) == 1 else ""
+    """Return a part of the kernel paths of A and B as a row.
+
+    Args:
+        part: The part's name.
+        one: Its value in A; None where the log does not prove it.
+        two: Its value in B.
+    """
+    note = ""
+    if one is not None and two is None:
+        note = "proven in A only"
+    elif one is None and two is not None:
+        note = "proven in B only"
     return Row(words(part), shown(one), shown(two), note=note)
 
 
 def words(part: str) -> str:
-    """A part of a kernel path for people."""
+    """Return the name of a part of a kernel path for people.
+
+    Args:
+        part: The name of its field.
+    """
     return _WORDS.get(part, part.replace("_", " "))
 
 
 def shown(value: object, also: Iterable[object] = ()) -> str:
-    """A value of a path for people; what the evidence does not show is not proven."""
+    """Return a value of a kernel path for people.
+
+    Args:
+        value: The value; None is ``not proven``.
+        also: Further values of the same part.
+    """
     if value is None:
         return "not proven"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(str, value if isinstance(value, list) else [value, *also])) or "none"
+    values = value if isinstance(value, list) else [value, *also]
+    return ", ".join(str(item) for item in values) or "none"
 
 
 def shortened(text: str) -> str:
-    """At most 500 characters, cut between words where there is room for one."""
+    """Return at most 500 characters of a text, cut between words if possible.
+
+    Args:
+        text: Any text.
+    """
     if len(text) <= _MOST_TEXT:
         return text
     cut = textwrap.shorten(text, _MOST_TEXT, placeholder="")
@@ -58,11 +83,18 @@ def shortened(text: str) -> str:
 
 
 def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
-    """The counts that tables of levels have: the first two, and those that are not 0 everywhere."""
-    names = [name for name in LevelReport.model_fields if name != "verdict"]
-    every = [*levels]
-    return [
-        name
-        for position, name in enumerate(names)
-        if position < 2 or any(getattr(level, name) for level in every)
-    ]
+    """Return the counts that tables of levels have: two always, others if one level has them.
+
+    Args:
+        levels: The levels of a run.
+
+    Returns:
+        Names of fields of a level.
+    """
+    reports = list(levels)
+    counts = [name for name in LevelReport.model_fields if name != "verdict"]
+    names = counts[:_ALWAYS]
+    for name in counts[_ALWAYS:]:
+        if any(getattr(level, name) for level in reports):
+            names.append(name)
+    return names

@@ -12,7 +12,14 @@ _SPACES = re.compile(r"\s+")
 
 
 def anchors(ids: Iterable[str]) -> dict[str, str]:
-    """An anchor for each test: the same in every run that has the test."""
+    """Return an anchor for each test, which is the same in every run.
+
+    Args:
+        ids: The tests of a run.
+
+    Returns:
+        The anchors by the tests' ids.
+    """
     anchor_of: dict[str, str] = {}
     counts: dict[str, int] = {}
     for name in ids:
@@ -25,14 +32,25 @@ def anchors(ids: Iterable[str]) -> dict[str, str]:
 
 
 def kernel(name: str) -> str:
-    """A kernel's name without what it was instantiated with, and what is around it."""
+    """Return a kernel's name without its arguments, and without the namespaces that do not fit.
+
+    Args:
+        name: The name as a profiler prints it.
+    """
     if len(name) <= MOST_KERNEL:
         return name
-    before = None
-    while before != name:  # from the innermost outwards
-        before, name = name, _ARGUMENTS.sub("", name)
-    parts = _SPACES.sub(" ", name).strip().removeprefix("void ").split("::")
+    plain = _without_arguments(name)
+    parts = _SPACES.sub(" ", plain).strip().removeprefix("void ").split("::")
     short = parts.pop()
     while parts and len(parts[-1]) + 2 + len(short) <= MOST_KERNEL:
         short = f"{parts.pop()}::{short}"
     return short if len(short) <= MOST_KERNEL else f"{short[: MOST_KERNEL - 1]}…"
+
+
+def _without_arguments(name: str) -> str:
+    """A name without its brackets, removed from the innermost outwards."""
+    while True:
+        shorter = _ARGUMENTS.sub("", name)
+        if shorter == name:
+            return name
+        name = shorter

@@ -1,4 +1,4 @@
-"""A report directory as it was written, by this version of the suite or by another one."""
+"""A stored report directory, written by this version of the suite or by another one."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class StoredReport:
-    """Everything that a report is made from. What was not run is None or empty."""
+    """Everything that a report is made from. Parts that were not run are None or empty."""
 
     run: VerdictFile
     directory: Path
@@ -36,7 +36,14 @@ class StoredReport:
 
 
 def read(directory: Path) -> StoredReport:
-    """Read a report directory, or a verdict.json's. Raises UsageError: there is no sound one."""
+    """Read a report directory.
+
+    Args:
+        directory: The directory, or its verdict.json.
+
+    Raises:
+        UsageError: There is no sound verdict.json.
+    """
     directory = stored_run.folder_of(directory)
     run = stored_run.file_of(directory)
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON

@@ -1,4 +1,4 @@
-"""summary.md: the verdict, short enough for a pull request."""
+"""summary.md: the result of a run, short enough for a pull request."""
 
 import os
 import re
@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
 from sm121.report import certainty, findings, headline, key_numbers, metric_verdicts
 from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import VerdictFile
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
     | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
-#: GitHub would write to whom a model's output names; a backslash does not keep it from that.
+#: GitHub would notify the people that a model's output names; a backslash does not prevent that.
 _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
 #: A pull request is read, a report is searched: the rest is in report.html.
 _MOST_FAILURES = 5
@@ -25,11 +26,15 @@ _MOST_LENGTH = 200
 
 
 class Markdown(str):
-    """Text that is Markdown already, and is none of a model's."""
+    """Text that is Markdown already. It must not contain a model's output."""
 
 
 def plain(value: object) -> str:
-    """Anything as plain text on one line of Markdown: it may come from a log or a model."""
+    """Return a value as plain text on one line of Markdown.
+
+    Args:
+        value: Any value: it may come from a log or a model. `Markdown` is returned as it is.
+    """
     if isinstance(value, Markdown):
         return value
     line = str(value).replace("\n", " ").replace("\r", " ")
@@ -38,26 +43,46 @@ def plain(value: object) -> str:
 
 
 def _fenced(command: str) -> Markdown:
-    """A command that can be copied: a block of code, whatever is in it."""
+    """A block of code from which a command can be copied. The command may have backticks."""
     line = printable(" ".join(command.splitlines()))
-    fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 3)
+    longest = max(re.findall("`+", line), key=len, default="")
+    fence = longest + "```"
     return Markdown(f"{fence}sh\n{line}\n{fence}")
 
 
 def link(environment: Mapping[str, str]) -> str:
-    """Where a job of GitHub Actions or GitLab keeps its files; empty elsewhere."""
-    if server := environment.get("GITHUB_SERVER_URL"):
-        names = environment.get("GITHUB_REPOSITORY"), environment.get("GITHUB_RUN_ID")
-        return f"{server}/{names[0]}/actions/runs/{names[1]}#artifacts" if all(names) else ""
+    """Return the address of a job's files in GitHub Actions or GitLab.
+
+    Args:
+        environment: The variables of the process.
+
+    Returns:
+        The address; an empty text elsewhere.
+    """
+    server = environment.get("GITHUB_SERVER_URL")
+    if server:
+        repository = environment.get("GITHUB_REPOSITORY")
+        run = environment.get("GITHUB_RUN_ID")
+        if not repository or not run:
+            return ""
+        return f"{server}/{repository}/actions/runs/{run}#artifacts"
     job = environment.get("CI_JOB_URL")
     return f"{job}/artifacts/browse" if job else ""
 
 
 def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
-    """The summary of a run, finished or not. `report`: of the same run, where it is written: it
-    knows the command and what to do next."""
-    reason = findings.reason_of
-    failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
+    """Return the summary of a run.
+
+    Args:
+        run: The verdict file of a run, finished or not.
+        report: The stored report of the same run, which has the command and the next step; None
+            while the run goes on.
+    """
+
+    def judged(name: str) -> str:
+        return metric_verdicts.of_run(run, name).text
+
+    failures = findings.same(findings.failures(run), _verdict_and_reason)
     return templates.rendered(
         "summary.md.j2",
         plain,
@@ -68,7 +93,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         label=profile_label(run.profile, run.fingerprint),
         counts=counts_shown(run.levels.values()),
         failures=failures[:_MOST_FAILURES],
-        reason=reason,
+        reason=findings.reason_of,
         more=len(failures[_MOST_FAILURES:]),
         metrics={name: run.metrics[name] for name in key_numbers.names(run)},
         numbers=key_numbers.rows(run),
@@ -77,9 +102,21 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         number=number,
         interval=certainty.certainty,
         required=metric_verdicts.required,
-        judged=lambda name: metric_verdicts.of_run(run, name).text,
+        judged=judged,
         link=Markdown(link(os.environ)),
         fenced=_fenced,
-        bold=lambda text: Markdown(f"**{plain(text)}**"),
-        short=lambda text: headline.brief(text, _MOST_LENGTH),
+        bold=_bold,
+        short=_short,
     )
+
+
+def _verdict_and_reason(test: TestReport) -> tuple[Verdict, str]:
+    return test.verdict, findings.reason_of(test)
+
+
+def _bold(text: str) -> Markdown:
+    return Markdown(f"**{plain(text)}**")
+
+
+def _short(text: str) -> str:
+    return headline.brief(text, _MOST_LENGTH)

@@ -1,5 +1,7 @@
-"""The path of single requests, from the records that a run kept beside its verdict: when it was
-sent, when each chunk came, where it waited."""
+"""The timelines of single requests: the sending, each chunk, and the longest waits.
+
+They are made from the records that a run keeps beside its verdict.
+"""
 
 import json
 import re
@@ -19,8 +21,9 @@ _MOST_BYTES = 48 * 2**20
 _MOST_CELLS = 32
 #: Gaps that are marked, of an answer that has more than so many.
 _MARKED = 3
-#: Of this version or of one with other fields.
+#: A record of this version or of one with other fields.
 _ANSWER = TypeAdapter(TimedAnswer)
+_RECORDS = ("records/*.jsonl", "shards/*/records/*.jsonl")
 _FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-\d+)?\.jsonl")
 
 
@@ -62,23 +65,25 @@ class CellPaths:
 
 
 class RequestPaths(NamedTuple):
-    """The cells of a report directory, and what of it is not shown, a line each."""
+    """The cells of a report directory, and a line for each file that is not shown."""
 
     cells: list[CellPaths]
     left_out: list[str]
 
 
 def read(directory: Path) -> RequestPaths:
-    """The cells whose records are in a report directory, by depth and number of streams."""
+    """Read the cells whose records are in a report directory.
+
+    Args:
+        directory: The report directory of a run or of merged shards.
+
+    Returns:
+        The cells by depth and number of streams. A page has at most 32 cells of 48 MiB together.
+    """
     room = _MOST_BYTES
-    cells, left_out = paths = RequestPaths([], [])
-    files = sorted(
-        (int(match["depth"]), int(match["streams"]), file)
-        for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
-        for file in directory.glob(pattern)
-        if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
-    )
-    for depth, streams, file in files:
+    cells: list[CellPaths] = []
+    left_out: list[str] = []
+    for depth, streams, file in _record_files(directory):
         name = file.relative_to(directory).as_posix()
         room -= file.stat().st_size
         if room < 0 or len(cells) == _MOST_CELLS:
@@ -91,14 +96,26 @@ def read(directory: Path) -> RequestPaths:
             continue
         if cell is not None:
             cells.append(cell)
-    return paths
+    return RequestPaths(cells, left_out)
+
+
+def _record_files(directory: Path) -> list[tuple[int, int, Path]]:
+    """The depth, the number of streams and the path of each file of records."""
+    files = []
+    for pattern in _RECORDS:
+        for file in directory.glob(pattern):
+            match = _FILE.fullmatch(file.name)
+            if match is not None and file.is_file() and not file.is_symlink():
+                files.append((int(match["depth"]), int(match["streams"]), file))
+    return sorted(files)
 
 
 def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:
     """None for a cell without a long answer."""
     with file.open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
-    answers = [_ANSWER.validate_python(one) for one in records if one["kind"] == "long"]
+    long_records = [record for record in records if record["kind"] == "long"]
+    answers = [_ANSWER.validate_python(record) for record in long_records]
     if not answers:
         return None
     first = answers[0]
@@ -111,21 +128,25 @@ def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:
     chosen = [("median", ordered[(len(ordered) - 1) // 2]), ("slowest", ordered[-1])]
     if len(ordered) == 1:
         chosen = [("only", ordered[0])]
-    return CellPaths(name, len(answers), tuple(_path(which, one) for which, one in chosen))
+    paths = tuple(_path(which, answer) for which, answer in chosen)
+    return CellPaths(name, len(answers), paths)
 
 
 def _path(which: str, answer: TimedAnswer) -> RequestPath:
     came = timing.arrivals(answer, answer.clock() or "chunks")
     times = [(arrival.at_ns - answer.sent_ns) / 1e6 for arrival in came]
-    gaps = [
-        Gap(before, after - before, arrival.tokens)
-        for (before, after), arrival in zip(pairwise(times), came, strict=False)
-    ]
-    longest = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED] if len(gaps) > _MARKED else []
+    gaps = []
+    for (before, after), arrival in zip(pairwise(times), came, strict=False):
+        gaps.append(Gap(before, after - before, arrival.tokens))
+    longest: list[Gap] = []
+    if len(gaps) > _MARKED:
+        longest = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED]
+    last_ms = times[-1] if times else 0.0
+    ended_ms = (answer.ended_ns - answer.sent_ns) / 1e6
     return RequestPath(
         which=which,
         chunks_ms=tuple(times),
-        end_ms=max((answer.ended_ns - answer.sent_ns) / 1e6, times[-1] if times else 0.0),
+        end_ms=max(ended_ms, last_ms),
         tokens=came[-1].tokens if came else 0,
         gap_ms=median(gap.ms for gap in gaps) if gaps else None,
         gaps=tuple(sorted(longest)),
