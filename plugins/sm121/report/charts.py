@@ -152,13 +152,14 @@ def memory_levels(samples: Sequence[Sample]) -> dict[str, list[float | None]]:
     """
     levels = {}
     for name, size_of in _LEVELS.items():
-        sizes: list[float | None] = []
-        for sample in samples:
-            size = size_of(sample)
-            sizes.append(None if size is None else size / _GIB)
+        sizes = _scaled([size_of(sample) for sample in samples], 1 / _GIB)
         if _known(sizes):
             levels[name] = sizes
     return levels
+
+
+def _scaled(values: Iterable[float | None], factor: float) -> list[float | None]:
+    return [None if value is None else value * factor for value in values]
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -187,7 +188,7 @@ def memory(file: MemoryFile) -> Chart | None:
             scatter("lines", seconds, _rounded(sizes, 4), hover, name=name, line=line),
         )
         rows.append(_level_row(name, _known(sizes), "GiB", "GiB"))
-    shares = _cache_percent(samples)
+    shares = _scaled([sample.cache_usage for sample in samples], 100)
     has_cache = bool(_known(shares))
     if has_cache:
         hover = "KV cache: %{y:.1f} % after %{x:.0f} s"
@@ -205,14 +206,6 @@ def memory(file: MemoryFile) -> Chart | None:
         header=_MEMORY_COLUMNS,
         rows=rows,
     )
-
-
-def _cache_percent(samples: Sequence[Sample]) -> list[float | None]:
-    shares: list[float | None] = []
-    for sample in samples:
-        usage = sample.cache_usage
-        shares.append(None if usage is None else usage * 100)
-    return shares
 
 
 def _rounded(values: Iterable[float | None], digits: int) -> list[float | None]:

@@ -166,7 +166,9 @@ def limits_of(name: str) -> Regression:
     Args:
         name: The profile of the run. A profile that is not a shipped one has the suite's default.
     """
-    return profile.load(name).regression if name in profile.shipped() else Regression()
+    if name in profile.shipped():
+        return profile.load(name).regression
+    return Regression()
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:

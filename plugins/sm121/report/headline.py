@@ -55,8 +55,9 @@ class Headline:
         if self.verdict is not Verdict.PASS or not (self.reservations or self.certificate):
             return self.verdict.value
         how = self.certificate or "not certified"
-        why = f": {'; '.join(self.reservations)}" if self.reservations else ""
-        return f"{self.verdict.value} ({how}{why})"
+        if self.reservations:
+            how += f": {'; '.join(self.reservations)}"
+        return f"{self.verdict.value} ({how})"
 
     def __str__(self) -> str:
         return f"{self.word}: {self.sentence}"
@@ -83,7 +84,7 @@ def of(run: VerdictFile) -> Headline:
     return Headline(
         verdict=run.verdict,
         sentence=sentence,
-        reservations=_reservations(run) if run.verdict is Verdict.PASS else (),
+        reservations=_reservations(run),
         certificate=run.certificate if run.certified else "",
         price=templates.rendered(
             "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
@@ -92,6 +93,9 @@ def of(run: VerdictFile) -> Headline:
 
 
 def _reservations(run: VerdictFile) -> tuple[str, ...]:
+    """The parts that a PASS did not check or does not show."""
+    if run.verdict is not Verdict.PASS:
+        return ()
     text = templates.rendered(
         "reservations.j2",
         run=run,
@@ -122,7 +126,9 @@ def action(report: StoredReport) -> Action | None:
         if step is not None:
             return step
     command = report.details.again or report.details.command
-    return Action("run again", command) if command else None
+    if command:
+        return Action("run again", command)
+    return None
 
 
 def _after_crash(report: StoredReport, crash: Crash) -> Action | None:

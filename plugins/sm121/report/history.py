@@ -160,7 +160,9 @@ class Line:
 def _worse_by(metric: StoredMetric, before: float, after: float) -> float:
     """The share by which a level is worse than one before; negative where it is better."""
     ratio = after / before
-    return 1 - ratio if metric.higher_is_better else ratio - 1
+    if metric.higher_is_better:
+        return 1 - ratio
+    return ratio - 1
 
 
 @dataclass(frozen=True)

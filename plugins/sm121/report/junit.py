@@ -1,7 +1,7 @@
 """junit.xml: a suite for each level, the verdicts as properties.
 
-FAIL is a ``failure``. INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type. A test
-that did not run is ``skipped``. A run that is not PASS although no test failed has a suite ``run``
+FAIL is a ``failure``. INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type. Tests
+that did not run are ``skipped``. A run that is not PASS although no test failed has a suite ``run``
 with an ``error``.
 """
 

@@ -171,14 +171,16 @@ def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
 def _benchy_row(run: VerdictFile, name: str, samples: Samples | None) -> list[str]:
     rate = metric_names.rate(name)
     assert rate is not None
-    depth = f" @ d{rate.depth}" if rate.depth else ""
-    values = samples.samples if samples is not None and samples.failures == 0 else []
+    test = f"{rate.kind} @ d{rate.depth}" if rate.depth else rate.kind
+    values: Sequence[float] = []
+    if samples is not None and samples.failures == 0:
+        values = samples.samples
     first_token = ""
     if not rate.decoding:
         tokens = int(rate.kind.removeprefix("pp")) + rate.depth
         first_token = _scatter([1000.0 * tokens / value for value in values if value > 0.0])
     rates = _scatter(values) or f"{run.metrics[name].value:.2f}"
-    return [run.engine.model, f"{rate.kind}{depth}", rates, "", "", "", first_token]
+    return [run.engine.model, test, rates, "", "", "", first_token]
 
 
 def _scatter(values: Sequence[float]) -> str:
@@ -219,9 +221,13 @@ def _verdict(run: VerdictFile, name: str) -> str:
 def _interval(metric: MetricReport) -> str:
     confidence = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
-        return f"{confidence} sure" if confidence and metric.gated else ""
+        if confidence and metric.gated:
+            return f"{confidence} sure"
+        return ""
     text = f"{number(metric.ci_low) or '?'} to {number(metric.ci_high) or 'unbounded'}"
-    return text if confidence in ("", _USUAL_CONFIDENCE) else f"{text} ({confidence})"
+    if confidence in ("", _USUAL_CONFIDENCE):
+        return text
+    return f"{text} ({confidence})"
 
 
 def share(metric: MetricReport) -> str:
@@ -235,8 +241,10 @@ def share(metric: MetricReport) -> str:
     """
     if metric.roofline is None:
         return ""
-    of_what = f" of {metric_verdicts.bound(metric)}" if metric.bound is not None else ""
-    return f"{metric.roofline * 100:.0f} %{of_what}"
+    text = f"{metric.roofline * 100:.0f} %"
+    if metric.bound is not None:
+        text += f" of {metric_verdicts.bound(metric)}"
+    return text
 
 
 def bound_doubt(run: VerdictFile) -> str | None:
@@ -262,9 +270,10 @@ def bound_doubt(run: VerdictFile) -> str | None:
     why = "low"
     if reading is not None and is_busy:
         why = f"measured while other processes took {reading.other_load:.0%} of the CPU"
-    rates = f"; above it: {', '.join(above[:_MOST_ABOVE])}" if above else ""
+    if above:
+        why += f"; above it: {', '.join(above[:_MOST_ABOVE])}"
     return (
-        f"bound: expected the memory's bandwidth on a quiet machine, got one {why}{rates}. "
+        f"bound: expected the memory's bandwidth on a quiet machine, got one {why}. "
         "Run again on a quiet machine for the shares of the bound"
     )
 

@@ -67,7 +67,9 @@ def quantity(name: str) -> str | None:
         The quantity; None for a metric that is no quantile of a time.
     """
     match = _TIME.fullmatch(name)
-    return match["base"] if match is not None else None
+    if match is not None:
+        return match["base"]
+    return None
 
 
 def fraction(name: str) -> float | None:
@@ -80,7 +82,9 @@ def fraction(name: str) -> float | None:
         The fraction; None for a metric that is no quantile of a time.
     """
     match = _TIME.fullmatch(name)
-    return float(match["percent"]) / 100 if match is not None else None
+    if match is not None:
+        return float(match["percent"]) / 100
+    return None
 
 
 def words(name: str) -> str:
@@ -124,4 +128,6 @@ def _time_words(base: str, percent: str) -> str:
 
 
 def _streams_words(streams: int, *, in_turns: bool) -> str:
-    return f", {streams} streams in turns" if in_turns else f", {streams} streams"
+    if in_turns:
+        return f", {streams} streams in turns"
+    return f", {streams} streams"

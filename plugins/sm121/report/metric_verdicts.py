@@ -33,7 +33,9 @@ class Judged:
     @property
     def shade(self) -> Literal["measured"] | Verdict:
         """The class of its chip on a page."""
-        return "measured" if self.is_measured else self.verdict
+        if self.is_measured:
+            return "measured"
+        return self.verdict
 
 
 def of_metric(name: str, metric: MetricReport) -> Judged:
@@ -114,7 +116,9 @@ def bound(metric: MetricReport) -> str:
     Returns:
         The rate in the metric's unit; an empty text where it is not known.
     """
-    return "" if metric.bound is None else number(float(f"{metric.bound:.3g}"))
+    if metric.bound is None:
+        return ""
+    return number(float(f"{metric.bound:.3g}"))
 
 
 def limit(gate: MetricReport | ConfigurationGate) -> str:

@@ -135,7 +135,9 @@ def _cut(report: StoredReport) -> StoredReport:
 
 def _first(value: Any) -> Any:
     if isinstance(value, str):
-        return value if len(value) <= _SHORT else f"{value[:_SHORT]} [...]"
+        if len(value) <= _SHORT:
+            return value
+        return f"{value[:_SHORT]} [...]"
     if isinstance(value, dict):
         return {key: _first(item) for key, item in itertools.islice(value.items(), _FEW)}
     if isinstance(value, list):
@@ -187,12 +189,16 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
         chart = rate_chart.rates(run, others, decoding=decoding)
         if chart is not None:
             rates.append(chart)
-    memory = charts.memory(report.memory) if report.memory is not None else None
+    memory = []
+    if report.memory is not None:
+        chart = charts.memory(report.memory)
+        if chart is not None:
+            memory.append(chart)
     gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
         "rates": rates,
         "latency": charts.distributions(report.details),
-        "memory": [memory] if memory is not None else [],
+        "memory": memory,
         "history": charts.histories(report.details, gated),
     }
 

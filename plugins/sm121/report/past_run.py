@@ -11,7 +11,6 @@ from sm121.core.verdict import Verdict
 from sm121.report import comparison, metric_names
 from sm121.run import stored_run, verdict_file
 from sm121.run.engine_report import EngineReport
-from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import VerdictFile
 
@@ -112,7 +111,9 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
                 value=report.value,
             )
     # A verdict.json of another name has a verdict; the files of other tools have none.
-    verdict = None if stored.verdict is Verdict.NOT_RUN else stored.verdict
+    verdict: Verdict | None = stored.verdict
+    if verdict is Verdict.NOT_RUN:
+        verdict = None
     return _past(name, file, StoredRun(name, stored, metrics), machine, verdict)
 
 
@@ -131,7 +132,7 @@ def _past(
         verdict=verdict,
         commit=str(source.get("sha") or "")[:_COMMIT_DIGITS],
         checks=_checks(file),
-        exact=_exact(file, file.fingerprint) if file.fingerprint is not None else None,
+        exact=_exact(file),
     )
 
 
@@ -155,6 +156,10 @@ def _checks(file: VerdictFile) -> dict[str, bool]:
     return checks
 
 
-def _exact(file: VerdictFile, fingerprint: Fingerprint) -> str:
+def _exact(file: VerdictFile) -> str | None:
+    """The digest of a run's build and options; None without a fingerprint."""
+    fingerprint = file.fingerprint
+    if fingerprint is None:
+        return None
     request = fingerprint.model_dump(mode="json", exclude={"against", "waivers"})
     return digest.of([request, file.engine.version, file.profile])

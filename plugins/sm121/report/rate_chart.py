@@ -48,6 +48,8 @@ class _Grade:
     """How a grade of a gate is drawn."""
 
     name: str
+    #: Its name in the legend.
+    legend: str
     #: The word beside its first bar.
     word: str
     colour: str
@@ -61,9 +63,9 @@ class _Grade:
 
 
 _GRADES = (
-    _Grade("minimum", "required", "var(--fail)"),
-    _Grade("target", "target", "var(--pass)"),
-    _Grade("stretch", "stretch", "var(--muted)"),
+    _Grade("minimum", "minimum required", "required", "var(--fail)"),
+    _Grade("target", "target", "target", "var(--pass)"),
+    _Grade("stretch", "stretch", "stretch", "var(--muted)"),
 )
 
 
@@ -122,7 +124,9 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         reached += _reaches(trace)
     bottom, top = _axis(reached)
     far = ""
-    bounds = _bounds(measured) if decoding else {}
+    bounds: dict[int, float] = {}
+    if decoding:
+        bounds = _bounds(measured)
     if bounds and min(bounds.values()) > _FAR * max(reached):
         far = _far_text(list(bounds.values()))
     elif bounds:
@@ -214,8 +218,8 @@ def _measured_trace(kind: str, by_depth: Mapping[int, MetricReport], colour: str
         depths.append(str(depth))
         values.append(value)
         texts.append(_point_text(kind, depth, metric))
-        above.append(metric.ci_high - value if metric.ci_high is not None else 0.0)
-        below.append(value - metric.ci_low if metric.ci_low is not None else 0.0)
+        above.append(_distance(value, metric.ci_high))
+        below.append(_distance(metric.ci_low, value))
         symbols.append("circle-x" if metric.verdict in _COUNTS_NOT else "circle")
         fills.append("var(--card)" if _hollow(metric) else colour)
     error = {"array": above, "arrayminus": below, "color": colour}
@@ -237,6 +241,13 @@ def _measured_trace(kind: str, by_depth: Mapping[int, MetricReport], colour: str
     )
 
 
+def _distance(low: float | None, high: float | None) -> float:
+    """The distance between a value and an end of its interval; 0 where it has none."""
+    if low is None or high is None:
+        return 0.0
+    return high - low
+
+
 def _point_text(kind: str, depth: int, metric: MetricReport) -> str:
     text = f"{kind} at depth {depth}: {number(metric.value)} tok/s"
     bounds = interval(metric)
@@ -249,7 +260,9 @@ def _hollow(metric: MetricReport) -> str | None:
     """The name of a point that decides nothing; None for one that was compared with a gate."""
     if metric.verdict in _COUNTS_NOT:
         return f"{metric.verdict.value}: counts neither way"
-    return None if metric.gated else "no gate"
+    if metric.gated:
+        return None
+    return "no gate"
 
 
 def _marks(measured: Measured) -> list[tuple[str, str, str]]:
@@ -257,7 +270,8 @@ def _marks(measured: Measured) -> list[tuple[str, str, str]]:
     for metric in _metrics(measured):
         name = _hollow(metric)
         if name is not None:
-            shapes[name] = "crossed" if metric.verdict in _COUNTS_NOT else "hollow"
+            is_crossed = metric.verdict in _COUNTS_NOT
+            shapes[name] = "crossed" if is_crossed else "hollow"
     return [(name, "var(--text)", shape) for name, shape in shapes.items()]
 
 
@@ -274,7 +288,7 @@ def _required_traces(measured: Measured) -> list[Figure]:
                 [str(limit.depth) for limit in limits],
                 [limit.value for limit in limits],
                 f"{grade.name} at depth %{{x}}: %{{y:.5~r}} tok/s",
-                name="minimum required" if grade.name == "minimum" else grade.name,
+                name=grade.legend,
                 marker=chart.LOOKS["bar"] | {"color": grade.colour, "line": line},
             )
         )
@@ -326,7 +340,9 @@ def _label_shift(grade: _Grade, limit: _Limit) -> int:
     if grade.name != "minimum":
         return 0
     value = limit.metric.value
-    return _AWAY if value is not None and value < limit.value else -_AWAY
+    if value is not None and value < limit.value:
+        return _AWAY
+    return -_AWAY
 
 
 def _near(labels: Sequence[_Label], distance: float) -> list[list[_Label]]:
@@ -411,7 +427,9 @@ def _axis(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ceiling(metric: MetricReport) -> float | None:
-    return metric.value / metric.roofline if metric.value and metric.roofline else None
+    if metric.value and metric.roofline:
+        return metric.value / metric.roofline
+    return None
 
 
 def _bounds(measured: Measured) -> dict[int, float]:
@@ -434,5 +452,6 @@ def _bound_trace(bounds: Mapping[int, float]) -> Figure:
 def _far_text(bounds: Sequence[float]) -> str:
     least = number(min(bounds))
     most = number(max(bounds))
-    span = least if least == most else f"{least} to {most}"
-    return f"memory allows {span} tok/s"
+    if least == most:
+        return f"memory allows {least} tok/s"
+    return f"memory allows {least} to {most} tok/s"

@@ -50,12 +50,14 @@ def read(directory: Path) -> StoredReport:
     memory = _beside(MemoryFile, directory, memory_name, run)
     compared = _beside(AbFile, directory, ab.FILE, run)
     matrix = _beside(MatrixFile, directory, "matrix/matrix.json", run)
+    if matrix is not None and not matrix.cells:
+        matrix = None
     return StoredReport(
         run=run,
         directory=directory,
         details=details.read(directory),
         memory=memory,
-        matrix=matrix if matrix and matrix.cells else None,
+        matrix=matrix,
         ab=AbSection(compared) if compared else None,
         crashes=crash_list.read(run.crashes, directory),
     )

@@ -67,7 +67,9 @@ def link(environment: Mapping[str, str]) -> str:
             return ""
         return f"{server}/{repository}/actions/runs/{run}#artifacts"
     job = environment.get("CI_JOB_URL")
-    return f"{job}/artifacts/browse" if job else ""
+    if job:
+        return f"{job}/artifacts/browse"
+    return ""
 
 
 def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:

@@ -52,7 +52,9 @@ class RequestPath:
     @property
     def first_ms(self) -> float:
         """The wait before the first chunk; until the end where none came."""
-        return self.chunks_ms[0] if self.chunks_ms else self.end_ms
+        if self.chunks_ms:
+            return self.chunks_ms[0]
+        return self.end_ms
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,13 @@ def _path(which: str, answer: TimedAnswer) -> RequestPath:
     longest: list[Gap] = []
     if len(gaps) > _MARKED:
         longest = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED]
-    last_ms = times[-1] if times else 0.0
-    ended_ms = (answer.ended_ns - answer.sent_ns) / 1e6
+    end_ms = (answer.ended_ns - answer.sent_ns) / 1e6
+    if times:
+        end_ms = max(end_ms, times[-1])
     return RequestPath(
         which=which,
         chunks_ms=tuple(times),
-        end_ms=max(ended_ms, last_ms),
+        end_ms=max(end_ms, 0.0),
         tokens=came[-1].tokens if came else 0,
         gap_ms=median(gap.ms for gap in gaps) if gaps else None,
         gaps=tuple(sorted(longest)),
