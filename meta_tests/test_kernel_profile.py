@@ -21,16 +21,13 @@ from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, profiler, requirement
+from sm121.evidence.kernel_names import load_names, part_of
 from sm121.evidence.kernel_path import KernelPath
-from sm121.evidence.kernel_profile import (
-    KernelProfile,
-    load_names,
-    part_of,
-    read,
-    read_nsys,
-    read_trace,
-)
+from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile
 from sm121.evidence.kernel_proof import moe_variant, requantised, with_kernels
+from sm121.evidence.kernel_trace import read_trace
+from sm121.evidence.nsys import read_nsys
+from sm121.evidence.profile_files import read_profile
 from sm121.evidence.profiler import profile_decode
 
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
@@ -92,8 +89,8 @@ def trace(tmp_path: Path) -> Callable[..., Path]:
 
 def gpu(*names: str) -> KernelProfile:
     """`names`: of kernels, or keys of `KERNELS`."""
-    sums = [(KERNELS.get(name, name), kernel_profile._Sum(1, 1e-3)) for name in names]
-    return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
+    launches = [Launches(KERNELS.get(name, name), 1, 1e-3) for name in names]
+    return build_profile("gpu", Path("trace.json"), 4, launches)
 
 
 NO_SHARES = dict.fromkeys(("attention", "moe", "dense", "quantise", "other"), 0)
@@ -257,7 +254,7 @@ NSYS = text_file("nsys.csv").format(
 def test_table_of_nsys_is_read_the_same_way(tmp_path):
     file = tmp_path / "kernels.csv"
     file.write_text(NSYS)
-    profiled = read(file)
+    profiled = read_profile(file)
     assert profiled.seconds == pytest.approx(0.01)
     shares = {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05}
     assert shares_of(profiled) == pytest.approx(NO_SHARES | shares)
@@ -273,7 +270,7 @@ def test_table_of_nsys_without_kernels_is_refused(text):
 def test_nsys_that_is_missing_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotRun, match="nsys is not on PATH"):
-        read(tmp_path / "report.nsys-rep")
+        read_profile(tmp_path / "report.nsys-rep")
 
 
 def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
@@ -282,10 +279,10 @@ def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
     prints = f"exec /bin/cat {tmp_path / 'table.csv'}"
     executable(tmp_path / "nsys", f'case "$*" in *cuda_gpu_kern_sum*) {prints};; esac; exit 1')
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert read(tmp_path / "report.nsys-rep").parts["moe"].calls == 36
+    assert read_profile(tmp_path / "report.nsys-rep").parts["moe"].calls == 36
     executable(tmp_path / "nsys", "echo cannot open the report >&2; exit 1")
     with pytest.raises(NotRun, match="cannot open the report"):
-        read(tmp_path / "report.nsys-rep")
+        read_profile(tmp_path / "report.nsys-rep")
 
 
 # ------------------------------------------------------------------------------ planted faults
@@ -495,7 +492,7 @@ TABLES = ("unfused", "fused")
 
 
 def real(name: str) -> KernelProfile:
-    return read(DATA / f"{name}_0804_kernels.csv")
+    return read_profile(DATA / f"{name}_0804_kernels.csv")
 
 
 def as_printed(file: Path, prefix: str = "") -> str:
@@ -549,7 +546,7 @@ def test_real_tables_have_their_shares(name, shares):
 def test_printed_table_of_a_log_is_the_same_table(tmp_path, name, prefix):
     log = tmp_path / "server_profiled.log"
     log.write_text(as_printed(DATA / f"{name}_0804_kernels.csv", prefix) + "\n")
-    printed, table = read(log), real(name)
+    printed, table = read_profile(log), real(name)
     calls, expected = ([(k.name, k.calls) for k in each.kernels] for each in (printed, table))
     assert calls == expected and printed.parts == table.parts
     grouped = [calls for kernel, calls in expected if "GroupProblemShape" in kernel]
@@ -590,8 +587,8 @@ def decoded(marlin: dict[str, int], steps: int | None = 16, layers: int = 36) ->
     times = layers * (steps or 16)
     rows = {CUTLASS: 2 * times, QUANTISE: times, ATTENTION: times, WRITE: times, DENSE: times}
     rows |= {KERNELS.get(name, name): calls * (steps or 16) for name, calls in marlin.items()}
-    sums = [(name, kernel_profile._Sum(calls, calls * 1e-5)) for name, calls in rows.items()]
-    return kernel_profile._profile("gpu", Path("t.json"), steps, sums)
+    launches = [Launches(name, calls, calls * 1e-5) for name, calls in rows.items()]
+    return build_profile("gpu", Path("t.json"), steps, launches)
 
 
 ALL = ["qkv", "o", "lm_head"]

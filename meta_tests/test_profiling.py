@@ -12,7 +12,7 @@ import pytest
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
-from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum, shortened
+from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
 from sm121.run import decode_profile
 from sm121.session import session, target
 
@@ -84,9 +84,10 @@ def take(run, **changes: str) -> KernelProfile:
 
 @pytest.fixture
 def taken_profile(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
-    profile_ = _profile("cpu", Path("trace"), 3, [(f"k{n}", _Sum(1, 1e-3)) for n in range(50)])
+    launches = [Launches(f"k{n}", 1, 1e-3) for n in range(50)]
+    profile_ = build_profile("cpu", Path("trace"), 3, launches)
     monkeypatch.setattr(decode_profile, "profile_decode", lambda *_: Path("trace"))
-    monkeypatch.setattr(decode_profile.kernel_profile, "read_trace", lambda _: profile_)
+    monkeypatch.setattr(decode_profile.kernel_trace, "read_trace", lambda _: profile_)
     return profile_
 
 
@@ -118,9 +119,9 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     """Of no other configuration's, and with the calls of all kernels of known parts."""
     marlin, write = "void marlin::Marlin<(long)1>()", "vllm::reshape_and_cache_flash_kernel<float>"
-    rows = [(f"k{n}", _Sum(1, 1.0)) for n in range(50)]
-    rows += [(marlin, _Sum(8, 1e-6)), (write, _Sum(32, 1e-6)), (marlin + "2", _Sum(64, 1e-6))]
-    kernels = _profile("gpu", Path("trace"), None, rows).model_copy(update={"decoding": True})
+    rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]
+    rows += [Launches(marlin, 8, 1e-6), Launches(write, 32, 1e-6), Launches(marlin + "2", 64, 1e-6)]
+    kernels = build_profile("gpu", Path("trace"), None, rows).model_copy(update={"decoding": True})
     run = SimpleNamespace(
         file=SimpleNamespace(engine=SimpleNamespace(kernels=shortened(kernels))),
         profile=SimpleNamespace(under_test="tested"), layers=4,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sm121.compilation import architecture, libraries
 from sm121.core import data_file, errors
-from sm121.evidence.kernel_profile import Part, part_of
+from sm121.evidence.kernel_names import Part, part_of
 
 #: Folders of a cache that are not named after one module.
 _FOLDERS_OF_ALL = ("", "cached_ops", "cache", "generated")

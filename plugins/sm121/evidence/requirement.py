@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm121.core.engine_settings import KernelPathRequirement, PathValues
+from sm121.evidence.kernel_names import entry_of, load_names
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
-from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
+from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.kernel_proof import with_kernels
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from sm121.core.files import write_text
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
-from sm121.evidence import kernel_profile
+from sm121.evidence import kernel_profile, kernel_trace
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import profile_decode
 from sm121.run.harness import Harness
@@ -28,7 +28,7 @@ def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
             "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
         )
     trace = profile_decode(server.endpoint, Path(configuration.traces))
-    kernels = kernel_profile.read_trace(trace).model_copy(update={"decoding": True})
+    kernels = kernel_trace.read_trace(trace).model_copy(update={"decoding": True})
     name = configuration.name
     report = harness.directory / f"kernels-{name}"
     write_text(

@@ -21,6 +21,7 @@ from sm121.evidence import (
     kernel_profile,
     kernel_proof,
     metrics,
+    profile_files,
     requirement,
     serving_lines,
 )
@@ -140,7 +141,7 @@ class _Reading:
         if self.request.jit_caches is not None:
             self._read_jit_caches(self.request.jit_caches)
         if self.request.trace is not None:
-            profile = kernel_profile.read(self.request.trace)
+            profile = profile_files.read_profile(self.request.trace)
             if self.request.as_table:
                 sys.stdout.write(kernel_profile.table(profile))
                 return

@@ -1,0 +1,218 @@
+"""Read the Chrome trace of the torch profiler.
+
+Format: the "Trace Event Format" of Chrome, with the categories of PyTorch's Kineto
+(``kernel``, ``cpu_op``, ``user_annotation``).
+"""
+
+import codecs
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sm121.core.errors import UsageError
+from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile
+
+_BLOCK_BYTES = 1 << 20
+#: Characters of one event. A stack in a trace may be long, but four million are no event.
+_LONGEST_EVENT = 1 << 22
+#: Operators of a trace without a GPU. More do not fit into the memory beside a server.
+_MOST_OPERATORS = 5_000_000
+#: The annotation of a step; its requests are those that decode.
+_STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
+_EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[|^\s*\[')
+_BETWEEN_EVENTS = re.compile(r"[ \t\r\n,]*")
+
+
+def read_trace(path: Path) -> KernelProfile:
+    """Read the kernels of a trace, or its operators if it has no kernels.
+
+    The file is streamed: memory grows with the number of different kernels, or of operators.
+
+    Args:
+        path: The trace, ``.json`` or ``.json.gz``.
+
+    Raises:
+        UsageError: The file is no such trace, or has neither kernels nor operators, or has too many
+            operators.
+    """
+    trace = _Trace()
+    try:
+        for event in _events(path):
+            trace.add(event)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, TypeError, RecursionError) as error:
+        expected = f"{path}: expected a Chrome trace of the torch profiler"
+        raise UsageError(f"{expected}: {error}") from error
+    if trace.kernels:
+        return build_profile("gpu", path, trace.steps or None, trace.kernels.values())
+    if trace.operator_count > _MOST_OPERATORS:
+        raise UsageError(
+            f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
+            "profile fewer steps"
+        )
+    if not trace.operators:
+        raise UsageError(f"{path}: expected kernels or operators, the trace has neither")
+    return build_profile("cpu", path, trace.steps or None, _own_times(trace))
+
+
+class _Operator(NamedTuple):
+    """A call of an operator; times in microseconds."""
+
+    start: float
+    took: float
+    name: str
+
+
+class _Thread(NamedTuple):
+    """A thread of the profiled process, as the events name it."""
+
+    pid: Any
+    tid: Any
+
+
+class _OpenOperator(NamedTuple):
+    """An operator that encloses the next ones, until its end in microseconds."""
+
+    end: float
+    name: str
+
+
+class _Trace:
+    """The kernels, operators and steps of a trace."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Launches] = {}
+        self.operators: dict[_Thread, list[_Operator]] = {}
+        self.operator_count = 0
+        self.steps = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        if event.get("ph") != "X":
+            return
+        name = event.get("name")
+        took = event.get("dur")
+        if not isinstance(name, str) or not isinstance(took, int | float):
+            return
+        if not math.isfinite(took):
+            took = 0.0  # it ran, though its time is not known
+        took = max(took, 0.0)
+        category = event.get("cat")
+        if category == "kernel":
+            self._add_kernel(name, took)
+        elif category == "cpu_op" and not self.kernels:
+            self._add_operator(name, took, event)
+        elif category == "user_annotation":
+            self._add_annotation(name)
+
+    def _add_kernel(self, name: str, took: float) -> None:
+        self.operators.clear()  # the operators of a trace with kernels are not needed
+        if name not in self.kernels:
+            self.kernels[name] = Launches(name)
+        self.kernels[name].add(took / 1e6)
+
+    def _add_operator(self, name: str, took: float, event: dict[str, Any]) -> None:
+        self.operator_count += 1
+        if self.operator_count > _MOST_OPERATORS:
+            return
+        thread = _Thread(event.get("pid"), event.get("tid"))
+        operator = _Operator(float(event.get("ts", 0.0)), float(took), name)
+        self.operators.setdefault(thread, []).append(operator)
+
+    def _add_annotation(self, name: str) -> None:
+        match = _STEP.match(name)
+        if match is not None and int(match["requests"]) > 0:
+            self.steps += 1
+
+
+def _own_times(trace: _Trace) -> list[Launches]:
+    """Return the time of each operator without that of the operators inside it."""
+    own: dict[str, Launches] = {}
+    for operators in trace.operators.values():
+        operators.sort(key=lambda operator: (operator.start, -operator.took))
+        enclosing: list[_OpenOperator] = []
+        for operator in operators:
+            while enclosing and enclosing[-1].end <= operator.start:
+                enclosing.pop()
+            seconds = operator.took / 1e6
+            if enclosing:
+                own[enclosing[-1].name].seconds -= seconds
+            if operator.name not in own:
+                own[operator.name] = Launches(operator.name)
+            own[operator.name].add(seconds)
+            enclosing.append(_OpenOperator(operator.start + operator.took, operator.name))
+    for launches in own.values():
+        launches.seconds = max(launches.seconds, 0.0)
+    return list(own.values())
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace."""
+    utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    opener = gzip.open if path.name.endswith(".gz") else open
+    parser = _EventParser()
+    with opener(path, "rb") as stream:
+        is_last = False
+        while not is_last:
+            block = stream.read(_BLOCK_BYTES)
+            is_last = not block
+            yield from parser.feed(utf8.decode(block, final=is_last), is_last=is_last)
+            if parser.ended:
+                return
+    raise json.JSONDecodeError("the trace ends before its last event", "", 0)
+
+
+class _EventParser:
+    """Parses the array of events of a trace, piece by piece."""
+
+    def __init__(self) -> None:
+        self._decoder = json.JSONDecoder()
+        self._buffer = ""
+        self._inside = False
+        #: Whether the end of the array was read.
+        self.ended = False
+
+    def feed(self, text: str, *, is_last: bool) -> Iterator[dict[str, Any]]:
+        """Yield the events that end within the next piece of the text."""
+        self._buffer += text
+        if not self._inside and not self._enter():
+            return
+        buffer = self._buffer
+        position = 0
+        while True:
+            position = _skip_separators(buffer, position)
+            if buffer.startswith("]", position):
+                self.ended = True
+                return
+            if position >= len(buffer):
+                break
+            try:
+                event, end = self._decoder.raw_decode(buffer, position)
+            except json.JSONDecodeError:
+                # The next piece has the rest of it, unless it is no event at all.
+                if is_last or len(buffer) - position > _LONGEST_EVENT:
+                    raise
+                break
+            if isinstance(event, dict):
+                yield event
+            position = end
+        self._buffer = buffer[position:]
+
+    def _enter(self) -> bool:
+        """Find the beginning of the array."""
+        start = _EVENTS_BEGIN.search(self._buffer)
+        if start is None:
+            if len(self._buffer) > _LONGEST_EVENT:
+                raise json.JSONDecodeError("no traceEvents", "", 0)
+            return False
+        self._buffer = self._buffer[start.end() :]
+        self._inside = True
+        return True
+
+
+def _skip_separators(buffer: str, position: int) -> int:
+    match = _BETWEEN_EVENTS.match(buffer, position)
+    return position if match is None else match.end()
