@@ -20,7 +20,7 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
-from sm121.evidence import kernel_profile, profiler, requirement
+from sm121.evidence import kernel_profile, kernel_requirement, profiler
 from sm121.evidence.kernel_names import load_names, part_of
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile
@@ -258,7 +258,7 @@ def test_table_of_nsys_is_read_the_same_way(tmp_path):
     assert profiled.seconds == pytest.approx(0.01)
     shares = {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05}
     assert shares_of(profiled) == pytest.approx(NO_SHARES | shares)
-    assert requirement.kernel_contradictions(GB10, REAL, profiled) == []
+    assert kernel_requirement.kernel_contradictions(GB10, REAL, profiled) == []
 
 
 @pytest.mark.parametrize("text", ["", "SKIPPED: no CUDA kernel data", NSYS.splitlines()[2]])
@@ -300,8 +300,8 @@ SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_
 
 def judged(path: KernelPath, run: KernelProfile, required=GB10, layers: int | None = None):
     return (
-        requirement.kernel_contradictions(required, path, run, layers),
-        requirement.untold_of_kernels(required, path, run, layers),
+        kernel_requirement.kernel_contradictions(required, path, run, layers),
+        kernel_requirement.untold_of_kernels(required, path, run, layers),
     )
 
 
@@ -481,7 +481,7 @@ def test_cpu_operators_of_another_path_fail():
     path = KernelPath(moe="CPU", attention="CPU_ATTN")
     assert judged(path, gpu(*right, "vllm::moe_forward"), CPU) == ([], [])
     for names in (right[1:], (right[0], right[2]), (*right, "aten::scaled_dot_product_attention")):
-        assert requirement.kernel_contradictions(CPU, path, gpu(*names))
+        assert kernel_requirement.kernel_contradictions(CPU, path, gpu(*names))
 
 
 # ------------------------------------------------------------- real tables of a GB10, cut names

@@ -16,7 +16,7 @@ from sm121.core import interpreter
 from sm121.core.unmet import require, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines import requested
-from sm121.evidence import requirement
+from sm121.evidence import kernel_requirement
 from sm121.kernels.cases import BytesCase
 
 pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
@@ -76,9 +76,9 @@ def test_decode_runs_the_kernels_of_its_path(
     layers that are quantised beyond the checkpoint are those of the configuration."""
     required = profile.path_of(server.configuration.name)
     judged = (required, kernel_path, decode_profile, conformance.layers)
-    wrong = requirement.kernel_contradictions(*judged)
+    wrong = kernel_requirement.kernel_contradictions(*judged)
     require(not wrong, "the path of the profile", "; ".join(wrong), evidence=decode_profile.source)
-    if untold := requirement.untold_of_kernels(*judged):
+    if untold := kernel_requirement.untold_of_kernels(*judged):
         raise NotRun("; ".join(untold))
 
 

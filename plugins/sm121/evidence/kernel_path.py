@@ -1,11 +1,13 @@
-"""Which kernels really ran, read from a server's log, with the line that proves each value. What
-was asked for proves nothing, nor does a line that says ``auto``. None: the log is silent."""
+"""The kernels that really ran, read from a server's log, with the line that proves each value.
+
+A requested value proves nothing, nor does a line with the value ``auto``. None: the log is silent.
+"""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -13,36 +15,35 @@ from sm121.core import data_file, redaction
 from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure import FailureReader, load_failures
 from sm121.evidence.log_message import LogLine, Worker
+from sm121.evidence.server_state import (
+    LIST_LIMIT,
+    LISTS,
+    Candidate,
+    ServerState,
+    minute_of_year,
+)
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
-#: What a log may name several of, by the field of the path that lists them.
-_LISTS = {
-    **{name: name for name in ("unknown_env", "weights", "channels", "rerouted")},
-    **{"fallback": "fallbacks", "silent_fallback": "silent_fallbacks"},
-}
+#: Fields of signatures that speak of requests, and not of the path.
 _OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
-_NO_SINGLE_VALUE = (*_LISTS, *_OF_REQUESTS, "fact")
+_NO_SINGLE_VALUE = (*LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
-_LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
+_NUMBERS = ("context", "rank", "world_size")
+#: Lists that show that the lines of a container are a server's.
+_LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
+#: Bytes of a log in which its engine is searched.
 _DETECTED_IN = 4 << 20
-_OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
-_TYPES: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("context", "rank", "world_size"), int),
-    "requantised": lambda layer: [layer],
-}
-_ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
-_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)  # each month
 #: What the kernel prints, as dmesg and journald show it.
 _OF_KERNEL = re.compile(
     r"(?:<\d+>)?\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
     r"|.{0,80}\bkernel: "
 )
+#: In a line of nsys that `ServerState.note_age` reads.
 _PROFILER_HINT = "] Executing '"
-_PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
 class RequestReport(data_file.Record):
-    """Something that was asked for, and what became of it (`sm121.engines.requested`)."""
+    """A requested value, and the one that ran (`sm121.engines.requested`)."""
 
     by: str
     """The argument or the variable, with its value."""
@@ -97,8 +98,8 @@ class KernelPath(data_file.Record):
     fallbacks: list[str] = Field(default_factory=list)
     """Kinds of fallback that the log admits, by the ids of ``fixtures/signatures``."""
     silent_fallbacks: list[str] = Field(default_factory=list)
-    """What looks like a choice and was none, by the ids of ``fixtures/signatures``: of the
-    candidates that the log lists, one was left. It may be the right one."""
+    """Choices with one candidate left, by the ids of ``fixtures/signatures``. It may be the right
+    one."""
     failure: str | None = None
     """Kind of failure, as in `sm121.evidence.failure`."""
     evidence: dict[str, str] = Field(default_factory=dict)
@@ -107,9 +108,9 @@ class KernelPath(data_file.Record):
     also: dict[str, list[str]] = Field(default_factory=dict)
     """Field to the other values that lines as strong name: some layers run these."""
     requested: list[RequestReport] = Field(default_factory=list)
-    """What the configuration asked for; empty where it is not known."""
+    """The values that the configuration requested; empty where they are not known."""
     differences: list[str] = Field(default_factory=list)
-    """What was asked for and did not run. With any of them the configuration's numbers are
+    """The requested values that did not run. With any of them the configuration's numbers are
     INVALID."""
     version: str | None = Field(default=None, exclude=True)
     """The engine's own version, as it prints it; not part of ``path``."""
@@ -119,11 +120,12 @@ class KernelPath(data_file.Record):
     """The arguments, as the engine prints those that are not its default ones."""
     model: str | None = Field(default=None, exclude=True)
     served_model: str | None = Field(default=None, exclude=True)
-    """What the server loaded, and by which name it serves it; not part of ``path`` either."""
+    """The model that the server loaded, and the name by which it serves it; not part of ``path``
+    either."""
     rank: int | None = Field(default=None, exclude=True)
     world_size: int | None = Field(default=None, exclude=True)
     group: str | None = Field(default=None, exclude=True)
-    """What the ranks' process group is made by: ``nccl``, ``gloo``."""
+    """The library of the ranks' process group: ``nccl``, ``gloo``."""
     graph_sizes: str | None = Field(default=None, exclude=True)
     """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
     channels: list[str] = Field(default_factory=list, exclude=True)
@@ -131,9 +133,9 @@ class KernelPath(data_file.Record):
     rerouted: list[str] = Field(default_factory=list, exclude=True)
     """RDMA devices in whose place NCCL uses another one: ``2>0``."""
     start: str | None = Field(default=None, exclude=True)
-    """What is the same on all ranks of one start, and on no other."""
+    """An id that all ranks of one start share, and no other start has."""
     since: int | None = Field(default=None, exclude=True)
-    """Of a worker, the minute of the year in which it spoke first, by its node's clock."""
+    """The minute of the year of a worker's first line, by its node's clock."""
     network: str | None = Field(default=None, exclude=True)
     """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
     rdma_devices: str | None = Field(default=None, exclude=True)
@@ -144,148 +146,114 @@ class KernelPath(data_file.Record):
     """Container to that with which the rest of an older run begins, where the log ends in one."""
 
 
-@dataclass(slots=True)
-class _Candidate:
-    value: str | bool
-    strength: int
-    line: str
-    needs: tuple[str, ...]
-    #: Other values of the same strength, with their lines.
-    others: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _ServerState:
-    failures: FailureReader = field(default_factory=FailureReader)
-    facts: set[str] = field(default_factory=set)
-    best: dict[str, list[_Candidate]] = field(default_factory=dict)
-    #: By field of the path (`_LISTS`): each value with its line.
-    lists: dict[str, dict[str, str]] = field(
-        default_factory=lambda: {name: {} for name in _LISTS.values()}
-    )
-    opened: bool = False
-    """Whether this run's opening line was seen."""
-    began: int = 0
-    """Number of the physical line with which this run begins."""
-    since: str | None = None
-    """Moment of this run's first line that has one (`LogLine.stamp`)."""
-    stale: bool = False
-    """Whether the line belongs to a run before this one: the log was not emptied between them."""
-    ended: int = 0
-    """Number of the line at which `stale` became true."""
-
-    def place(self, line: LogLine) -> None:
-        """Whether a line and what follows it are older than this run, by its moment."""
-        before = self.stale
-        if line.stamp is not None:
-            self.since = self.since or line.stamp
-            self.stale = _minute(self.since) - _minute(line.stamp) in _ANOTHER_RUN
-        elif _PROFILER_SPEAKS.match(line.text):
-            self.stale = True  # nsys, of the server that it ended
-        if self.stale and not before:
-            self.ended = line.number
-
-    def take(self, signature: Signature, line: LogLine) -> None:
-        match = signature.search(line)
-        if match is None:
-            return
-        value = signature.read(match)
-        if value is None:
-            return
-        excerpt = log_message.cut(line.text, around=match.start())
-        if signature.field == "fact":
-            self.facts.add(signature.id)
-        elif (name := _LISTS.get(signature.field)) is not None:
-            is_drafters = name == "silent_fallbacks" and "drafter_loads" in self.facts
-            values = self.lists[name]
-            if len(values) < _LIST_LIMIT and not is_drafters:
-                values.setdefault(" ".join(str(value).split()), excerpt)
-        elif not (
-            signature.field in _OF_TARGET_ONLY
-            and "drafter_loads" in self.facts
-            and not signature.drafter
-        ):
-            candidates = self.best.setdefault(signature.field, [])
-            for candidate in candidates:
-                if candidate.strength == signature.strength and candidate.needs == signature.needs:
-                    if candidate.value != value and len(candidate.others) < _LIST_LIMIT:
-                        candidate.others.setdefault(str(value), excerpt)
-                    return  # the first line of a strength counts
-            candidates.append(_Candidate(value, signature.strength, excerpt, signature.needs))
-
-    def resolve(self) -> dict[str, _Candidate]:
-        resolved = {}
-        for name, candidates in self.best.items():
-            possible = [item for item in candidates if self.facts.issuperset(item.needs)]
-            if possible:
-                resolved[name] = max(possible, key=lambda item: item.strength)
-        return resolved
-
-
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
-    """The kernel path that a log file proves. Of a server that was restarted the last run counts;
-    of several in one log (``docker compose``) what they agree on. Memory stays bounded; bytes that
-    are no text are replaced. `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: no line is
-    of an older run, whatever its moment. Raises OSError: the file cannot be read; DataFileError:
-    nothing is known of the engine."""
+    """Read the kernel path that a log proves, in bounded memory.
+
+    The last run of a restarted server counts. If one log has several servers (``docker compose``),
+    the values that they agree on count. Bytes that are no text are replaced.
+
+    Args:
+        path: The log.
+        engine: The engine, one of `signatures.known_engines`.
+        one_run: Whether no line is of an older run, whatever its time.
+
+    Raises:
+        OSError: The file cannot be read.
+        DataFileError: The engine has no signatures.
+    """
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()
 
 
+class _Source(NamedTuple):
+    """The printer of a line: a worker in a container. None: the line is no worker's."""
+
+    container: str
+    worker: Worker | None
+
+
 class LogReader:
-    """Takes a log line by line; one state for each server in it."""
+    """Reads a log line by line, with a state for each server in it.
+
+    Args:
+        engine: The engine, one of `signatures.known_engines`.
+        one_run: Whether no line is of an older run, whatever its time.
+    """
 
     def __init__(self, engine: str, *, one_run: bool = False) -> None:
-        self._states: dict[str, _ServerState] = {}
-        self._workers: dict[tuple[str, Worker | None], _ServerState] = {}
+        self._states: dict[str, ServerState] = {}
+        self._workers: dict[_Source, ServerState] = {}
         self._one_run = one_run
-        self._hints = [
-            (hint, entry)
-            for entry in load_signatures(engine).signature
-            if entry.field not in _OF_REQUESTS
-            for hint in entry.hint
-        ]
+        self._hints: list[tuple[str, Signature]] = []
+        for entry in load_signatures(engine).signature:
+            if entry.field not in _OF_REQUESTS:
+                self._hints += [(hint, entry) for hint in entry.hint]
         texts = {hint for hint, _ in self._hints}
-        texts |= {hint for entry in load_failures().failure for hint in entry.hint}
+        for failure in load_failures().failure:
+            texts.update(failure.hint)
         texts.add(_PROFILER_HINT)
         self._bare_hints = {log_lines.without_digits(text) for text in texts}
 
     def take(self, line: LogLine) -> None:
-        """Takes the next whole line."""
-        states = self._states
-        state = states.get(line.container)
+        """Read the next line.
+
+        Args:
+            line: The line, joined with its pieces.
+        """
+        state = self._states.get(line.container)
         if state is None:
-            if len(states) >= _LIST_LIMIT:
+            if len(self._states) >= LIST_LIMIT:
                 return
-            state = states[line.container] = _ServerState(began=line.number)
+            state = ServerState(began=line.number)
+            self._states[line.container] = state
         if not self._one_run and not self._is_plain(line):
-            state.place(line)
+            state.note_age(line)
         if state.stale:
             return
-        text = line.text
         for hint, entry in self._hints:
-            if hint in text:  # cheap, and true of few lines
-                if entry.opens and entry.search(line):
-                    if state.opened or (state.best and entry.field == "version"):
-                        # It was restarted, or the log begins in the run before.
-                        state = _ServerState(began=line.number, since=line.stamp)
-                        states[line.container] = state
-                        for key in [key for key in self._workers if key[0] == line.container]:
-                            del self._workers[key]
-                    state.failures = FailureReader()
-                    state.opened = True
-                state.take(entry, line)
-                if len(self._workers) < _LIST_LIMIT:
-                    key = (line.container, line.worker)
-                    worker = self._workers.setdefault(key, _ServerState())
-                    worker.since = worker.since or line.stamp
-                    worker.take(entry, line)
+            if hint not in line.text:  # cheap, and true of most lines
+                continue
+            if entry.opens and entry.search(line):
+                state = self._open_run(state, entry, line)
+            state.take(entry, line)
+            self._take_of_worker(entry, line)
         state.failures.feed(line)
 
+    def _open_run(self, state: ServerState, entry: Signature, line: LogLine) -> ServerState:
+        """Return the state of the run that a line opens."""
+        if state.opened or (state.candidates and entry.field == "version"):
+            # The server was restarted, or the log begins in the run before.
+            state = ServerState(began=line.number, since=line.stamp)
+            self._states[line.container] = state
+            for source in list(self._workers):
+                if source.container == line.container:
+                    del self._workers[source]
+        state.failures = FailureReader()
+        state.opened = True
+        return state
+
+    def _take_of_worker(self, entry: Signature, line: LogLine) -> None:
+        if len(self._workers) >= LIST_LIMIT:
+            return
+        source = _Source(line.container, line.worker)
+        state = self._workers.get(source)
+        if state is None:
+            state = ServerState()
+            self._workers[source] = state
+        state.since = state.since or line.stamp
+        state.take(entry, line)
+
     def read(self, path: Path) -> None:
-        """Takes a whole file, as `take` does of `join_wrapped`, ten times as fast."""
-        for line in log_lines.read_new_lines(path, self._is_plain, self._again):
+        """Read a whole file, ten times as fast as by `take` of each line.
+
+        Args:
+            path: The log.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        for line in log_lines.read_new_lines(path, self._is_plain, self._take_plain):
             self.take(line)
 
     def _is_plain(self, line: LogLine) -> bool:
@@ -293,36 +261,49 @@ class LogReader:
         is_plain = self._states[line.container].failures.is_plain(line)
         return is_plain and not any(hint in text for hint in self._bare_hints)
 
-    def _again(self, _raw: bytes, like: LogLine) -> None:
+    def _take_plain(self, _raw: bytes, like: LogLine) -> None:
+        """Read a line that differs from a plain line in digits alone."""
         state = self._states[like.container]
         if not state.stale and state.failures.shows_life(like):
             state.failures.goes_on()
 
     def path(self) -> KernelPath:
-        """What all of it proves."""
+        """Return the path that all lines so far prove."""
         path = _merge(list(self._states.values()))
-        path.begins = {n: state.began for n, state in self._states.items() if state.began}
-        path.ends = {n: state.ended for n, state in self._states.items() if state.stale}
+        for container, state in self._states.items():
+            if state.began:
+                path.begins[container] = state.began
+            if state.stale:
+                path.ends[container] = state.ended
         return path
 
     def workers(self) -> dict[Worker, KernelPath]:
-        """What the lines of each worker prove, by its id and the address of its node (``7``,
-        ``7 10.0.0.2``); what no worker printed holds for all of them, where they are silent."""
+        """Return the path that the lines of each worker prove.
+
+        A line that no worker printed holds for all workers whose own lines do not have its value.
+        """
         paths: dict[Worker, KernelPath] = {}
-        for (container, worker), state in self._workers.items():
-            if worker is not None:
-                # Where it is silent, what no worker printed is said of it.
-                common = self._workers.get((container, None), _ServerState())
-                of_all = {name: values for name, values in common.best.items() if name != "rank"}
-                lists = {
-                    **state.lists,
-                    "channels": state.lists["channels"] or common.lists["channels"],
-                    "fallbacks": common.lists["fallbacks"] | state.lists["fallbacks"],
-                }
-                facts, best = state.facts | common.facts, of_all | state.best
-                paths[worker] = _merge([replace(state, facts=facts, best=best, lists=lists)])
-                paths[worker].since = _minute(state.since) if state.since is not None else None
+        for source, state in self._workers.items():
+            if source.worker is None:
+                continue
+            common = self._workers.get(_Source(source.container, None), ServerState())
+            path = _merge([_with_common(state, common)])
+            if state.since is not None:
+                path.since = minute_of_year(state.since)
+            paths[source.worker] = path
         return paths
+
+
+def _with_common(state: ServerState, common: ServerState) -> ServerState:
+    """Return the state of a worker with the values of the lines that no worker printed."""
+    candidates = {**common.candidates, **state.candidates}
+    if "rank" not in state.candidates:
+        candidates.pop("rank", None)  # a rank is one worker's alone
+    lists = dict(state.lists)
+    lists["channels"] = state.lists["channels"] or common.lists["channels"]
+    lists["fallbacks"] = common.lists["fallbacks"] | state.lists["fallbacks"]
+    facts = state.facts | common.facts
+    return replace(state, facts=facts, candidates=candidates, lists=lists)
 
 
 def search_last_start(
@@ -331,15 +312,29 @@ def search_last_start(
     patterns: Collection[re.Pattern[str]],
     ends: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Each pattern with each line of a log that matches it, from the last start of each server on;
-    what a line quotes of a user is not searched. `begins, ends`: of the log's `KernelPath`."""
+    """Search a log from the last start of each server on.
+
+    Args:
+        path: The log.
+        begins: The lines with which the last starts begin (`KernelPath.begins`).
+        patterns: The patterns. A line's quotation of a user is not searched.
+        ends: The lines with which older runs begin (`KernelPath.ends`).
+
+    Yields:
+        Each pattern with each line that it matches.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     for number, raw in enumerate(log_lines.read_raw_lines(path)):
         text = raw.decode("utf-8", errors="replace").rstrip()
         matches = [pattern for pattern in patterns if pattern.search(text)]
         if not matches:
             continue
         line = log_message.clean(text)
-        if not begins.get(line.container, 0) <= number < (ends or {}).get(line.container, 1 << 62):
+        if number < begins.get(line.container, 0):
+            continue
+        if ends is not None and line.container in ends and number >= ends[line.container]:
             continue
         searched = text if text.endswith(line.text) else line.text
         for pattern in matches:
@@ -348,19 +343,31 @@ def search_last_start(
 
 
 def detect_engine(path: Path) -> str | None:
-    """The engine that wrote a log, by the words of its first megabytes, else by the values that its
-    lines prove; None where neither tells, as of the kernel's messages. Raises OSError when the
-    file cannot be read."""
+    """Find the engine that wrote a log.
+
+    The words of its first megabytes decide, else the values that its lines prove.
+
+    Args:
+        path: The log.
+
+    Returns:
+        The engine; None if neither shows it, as of a log of the kernel's messages.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
     text = "\n".join(line for line in head.splitlines() if not _OF_KERNEL.match(line))
-    engines = {
-        name: sum(word in text for word in load_signatures(name).detect) for name in known_engines()
-    }
-    best = max(engines, key=lambda name: (engines[name], name == "vllm"))
-    if engines[best]:
+    engines = sorted(known_engines(), key=lambda name: name != "vllm")
+    counts: dict[str, int] = {}
+    for name in engines:
+        words = [word for word in load_signatures(name).detect if word in text]
+        counts[name] = len(words)
+    best = max(engines, key=counts.__getitem__)  # of equal ones the first: vLLM
+    if counts[best]:
         return best
-    for name in sorted(engines, key=lambda name: name != "vllm"):
+    for name in engines:
         proven = read_log(path, name)
         if proven.version is not None or proven.evidence.keys() - {"failure"}:
             return name
@@ -368,54 +375,87 @@ def detect_engine(path: Path) -> str | None:
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
-    """The unknown variables without those that images and Kubernetes set by themselves."""
+    """Return the unknown variables that images and Kubernetes do not set by themselves.
+
+    Args:
+        path: The path.
+        engine: The engine of the path.
+    """
     signatures = load_signatures(engine)
     return [name for name in path.unknown_env if not signatures.is_harmless_env(name)]
 
 
-def _minute(stamp: str) -> int:
-    month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
-    return ((_DAYS_BEFORE[(month - 1) % 12] + day) * 24 + hour) * 60 + minute
-
-
-def _merge(states: list[_ServerState]) -> KernelPath:
-    speaks_in = ("weights", "unknown_env", "fallbacks", "channels")
-    speaking = [s for s in states if s.best or any(s.lists[name] for name in speaks_in)]
-    result = KernelPath()
+def _merge(states: list[ServerState]) -> KernelPath:
+    """Return the path that the servers of one log prove together."""
+    path = KernelPath()
+    speaking = [state for state in states if _speaks_of_path(state)]
     resolved = [state.resolve() for state in speaking]
     for name in _SINGLE_FIELDS:
-        offers = [values.get(name) for values in resolved]
-        named = [candidate for candidate in offers if candidate is not None]
-        if not named:
-            continue
-        if len(named) < len(offers) or len({str(candidate.value) for candidate in named}) > 1:
-            result.evidence[f"{name}_also"] = log_message.cut(
-                f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
-            )
-            continue
-        setattr(result, name, _TYPES.get(name, lambda value: value)(named[0].value))
-        result.evidence[name] = named[0].line
-        for candidate in named:
-            for value, line in candidate.others.items():
-                if KernelPath.model_fields[name].exclude:
-                    continue  # not part of the path
-                if name == "requantised":  # one line, or several, may show several layers
-                    result.requantised = list(dict.fromkeys([*(result.requantised or ()), value]))
-                    continue
-                result.evidence.setdefault(f"{name}_also", line)
-                if value not in (others := result.also.setdefault(name, [])):
-                    others.append(value)
+        _set_value(path, name, [candidates.get(name) for candidates in resolved])
     for state in speaking:
-        for field_name, lines in state.lists.items():
-            observed = getattr(result, field_name)
-            for name, line in lines.items():
-                if name not in observed:
-                    observed.append(name)
-                    result.evidence[f"{field_name}.{name}"] = line
+        for name, lines in state.lists.items():
+            _extend_list(path, name, lines)
     for state in states:
-        kind, excerpts = state.failures.kind(), state.failures.evidence()
-        if kind is not None and excerpts is not None and result.failure is None:
-            result.failure = kind
-            result.evidence["failure"] = excerpts
-    result.evidence = {name: redaction.redact(line) for name, line in result.evidence.items()}
-    return result
+        kind = state.failures.kind()
+        line = state.failures.evidence()
+        if kind is not None and line is not None:
+            path.failure = kind
+            path.evidence["failure"] = line
+            break
+    path.evidence = {name: redaction.redact(line) for name, line in path.evidence.items()}
+    return path
+
+
+def _speaks_of_path(state: ServerState) -> bool:
+    if state.candidates:
+        return True
+    return any(state.lists[name] for name in _LISTS_OF_SERVERS)
+
+
+def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) -> None:
+    """Set a field, if all servers of the log prove the same value of it."""
+    named = [candidate for candidate in offers if candidate is not None]
+    if not named:
+        return
+    values = {str(candidate.value) for candidate in named}
+    if len(named) < len(offers) or len(values) > 1:
+        path.evidence[f"{name}_also"] = log_message.cut(
+            f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
+        )
+        return
+    setattr(path, name, _typed(name, named[0].value))
+    path.evidence[name] = named[0].line
+    if KernelPath.model_fields[name].exclude:
+        return  # not part of verdict.json: its other values are not kept
+    for candidate in named:
+        for value, line in candidate.others.items():
+            _add_other(path, name, value, line)
+
+
+def _typed(name: str, value: str | bool) -> Any:
+    """Return a value in the type of its field."""
+    if name in _NUMBERS:
+        return int(value)
+    if name == "requantised":
+        return [value]
+    return value
+
+
+def _add_other(path: KernelPath, name: str, value: str, line: str) -> None:
+    """Add another value of a field that lines as strong prove."""
+    if name == "requantised":  # one line, or several, may show several layers
+        layers = [*(path.requantised or []), value]
+        path.requantised = list(dict.fromkeys(layers))
+        return
+    path.evidence.setdefault(f"{name}_also", line)
+    others = path.also.setdefault(name, [])
+    if value not in others:
+        others.append(value)
+
+
+def _extend_list(path: KernelPath, name: str, lines: Mapping[str, str]) -> None:
+    values = getattr(path, name)
+    for value, line in lines.items():
+        if value not in values:
+            values.append(value)
+            path.evidence[f"{name}.{value}"] = line

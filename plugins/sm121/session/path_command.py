@@ -20,9 +20,9 @@ from sm121.evidence import (
     jit_cache,
     kernel_profile,
     kernel_proof,
+    kernel_requirement,
     metrics,
     profile_files,
-    requirement,
     serving_lines,
 )
 from sm121.evidence.failure import Cause
@@ -205,7 +205,7 @@ class _Reading:
 
     def _add_kernels(self, profile: kernel_profile.KernelProfile) -> None:
         config = roofline.read_config(self.path.model or _DEFAULT_MODEL) or {}
-        contradictions = requirement.backend_contradictions(self.path, profile)
+        contradictions = kernel_requirement.backend_contradictions(self.path, profile)
         self.answer["contradictions"] = contradictions
         layers = config.get("num_hidden_layers")
         self.path = kernel_proof.with_kernels(self.path, profile, layers)

@@ -1,0 +1,153 @@
+"""The values that the lines of one server prove, while its log is read."""
+
+import re
+from dataclasses import dataclass, field
+
+from sm121.evidence import log_message
+from sm121.evidence.failure import FailureReader
+from sm121.evidence.log_message import LogLine
+from sm121.evidence.signatures import Signature
+
+#: Fields of signatures of which a log may name several values, with the list of the path for each.
+LISTS = {
+    "unknown_env": "unknown_env",
+    "weights": "weights",
+    "channels": "channels",
+    "rerouted": "rerouted",
+    "fallback": "fallbacks",
+    "silent_fallback": "silent_fallbacks",
+}
+#: Entries that are kept of a list: a log may repeat without end.
+LIST_LIMIT = 200
+#: The fact that the lines from here on may be about the drafter of a speculation.
+_DRAFTER_LOADS = "drafter_loads"
+_OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
+#: Minutes after which a line is of another run; more is the turn of a year.
+_ANOTHER_RUN = range(2, 180 * 24 * 60)
+#: Days of a year before each month.
+_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
+#: nsys prints it after the server has ended.
+_PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A value that a line proves.
+
+    Attributes:
+        value: The value.
+        strength: The strength of its signature.
+        line: The line.
+        needs: The facts that the log must state too.
+        others: Other values of the same strength, with their lines.
+    """
+
+    value: str | bool
+    strength: int
+    line: str
+    needs: tuple[str, ...]
+    others: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The values that one run of a server has proven so far.
+
+    Attributes:
+        failures: The failures of the run.
+        facts: The ids of the facts that the log states.
+        candidates: The values of each field.
+        lists: For each list of the path (`LISTS`), each value with its line.
+        opened: Whether the opening line of this run was read.
+        began: The number of the physical line with which this run begins.
+        since: The time of this run's first line that has one (`LogLine.stamp`).
+        stale: Whether the present line belongs to an older run: the log was not emptied.
+        ended: The number of the line at which `stale` became true.
+    """
+
+    failures: FailureReader = field(default_factory=FailureReader)
+    facts: set[str] = field(default_factory=set)
+    candidates: dict[str, list[Candidate]] = field(default_factory=dict)
+    lists: dict[str, dict[str, str]] = field(
+        default_factory=lambda: {name: {} for name in LISTS.values()}
+    )
+    opened: bool = False
+    began: int = 0
+    since: str | None = None
+    stale: bool = False
+    ended: int = 0
+
+    def note_age(self, line: LogLine) -> None:
+        """Find out whether a line, and the lines behind it, are older than this run.
+
+        Args:
+            line: The line.
+        """
+        was_stale = self.stale
+        if line.stamp is not None:
+            self.since = self.since or line.stamp
+            self.stale = minute_of_year(self.since) - minute_of_year(line.stamp) in _ANOTHER_RUN
+        elif _PROFILER_SPEAKS.match(line.text):
+            self.stale = True
+        if self.stale and not was_stale:
+            self.ended = line.number
+
+    def take(self, signature: Signature, line: LogLine) -> None:
+        """Keep the value that a signature reads from a line, if it matches.
+
+        Args:
+            signature: The signature.
+            line: The line.
+        """
+        match = signature.search(line)
+        if match is None:
+            return
+        value = signature.read(match)
+        if value is None:
+            return
+        excerpt = log_message.cut(line.text, around=match.start())
+        if signature.field == "fact":
+            self.facts.add(signature.id)
+        elif signature.field in LISTS:
+            self._add_to_list(LISTS[signature.field], str(value), excerpt)
+        else:
+            self._add_candidate(signature, value, excerpt)
+
+    def _add_to_list(self, name: str, value: str, excerpt: str) -> None:
+        if name == "silent_fallbacks" and _DRAFTER_LOADS in self.facts:
+            return  # a choice of the drafter's
+        values = self.lists[name]
+        if len(values) < LIST_LIMIT:
+            values.setdefault(" ".join(value.split()), excerpt)
+
+    def _add_candidate(self, signature: Signature, value: str | bool, excerpt: str) -> None:
+        is_of_target = signature.field in _OF_TARGET_ONLY
+        if is_of_target and _DRAFTER_LOADS in self.facts and not signature.drafter:
+            return  # the backend of the drafter
+        candidates = self.candidates.setdefault(signature.field, [])
+        for candidate in candidates:
+            if candidate.strength == signature.strength and candidate.needs == signature.needs:
+                # The first line of a strength counts.
+                if candidate.value != value and len(candidate.others) < LIST_LIMIT:
+                    candidate.others.setdefault(str(value), excerpt)
+                return
+        candidates.append(Candidate(value, signature.strength, excerpt, signature.needs))
+
+    def resolve(self) -> dict[str, Candidate]:
+        """Return the strongest value of each field whose facts the log states."""
+        resolved: dict[str, Candidate] = {}
+        for name, candidates in self.candidates.items():
+            possible = [item for item in candidates if self.facts.issuperset(item.needs)]
+            if possible:
+                resolved[name] = max(possible, key=lambda item: item.strength)
+        return resolved
+
+
+def minute_of_year(stamp: str) -> int:
+    """Return the minute of the year of a time.
+
+    Args:
+        stamp: The time, as ``02-24 19:04:56``.
+    """
+    month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
+    return ((_DAYS_BEFORE[(month - 1) % 12] + day) * 24 + hour) * 60 + minute
