@@ -3,7 +3,7 @@
 import pytest
 from data_mistakes import assert_refused
 
-from sm121.evidence.failure import FailureSet
+from sm121.evidence.failure_tables import FailureSet
 from sm121.evidence.signatures import SignatureSet
 
 

@@ -9,7 +9,8 @@ import pytest
 from logs import read_lines
 
 from sm121.evidence import death, log_message
-from sm121.evidence.failure import Kind, classify, classify_lines, explain, load_failures
+from sm121.evidence.failure import classify, classify_lines, explain
+from sm121.evidence.failure_tables import Kind, load_failures
 from sm121.evidence.kernel_messages import KernelMessages
 
 DATA = Path(__file__).parent / "data"

@@ -330,7 +330,7 @@ def test_the_configuration_line_still_shows_them() -> None:
 @pytest.mark.parametrize("kind", ["attention_needs_network", "config_attention"])
 def test_advice_names_no_package_that_ends_before_the_release(kind: str) -> None:
     from sm121.engines.preflight import load_preflight
-    from sm121.evidence.failure import load_failures
+    from sm121.evidence.failure_tables import load_failures
 
     rows = (*load_preflight().rule, *load_failures().failure)
     remedy = next(each.remedy for each in rows if each.id == kind)

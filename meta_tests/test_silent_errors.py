@@ -16,7 +16,7 @@ from texts import text_file
 from sm121.core.server import Endpoint, Node, Server
 from sm121.engines.endings import StopReport
 from sm121.engines.memory import Returned
-from sm121.evidence import failure, kernel_messages
+from sm121.evidence import failure_tables, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
 from sm121.run import harness
 
@@ -430,7 +430,7 @@ def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
 
 
 def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
-    for row in failure.load_failures().accepted:
+    for row in failure_tables.load_failures().accepted:
         assert row.regex.search("an error") is None, row.id
 
 

@@ -185,7 +185,7 @@ if __name__ == "__main__":
             importlib.import_module(module)
         importlib.import_module("sm121.core.bounded").tls()
         importlib.import_module("sm121.core.profile").load("cpu-tiny-gpt-oss")
-        importlib.import_module("sm121.evidence.failure").load_failures()
+        importlib.import_module("sm121.evidence.failure_tables").load_failures()
         importlib.import_module("sm121.report.references").load()
     os.dup2(answers, 1)
     os.close(answers)

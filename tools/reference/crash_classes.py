@@ -1,6 +1,6 @@
 """What a crash's class means and what to do, from the signatures that it is recognised by."""
 
-from sm121.evidence.failure import FailureSignature, load_failures
+from sm121.evidence.failure_tables import FailureSignature, load_failures
 from tools.reference.markdown import MADE_BY, cell, table
 
 _WORDS = {

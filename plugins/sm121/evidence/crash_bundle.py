@@ -39,7 +39,7 @@ class BundleIndex(failure.Cause):
 
     schema_version: int = 1
     kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))
-    """One of `sm121.evidence.failure.Kind`, or a class of the suite's own such as suite_killed."""
+    """One of `failure_tables.Kind`, or a class of the suite's own such as suite_killed."""
     what: str
     test: str | None
     at: str

@@ -1,47 +1,47 @@
-"""Why a server died or did not start, read from its log and its exit status. Most of such a log are
-consequences: the earliest most specific line counts (``rank`` in ``failures.toml``)."""
+"""Find why a server died or did not start, from its log and its exit status.
+
+Most lines of such a log are consequences. The earliest most specific line counts (``rank`` in
+``failures.toml``).
+"""
 
 import re
 import signal as signals
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries, Record, Regex
-from sm121.evidence import log_lines, log_message, signatures
+from sm121.core.data_file import Record
+from sm121.evidence import log_lines, log_message
+from sm121.evidence.failure_tables import FailureSignature, any_of, load_failures
 from sm121.evidence.log_message import LogLine
 
-Kind = Literal[
-    "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
-    "kernel_launch", "device_assert", "jit_build", "xid", "ecc", "nan", "import_error",
-    "checkpoint", "vocabulary", "disk", "hang", "nccl", "garbage_output", "engine_dead", "port",
-    "config", "busy_gpu", "unknown",
-]  # fmt: skip
-
+#: The rank of an exception of no known kind.
 _GENERIC_RANK = 70
+#: From this rank on, a line only states that something died.
 _DEAD_RANK = 80
 QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
 _EXCEPTION = re.compile(r"(?:[\w.<>]+\.)?[A-Z]\w*(?:Error|Exception)\b.*:")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
+_SERVER_ERROR = re.compile(r"\b5\d\d\b")
+#: Numbers of signals on Linux: 1 to 64.
+_SIGNAL_NUMBERS = range(1, 65)
 
 
 class Basis(Enum):
-    """What a cause rests on."""
+    """The evidence of a cause."""
 
     STATED = auto()
     """Something names the cause: a line of the log, the kernel, an exit status."""
     SIGKILL_ALONE = auto()
     """Nothing but SIGKILL, so that the OOM killer is a guess."""
     FATAL_EXCEPTION = auto()
-    """An exception that ended a process of the engine. How that was swept up is no cause."""
+    """An exception that ended a process of the engine. The ends of its other processes follow."""
     AFTERMATH = auto()
-    """Lines that say that something died, and none above them that says why."""
+    """Lines that state that something died, and none above them that states why."""
 
 
 class Cause(Record):
@@ -60,101 +60,18 @@ class Cause(Record):
     """Not part of any file."""
 
 
-class FailureSignature(signatures.LinePattern):
-    """A line that says why a server is dead."""
-
-    kind: Kind
-    rank: int = Field(ge=1, le=99)
-    """Lower is more specific."""
-    levels: Literal["error", "any"] = "error"
-    never_green: bool = False
-    """A server that prints this line has failed, at any level, even one that goes on to serve."""
-    weak: bool = False
-    """True when the line counts only if no line after it shows that the engine goes on."""
-    at_start_only: bool = False
-    """True when the same line, once the server serves, is about a single request."""
-    summary: str | None = None
-    """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
-    detail: Regex | None = None
-    """Lines right behind this one that match are added to the summary."""
-    owner: str
-    remedy: str | None = None
-
-    @model_validator(mode="after")
-    def _check_summary(self) -> "FailureSignature":
-        if self.summary is not None:
-            groups = dict.fromkeys(self.regex.groupindex, "") | {"line": ""}
-            try:
-                self.summary.format_map(groups)
-            except (KeyError, ValueError, IndexError) as error:
-                raise ValueError(
-                    f"summary may name {', '.join(sorted(groups))}; {error!r}"
-                ) from error
-        return self
-
-
-class _Markers(DataTable):
-    ready: tuple[Regex, ...] = Field(min_length=1)
-    """It serves."""
-    stopped: tuple[Regex, ...] = Field(min_length=1)
-    """It was asked to stop."""
-    fatal: tuple[Regex, ...] = Field(min_length=1)
-    """A process of it says of itself that an exception ends it. One that is killed says nothing."""
-    error: tuple[Regex, ...] = ()
-    """An error, where no level is read."""
-    quiet: tuple[Regex, ...] = Field(min_length=1)
-    """No error, where a level is read only in the message."""
-    of_gpu: tuple[str, ...] = ()
-    """Ids of the failures that the kernel reports of the GPU."""
-    of_host: tuple[Regex, ...] = ()
-    """Messages of the kernel about the host after which no result is sure."""
-    engine_process: tuple[Regex, ...] = Field(min_length=1)
-    """Names of processes that run the model or schedule requests: no exception there is healthy."""
-    engine_frame: tuple[Regex, ...] = Field(min_length=1)
-    """Frames of stacks of those processes, where the line does not name its process."""
-
-
-class AcceptedError(DataTable):
-    """An error that a healthy server logs, such as the refusal of a request of the suite."""
-
-    id: str
-    regex: Regex
-    """On the message, or on the exception under its traceback."""
-    traceback: bool = False
-    """Whether the traceback right under the message is of it, whatever its exception."""
-    engine: str
-    """``any`` for all of them."""
-    reason: str = Field(min_length=3)
-    source: str = Field(min_length=3)
-
-
-class Ending(DataTable):
-    """A cause that no line of the log states, and what is said of it."""
-
-    id: str
-    kind: str
-    summary: str
-    """Template: whoever finds the cause knows the words for its braces."""
-    owner: str
-    remedy: str | None = None
-
-
-class FailureSet(DataTable):
-    """All that is known of failures; the same for every engine."""
-
-    markers: _Markers
-    failure: Entries[FailureSignature]
-    ending: Entries[Ending]
-    accepted: Entries[AcceptedError]
-
-
-def load_failures() -> FailureSet:
-    """The known failures. Raises DataFileError when the file is wrong."""
-    return data_file.load("signatures/failures.toml", FailureSet)
-
-
 def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: object) -> Cause:
-    """The cause of an ending of the data file, ``words`` put into its summary."""
+    """Return the cause of an ending of the data file.
+
+    Args:
+        name: The id of the ending.
+        lines: The lines that it rests on.
+        basis: The evidence.
+        words: The words for the braces of its summary.
+
+    Raises:
+        DataFileError: There is no such ending.
+    """
     ending = data_file.named(load_failures().ending, name, "ending")
     return Cause(
         kind=ending.kind,
@@ -168,13 +85,26 @@ def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: 
 
 @dataclass(slots=True)
 class _Hit:
+    """A line that shows a failure."""
+
     entry: FailureSignature
     line: str
     summary: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Match:
+    entry: FailureSignature
+    match: re.Match[str]
+
+
 class FailureReader:
-    """Reads a log line by line and keeps what it says about a failure, in bounded memory."""
+    """Reads a log line by line and keeps the failures that it shows, in bounded memory.
+
+    Attributes:
+        ready: Whether the log shows that the server served.
+        stopped: Whether the log shows that the server received the request to stop.
+    """
 
     def __init__(self) -> None:
         failures = load_failures()
@@ -182,75 +112,117 @@ class FailureReader:
         self._is_stop = any_of(failures.markers.stopped).search
         self._is_fatal = any_of(failures.markers.fatal).search
         self._is_quiet = any_of(failures.markers.quiet).search
-        self._hints = [(hint, entry) for entry in failures.failure for hint in entry.hint]
-        self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
+        #: Each hint with its signature: all of them, and those of quiet lines too.
+        self._hints: list[tuple[str, FailureSignature]] = []
+        self._quiet_hints: list[tuple[str, FailureSignature]] = []
+        for entry in failures.failure:
+            hints = [(hint, entry) for hint in entry.hint]
+            self._hints += hints
+            if entry.levels == "any":
+                self._quiet_hints += hints
         self._bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
+        #: The first hit of each rank.
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
+        #: The hit whose details may follow.
         self._latest: _Hit | None = None
         self._last: str | bytes | None = None
         self.ready = False
-        """The log says that the server served."""
         self.stopped = False
-        """The log says that the server was asked to stop."""
         self._fatal = False
-        #: An exception was named: what is indented behind it is of its message, and no frame.
+        #: An exception was named: an indented line behind it is part of its message, and no frame.
         self._in_message = False
-        #: The engine went on after the exception that is kept: it was a request's.
+        #: The engine went on after the exception that is kept: only a request met it.
         self._went_on = False
 
     def feed(self, line: LogLine) -> None:
-        """Takes the next line of the log."""
+        """Read the next line of the log.
+
+        Args:
+            line: The line, joined with its pieces.
+        """
         text = line.text
         self._last = text
         if self._is_ready(text):
-            # An error before this line did not stop the server from starting.
-            self._first.clear()
-            self._weak = None
-            self.ready, self.stopped, self._fatal = True, False, False
+            self._note_ready()
             return
         if self._is_stop(text):
             self.stopped = True
             return
-        if self._latest is not None:
-            detail = self._latest.entry.detail
-            if detail is not None and detail.match(text):
-                self._latest.summary = log_message.cut(f"{self._latest.summary} {text.strip()}")
-                return
-            self._latest = None
-        if not self.stopped and self._is_fatal(text):
-            if self.ready and self._went_on and not self._fatal:
-                self._first.pop(_GENERIC_RANK, None)
-            self._fatal = True
-        hit = self._match(line)
-        if hit is None:
-            if self.shows_life(line):
-                self.goes_on()
+        if self._add_detail(text):
             return
+        if not self.stopped and self._is_fatal(text):
+            self._note_fatal()
+        hit = self._match(line)
+        if hit is not None:
+            self._keep(hit)
+        elif self.shows_life(line):
+            self.goes_on()
+
+    def _note_ready(self) -> None:
+        """Forget the errors so far: they did not stop the server from starting."""
+        self._first.clear()
+        self._weak = None
+        self.ready = True
+        self.stopped = False
+        self._fatal = False
+
+    def _add_detail(self, text: str) -> bool:
+        """Add a line to the summary of the hit before it, if it is a detail of it."""
+        if self._latest is None:
+            return False
+        detail = self._latest.entry.detail
+        if detail is None or detail.match(text) is None:
+            self._latest = None
+            return False
+        self._latest.summary = log_message.cut(f"{self._latest.summary} {text.strip()}")
+        return True
+
+    def _note_fatal(self) -> None:
+        if self.ready and self._went_on and not self._fatal:
+            # The exception that is kept was only a request's.
+            self._first.pop(_GENERIC_RANK, None)
+        self._fatal = True
+
+    def _keep(self, hit: _Hit) -> None:
         if hit.entry.weak:
             self._weak = hit
-        elif hit.entry.rank not in self._first and not (
-            self.stopped and hit.entry.rank >= _GENERIC_RANK
-        ):
-            self._first[hit.entry.rank] = self._latest = hit
+            return
+        rank = hit.entry.rank
+        is_aftermath = self.stopped and rank >= _GENERIC_RANK
+        if rank not in self._first and not is_aftermath:
+            self._first[rank] = hit
+            self._latest = hit
             self._went_on = False
 
     def read(self, log: Path) -> None:
-        """Takes a whole file, as `feed` does of `join_wrapped`, ten times as fast."""
-        for line in log_lines.read_new_lines(log, self._says_nothing, self._again):
+        """Read a whole file, ten times as fast as by `feed` of each line.
+
+        Args:
+            log: The log.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        for line in log_lines.read_new_lines(log, self._means_nothing, self._take_plain):
             self.feed(line)
 
-    def _says_nothing(self, line: LogLine) -> bool:
+    def _means_nothing(self, line: LogLine) -> bool:
         text = log_lines.without_digits(line.text)
         return self.is_plain(line) and not any(hint in text for hint in self._bare_hints)
 
-    def _again(self, raw: bytes, like: LogLine) -> None:
+    def _take_plain(self, raw: bytes, like: LogLine) -> None:
+        """Read a line that differs from a plain line in digits alone."""
         self._last = raw
         if self.shows_life(like):
             self.goes_on()
 
     def is_plain(self, line: LogLine) -> bool:
-        """Whether a line says nothing about a failure, whatever digits stand in it."""
+        """Return whether a line says nothing about a failure, whatever digits it has.
+
+        Args:
+            line: The line. The hints of the signatures are not searched.
+        """
         text = line.text
         return not (
             line.is_indented
@@ -261,12 +233,17 @@ class FailureReader:
 
     @staticmethod
     def shows_life(line: LogLine) -> bool:
-        """Whether a plain line shows that the engine goes on."""
+        """Return whether a plain line shows that the engine goes on.
+
+        Args:
+            line: The line.
+        """
         return line.level == "INFO" and not _ACCESS_LOG.search(line.text)
 
     def goes_on(self) -> None:
-        """Takes a plain line that shows life, without looking at it."""
-        self._weak, self._went_on = None, True
+        """Note that a line has shown that the engine goes on."""
+        self._weak = None
+        self._went_on = True
 
     def _match(self, line: LogLine) -> _Hit | None:
         if log_message.is_traceback_opening(line):
@@ -275,57 +252,75 @@ class FailureReader:
         if line.is_frame and not self._in_message:
             return None  # a frame quotes source code, which may hold any message
         line = line.without_indent
-        text = line.text
-        self._in_message = self._in_message or _EXCEPTION.match(text) is not None
-        is_quiet = line.level in QUIET_LEVELS or self._is_quiet(text)
-        best: tuple[FailureSignature, re.Match[str]] | None = None
-        for hint, entry in self._hints_quiet if is_quiet else self._hints:
-            if hint not in text or (best is not None and entry.rank >= best[0].rank):
+        self._in_message = self._in_message or _EXCEPTION.match(line.text) is not None
+        best = self._most_specific(line)
+        if best is None:
+            return None
+        excerpt = log_message.cut(line.text, around=best.match.start())
+        if best.entry.summary is None:
+            return _Hit(best.entry, excerpt, excerpt)
+        groups = {name: value or "" for name, value in best.match.groupdict().items()}
+        summary = best.entry.summary.format_map(groups | {"line": excerpt})
+        return _Hit(best.entry, excerpt, log_message.cut(summary))
+
+    def _most_specific(self, line: LogLine) -> _Match | None:
+        """Return the match of the lowest rank."""
+        is_quiet = line.level in QUIET_LEVELS or self._is_quiet(line.text) is not None
+        best: _Match | None = None
+        for hint, entry in self._quiet_hints if is_quiet else self._hints:
+            if hint not in line.text or (best is not None and entry.rank >= best.entry.rank):
                 continue
             if entry.at_start_only and self.ready:
                 continue
             match = entry.search(line)
             if match is not None:
-                best = entry, match
-        if best is None:
-            return None
-        entry, match = best
-        excerpt = log_message.cut(line.text, around=match.start())
-        if entry.summary is None:
-            return _Hit(entry, excerpt, excerpt)
-        groups = {name: value or "" for name, value in match.groupdict().items()}
-        summary = entry.summary.format_map(groups | {"line": excerpt})
-        return _Hit(entry, excerpt, log_message.cut(summary))
+                best = _Match(entry, match)
+        return best
 
     def _best(self, *, died: bool) -> _Hit | None:
+        """Return the hit that explains the end. `died`: the server is known to be dead."""
         ranks = sorted(self._first)
         if not ranks:
             return self._weak
         best = self._first[ranks[0]]
         if self._weak is not None and self._weak.entry.rank < best.entry.rank:
             return self._weak
-        says_dead = any(rank >= _DEAD_RANK for rank in ranks)
-        if best.entry.rank == _GENERIC_RANK and self.ready and not (died or says_dead):
+        has_died = died or self._states_death()
+        if best.entry.rank == _GENERIC_RANK and self.ready and not has_died:
             return None  # an exception that one request met; the server goes on
         return best
 
+    def _states_death(self) -> bool:
+        return any(rank >= _DEAD_RANK for rank in self._first)
+
     def kind(self) -> str | None:
-        """The failure that the log shows, or None, whatever ended the process."""
+        """Return the kind of the failure that the log shows, or None."""
         hit = self._best(died=False)
         return None if hit is None else self._kind(hit)
 
     def _kind(self, hit: _Hit) -> str:
-        if hit.entry.rank == _GENERIC_RANK and any(rank >= _DEAD_RANK for rank in self._first):
+        if hit.entry.rank == _GENERIC_RANK and self._states_death():
             return "engine_dead"
         return hit.entry.kind
 
     def evidence(self) -> str | None:
-        """The line that `kind` rests on, or None."""
+        """Return the line that `kind` rests on, or None."""
         hit = self._best(died=False)
         return None if hit is None else hit.line
 
+    def remedy(self) -> str | None:
+        """Return the kind, the remedy and the owner of a failure of a known kind, or None."""
+        hit = self._best(died=False)
+        if hit is None or hit.entry.rank >= _GENERIC_RANK or hit.entry.remedy is None:
+            return None
+        return f"{hit.entry.kind}: {hit.entry.remedy} (ask: {hit.entry.owner})"
+
     def cause(self, exit_code: int | None) -> Cause:
-        """The cause, from the log and from how the process ended."""
+        """Return the cause, from the log and from the end of the process.
+
+        Args:
+            exit_code: The exit status, as of `classify`.
+        """
         hit = self._best(died=False)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
             from_status = self._cause_from_status(exit_code, hit)
@@ -334,13 +329,11 @@ class FailureReader:
         # An exception that one request met counts last: it need not have ended the server.
         hit = hit or self._best(died=True)
         if hit is None:
-            return ended("unknown", self._last_line(), how=_ending(exit_code)[1])
+            return ended("unknown", self._last_line(), how=_exit_of(exit_code).text)
         lines = [hit.line]
-        lines += [
-            other.line
-            for rank, other in sorted(self._first.items())
-            if rank >= _DEAD_RANK and other.line not in lines
-        ]
+        for rank, other in sorted(self._first.items()):
+            if rank >= _DEAD_RANK and other.line not in lines:
+                lines.append(other.line)
         if hit.entry.rank >= _DEAD_RANK:
             cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
             changed = {"kind": hit.entry.kind, "summary": log_message.cut(cause.summary)}
@@ -356,45 +349,59 @@ class FailureReader:
         )
 
     def _last_line(self) -> list[str]:
+        if not self._last:
+            return []
         if isinstance(self._last, bytes):
             self._last = log_message.clean(self._last.decode("utf-8", errors="replace")).text
         return [log_message.cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
-        number, text = _ending(exit_code)
+        status = _exit_of(exit_code)
         lines = [hit.line] if hit is not None else self._last_line()
-        if number == signals.SIGKILL:
+        if status.signal == signals.SIGKILL:
             return ended("sigkill_alone", lines, basis=Basis.SIGKILL_ALONE)
-        if number == signals.SIGILL:
+        if status.signal == signals.SIGILL:
             return ended("sigill", lines)
-        if number not in (None, signals.SIGTERM, signals.SIGINT):
-            return ended("other_signal", lines, how=text)
+        if status.signal not in (None, signals.SIGTERM, signals.SIGINT):
+            return ended("other_signal", lines, how=status.text)
         if hit is not None:
             return None
-        if self.stopped or number is not None:
-            return ended("told_to_stop", lines, how=text)
-        return ended("status_0", lines) if exit_code == 0 else None
+        if self.stopped or status.signal is not None:
+            return ended("told_to_stop", lines, how=status.text)
+        if exit_code == 0:
+            return ended("status_0", lines)
+        return None
 
 
-@cache
-def any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
-    """A pattern that matches where one of several does."""
-    return re.compile("|".join(f"(?:{each.pattern})" for each in patterns))
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """The end of a process: the signal that ended it, and the end in words."""
+
+    signal: int | None
+    text: str
 
 
-def _ending(exit_code: int | None) -> tuple[int | None, str]:
-    """The signal that ended a process, and the end in words. A shell says 128 + N, Python -N."""
+def _exit_of(exit_code: int | None) -> _Exit:
+    """Return the end of a process. A shell has the status 128 + N for signal N, Python -N."""
     if exit_code is None:
-        return None, "exit status not known"
+        return _Exit(None, "exit status not known")
     number = -exit_code if exit_code < 0 else exit_code - 128
-    if exit_code >= 0 and not 0 < number < 65:
-        return None, f"exited with status {exit_code}"
-    is_signal = number in {member.value for member in signals.Signals}
-    return number, f"killed by {signals.Signals(number).name if is_signal else f'signal {number}'}"
+    if exit_code >= 0 and number not in _SIGNAL_NUMBERS:
+        return _Exit(None, f"exited with status {exit_code}")
+    try:
+        name = signals.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    return _Exit(number, f"killed by {name}")
 
 
 def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
-    """As `classify`, from lines."""
+    """Find why a server is dead, from the lines of its log.
+
+    Args:
+        lines: The physical lines.
+        exit_code: As of `classify`.
+    """
     reader = FailureReader()
     for line in log_lines.join_wrapped(lines):
         reader.feed(line)
@@ -402,24 +409,36 @@ def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
 
 
 def classify(log: Path, exit_code: int | None = None) -> Cause:
-    """Why the server that wrote `log` is dead. `exit_code` as of `subprocess` (negative: the
-    signal) or of a shell (128 + signal); None: unknown. A SIGKILL without a cause in the log is a
-    *probable* kill by the host's OOM killer. Raises OSError: the log cannot be read."""
+    """Find why a server is dead, from its log.
+
+    Args:
+        log: The log.
+        exit_code: The exit status as of `subprocess` (negative: the signal) or of a shell (128 +
+            signal). None: not known.
+
+    Returns:
+        The cause. A SIGKILL without a cause in the log is a *probable* kill by the host's OOM
+        killer.
+
+    Raises:
+        OSError: The log cannot be read.
+    """
     reader = FailureReader()
     reader.read(log)
     return reader.cause(exit_code)
 
 
-_SERVER_ERROR = re.compile(r"\b5\d\d\b")
-
-
 def explain(answer: str) -> str | None:
-    """What to do about the error of a server (status 5xx), by its words; None if not known."""
+    """Return the remedy for an error of a server (status 5xx).
+
+    Args:
+        answer: The status and the words of the answer.
+
+    Returns:
+        The kind, the remedy and its owner; None if the error is not known.
+    """
     if not _SERVER_ERROR.search(answer):
         return None
     reader = FailureReader()
     reader.feed(log_message.clean(answer))
-    best = reader._best(died=False)
-    if best is None or best.entry.rank >= _GENERIC_RANK or best.entry.remedy is None:
-        return None
-    return f"{best.entry.kind}: {best.entry.remedy} (ask: {best.entry.owner})"
+    return reader.remedy()

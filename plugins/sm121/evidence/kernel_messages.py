@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.core.data_file import named
-from sm121.evidence.failure import any_of, load_failures
+from sm121.evidence.failure_tables import any_of, load_failures
 
 #: Programs that print the messages. Both print seconds since boot, as ``time.monotonic`` has them.
 _READERS = (

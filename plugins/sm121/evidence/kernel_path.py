@@ -13,7 +13,8 @@ from pydantic import Field
 
 from sm121.core import data_file, redaction
 from sm121.evidence import log_lines, log_message
-from sm121.evidence.failure import FailureReader, load_failures
+from sm121.evidence.failure import FailureReader
+from sm121.evidence.failure_tables import load_failures
 from sm121.evidence.log_message import LogLine, Worker
 from sm121.evidence.server_state import (
     LIST_LIMIT,

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.evidence.failure import QUIET_LEVELS, any_of, classify_lines, load_failures
+from sm121.evidence.failure import QUIET_LEVELS, classify_lines
+from sm121.evidence.failure_tables import any_of, load_failures
 from sm121.evidence.log_lines import LINE_LIMIT, join_wrapped
 from sm121.evidence.log_message import LogLine, Worker, cut, is_traceback_opening
 
