@@ -11,7 +11,7 @@ from ci_runner import EXAMPLES, Answers, Runner, Scripts, expression
 from gb10.machine import ROOT, Behind
 from loopback import serving
 
-from sm121.evidence import environment
+from sm121.evidence import git_source
 from sm121.plugin import certificate
 
 #: What the command of the suite has on each event, and has not.
@@ -383,7 +383,7 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     assert (_trusted(runner), _stored(runner)) == (3, 3)
 
     # The nights: stored and not trusted. The second is compared with the first.
-    if environment.changed_files(ROOT, certificate._data().judges):
+    if git_source.changed_files(ROOT, certificate._data().judges):
         assert "differs from the commit" in _ended(runner, "github", "schedule", 4)
         return
     monkeypatch.setattr(Answers, "wait_s", 1.0)

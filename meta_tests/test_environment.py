@@ -21,11 +21,13 @@ from sm121.core.redaction import (
     secrets_of,
 )
 from sm121.evidence import environment
+from sm121.evidence.environment_record import EnvironmentRecord
+from sm121.evidence.host import read_container, read_host
 
 TOKEN = "hf_" + "a1B2" * 8
 
 
-def run_record(python: str = sys.executable, **changes: Any) -> environment.EnvironmentRecord:
+def run_record(python: str = sys.executable, **changes: Any) -> EnvironmentRecord:
     workload = {"prompt_tokens": 2048}
     usual = {"arguments": ["--model", "m"], "environment": {}, "workload": workload}
     return environment.record(python, **(usual | changes))
@@ -122,7 +124,7 @@ def test_record_is_json_and_keeps_the_workload():
     workload = {"prompt_tokens": 2048, "generated_tokens": [32, 128], "note": None}
     record = run_record(workload=workload)
     text = record.model_dump_json()
-    assert environment.EnvironmentRecord.model_validate_json(text) == record
+    assert EnvironmentRecord.model_validate_json(text) == record
     assert json.loads(text)["workload"] == workload
     with pytest.raises(TypeError):
         run_record(workload={"x": object()})
@@ -242,14 +244,14 @@ def test_secrets_are_known_by_their_names_and_blanked_longest_first():
 
 
 def test_container_marks(tmp_path):
-    assert environment.container({}, tmp_path) is None
+    assert read_container({}, tmp_path) is None
     (tmp_path / ".dockerenv").touch()
     build = {"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}
-    docker = environment.container(build, tmp_path)
+    docker = read_container(build, tmp_path)
     assert (docker.runtime, docker.image, docker.build) == ("docker", None, build)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".containerenv").write_text('image="nvcr.io/x:1"\nimageid="abc"\n')
-    podman = environment.container({}, tmp_path)
+    podman = read_container({}, tmp_path)
     assert (podman.runtime, podman.image, podman.image_id) == ("podman", "nvcr.io/x:1", "abc")
 
 
@@ -259,7 +261,7 @@ def test_host_of_an_arm_machine(tmp_path):
         "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\n\n"
         "processor\t: 1\nCPU part\t: 0xd87\n"
     )
-    host = environment.host(tmp_path)
+    host = read_host(tmp_path)
     assert host.cpu_model == "ARM implementer 0x41 part 0xd85, 0xd87"
     assert host.os is None and host.memory_bytes > 0
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from sm121.evidence import environment
+from sm121.evidence.host import read_container
 
 
 def saved(cache: Path, text: str, folder: str = "0.7.2/121a/5f3c") -> None:
@@ -39,14 +40,14 @@ def test_the_image_is_known_by_its_variable(mark: str, tmp_path: Path) -> None:
         variables["KUBERNETES_SERVICE_HOST"] = "10.0.0.1"
     else:
         (tmp_path / mark).touch()
-    record = environment.container(variables, tmp_path)
+    record = read_container(variables, tmp_path)
     assert record is not None and record.image_id == "sha256:1f2e"
-    without = environment.container({**variables, "SM121_IMAGE_ID": ""}, tmp_path)
+    without = read_container({**variables, "SM121_IMAGE_ID": ""}, tmp_path)
     assert without is not None and without.image_id is None
 
 
 def test_podman_knows_its_image_itself(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".containerenv").write_text('image="nvcr.io/x:1"\nimageid="abc"\n')
-    record = environment.container({"SM121_IMAGE_ID": "sha256:1f2e"}, tmp_path)
+    record = read_container({"SM121_IMAGE_ID": "sha256:1f2e"}, tmp_path)
     assert record is not None and record.image_id == "abc"

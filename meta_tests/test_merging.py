@@ -9,7 +9,7 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
 from sm121.engines.pool import StartReport
-from sm121.evidence import environment
+from sm121.evidence import environment_record
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Reading
 from sm121.report import merging
@@ -275,11 +275,11 @@ def computing(
     sha: str = "abc", changes: str | None = None, cuda: str | None = None, **packages: str
 ) -> dict[str, str]:
     """What the fingerprint has of an environment's sources and packages."""
-    vllm = environment.SourceRecord(version="0.33.0", sha=sha, changes=changes)
-    record = environment.EnvironmentRecord.model_construct(
+    vllm = environment_record.SourceRecord(version="0.33.0", sha=sha, changes=changes)
+    record = environment_record.EnvironmentRecord.model_construct(
         git_shas={"vllm": vllm},
         cuda_version=cuda,
-        engine_packages=environment.PackagesRecord(packages={"black": "26.1", **packages}),
+        engine_packages=environment_record.PackagesRecord(packages={"black": "26.1", **packages}),
     )
     return fingerprinting.sources(record)
 

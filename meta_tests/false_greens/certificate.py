@@ -12,7 +12,7 @@ from two_steps import in_two_steps
 from whole_run import gated, judge, waive, waiver_file, whole
 
 from sm121.core import errors, waivers
-from sm121.evidence import environment
+from sm121.evidence import git_source
 from sm121.run import verdict_file
 from sm121.run.verdict_file import (
     VerdictFile,
@@ -87,7 +87,7 @@ def _checkout(kit: Kit, change: Callable[..., None] = _nothing, *options: str) -
     git(folder, "commit", "-qm", "the tests")
     with mock.patch.dict(os.environ):
         change(folder, *options)
-        changed = environment.changed_files(folder, ["tests", "conftest.py"])
+        changed = git_source.changed_files(folder, ["tests", "conftest.py"])
     if changed is None:
         return Outcome("FAIL", "git does not answer")
     return Outcome("FAIL" if changed else "PASS", f"changed: {', '.join(changed)}")

@@ -9,7 +9,7 @@ from fingerprinted_runs import TAKEN_OUT, run
 from two_steps import in_two_steps
 
 from sm121.core import errors
-from sm121.evidence import environment
+from sm121.evidence import environment_record
 from sm121.report import merging
 from sm121.run import merge, verdict_file
 from sm121.run.verdict_file import (
@@ -36,10 +36,10 @@ def _written(folder: Path, file: VerdictFile, edit: dict[str, Any] | None) -> Pa
 
 
 def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:
-    engine = environment.SourceRecord(version="0.33.0", sha="abc")
-    return fingerprinting.sources(environment.EnvironmentRecord.model_construct(
+    engine = environment_record.SourceRecord(version="0.33.0", sha="abc")
+    return fingerprinting.sources(environment_record.EnvironmentRecord.model_construct(
         git_shas={"vllm": engine}, cuda_version=cuda,
-        engine_packages=environment.PackagesRecord(packages=packages | {"black": "26.1"}),
+        engine_packages=environment_record.PackagesRecord(packages=packages | {"black": "26.1"}),
     ))  # fmt: skip
 
 

@@ -1,5 +1,8 @@
-"""Everything that is known of an abnormal end, in one folder. Each part is written even when others
-are not to be had; what is missing says why in bundle.json."""
+"""The evidence of an abnormal end, in one folder.
+
+Each part is written even if others are not available. bundle.json has the reason for each missing
+part.
+"""
 
 import contextlib
 import datetime
@@ -19,23 +22,29 @@ from sm121.core import templates
 from sm121.core.files import write_text
 from sm121.evidence import failure, kernel_messages, process_snapshot
 
-#: A longer log is kept by its beginning and its end; the whole one stays where it is.
+#: The folder of the report directory with the bundles.
+FOLDER = "crashes"
+#: The file that describes a bundle.
+INDEX = "bundle.json"
+Redact = Callable[[str], str]
+
+#: The longest log that is copied whole. Only the ends of a longer log are copied.
 _WHOLE_LOG_BYTES = 24 << 20
 _LOG_HEAD_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 8 << 20
-#: The folder of the report directory that bundles lie in, and the file that describes one.
-FOLDER = "crashes"
-INDEX = "bundle.json"
-Redact = Callable[[str], str]
+#: Seconds that a program may take for its answer.
+_PROGRAM_TIMEOUT_S = 30
+#: Messages of note in the head of kernel.log.
+_MOST_NOTED = 50
 _NO_PROCESS = "no process of the tree was left to look at"
 
 
 class Unavailable(Exception):
-    """A part that is not to be had; the message says why."""
+    """A part is not available; the message has the reason."""
 
 
 class BundleIndex(failure.Cause):
-    """The whole of bundle.json."""
+    """The content of bundle.json."""
 
     schema_version: int = 1
     kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))
@@ -54,8 +63,29 @@ class BundleIndex(failure.Cause):
 
 @dataclass
 class Evidence:
-    """What is known. None or empty where it is not, with the reason in ``missing`` if there is one
-    that is better than the general one."""
+    """The evidence of an abnormal end. None or empty: not known.
+
+    Attributes:
+        cause: The cause.
+        what: The end in words.
+        test: The id of the test during which it happened.
+        log: The server's log.
+        exit_status: The exit status of the server's first process.
+        exits: The ended processes, each with its status.
+        tree: The processes, as of `process_snapshot.snapshot`.
+        kernel: The kernel's messages since the start.
+        cgroup_before: The counters of the control group at the start, or why there are none.
+        cgroup_after: The counters of the control group after the end, or why there are none.
+        memory: The samples of the memory.
+        in_flight: The requests under way.
+        metrics: The last answer of /metrics before the end.
+        configuration: The server's configuration.
+        environment: The environment of the engine's process.
+        debug: Whether the run had ``--engine-debug``.
+        rerun: How to run again for a better stack.
+        missing: Reasons why parts are missing, by field, where the general reason is less exact.
+        nodes: For each other node of the server the log and the record, by the name of its files.
+    """
 
     cause: failure.Cause
     what: str
@@ -71,31 +101,39 @@ class Evidence:
     in_flight: list[dict[str, Any]] | None = None
     metrics: str | None = None
     configuration: Mapping[str, Any] | None = None
-    #: Of the engine's process.
     environment: Mapping[str, str] = field(default_factory=dict)
     debug: bool = False
-    #: How to run again for a better stack.
     rerun: str = ""
     missing: dict[str, str] = field(default_factory=dict)
-    #: Of each other node of a server that spans machines, by the name of its files.
     nodes: Mapping[str, tuple[Path | None, Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A file of a bundle."""
+
+    file: str
+    #: Returns its text. Raises `Unavailable`.
+    produce: Callable[[], str]
+
+
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
-    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path. Raises OSError:
-    not even the folder can be made, or the index in it."""
+    """Write a bundle into a new folder.
+
+    Args:
+        evidence: The evidence.
+        directory: The folder in which the bundle's folder ``<n>-<class>`` is made.
+        redact: Removes the secrets of a text.
+
+    Returns:
+        The folder of the bundle.
+
+    Raises:
+        OSError: The folder or its index cannot be written.
+    """
     folder = _new_folder(directory, evidence.cause.kind)
     try:
-        parts: dict[str, dict[str, str]] = {}
-        for name, produce in (*_PARTS.items(), *_of_nodes(evidence)):
-            try:
-                write_text(redact(produce(evidence)), folder / name)
-                parts[name] = {"file": name}
-            except Unavailable as reason:
-                parts[name] = {"unavailable": redact(str(reason))}
-            except (OSError, ValueError, subprocess.SubprocessError) as error:
-                # A reason such as "No space left on device" is what one wants to read then.
-                parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
+        parts = {part.file: _write_part(part, folder, redact) for part in _parts(evidence)}
         index = BundleIndex(
             **evidence.cause.model_dump(),
             what=evidence.what,
@@ -117,14 +155,69 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
     return folder
 
 
+def _write_part(part: _Part, folder: Path, redact: Redact) -> dict[str, str]:
+    """Write a file, and return its entry of the index."""
+    try:
+        write_text(redact(part.produce()), folder / part.file)
+    except Unavailable as reason:
+        return {"unavailable": redact(str(reason))}
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        # The reader needs a reason such as "No space left on device".
+        return {"unavailable": redact(f"{type(error).__name__}: {error}")}
+    return {"file": part.file}
+
+
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
-    """As `write`; where the report directory cannot be written, into a temporary one. The path,
-    and why it is not where it should be."""
+    """Write a bundle as `write` does, into a temporary folder if it cannot be written there.
+
+    Args:
+        evidence: As of `write`.
+        directory: As of `write`.
+        redact: As of `write`.
+
+    Returns:
+        The folder of the bundle, and the reason why it is not in `directory`.
+
+    Raises:
+        OSError: The bundle cannot be written into a temporary folder either.
+    """
     try:
         return write(evidence, directory, redact), None
     except OSError as error:
         elsewhere = Path(tempfile.mkdtemp(prefix="sm121-crash-"))
         return write(evidence, elsewhere, redact), f"{directory}: {error.strerror or error}"
+
+
+def _parts(evidence: Evidence) -> Iterator[_Part]:
+    """Yield the files of a bundle, in the order in which they are written."""
+
+    def known(name: str, value: object, reason: str) -> str:
+        if value is None:
+            raise Unavailable(evidence.missing.get(name, reason))
+        return _json(value)
+
+    yield _Part("server.log", lambda: _log(evidence))
+    yield _Part("process-tree.txt", lambda: _process_tree(evidence))
+    yield _Part("exits.json", lambda: _exits(evidence))
+    yield _Part("stacks.txt", lambda: _stacks(evidence))
+    yield _Part("kernel.log", lambda: _kernel(evidence))
+    yield _Part("cgroup.json", lambda: _cgroup(evidence))
+    yield _Part("gpu.txt", _gpu)
+    yield _Part("memory.json", lambda: known("memory", evidence.memory, "no memory was sampled"))
+    yield _Part(
+        "in-flight.json",
+        lambda: known("in_flight", evidence.in_flight, "no load of the suite was running"),
+    )
+    yield _Part("metrics-before.txt", lambda: _metrics(evidence))
+    yield _Part(
+        "configuration.json",
+        lambda: known("configuration", evidence.configuration, "the server is attached: not known"),
+    )
+    yield _Part("flashinfer-api.log", lambda: _flashinfer(evidence))
+    for name, (log, record) in evidence.nodes.items():
+        yield _Part(f"{name}.json", partial(_json, record))
+        if log is not None:
+            yield _Part(f"{name}.log", partial(_whole_or_ends, log))
 
 
 def _log(evidence: Evidence) -> str:
@@ -151,8 +244,8 @@ def _whole_or_ends(file: Path) -> str:
     )
 
 
-def _said(*command: str) -> str:
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
+def _output(*command: str) -> str:
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S)
     return f"{answer.stdout}{answer.stderr}\n"
 
 
@@ -163,8 +256,11 @@ def _json(value: object) -> str:
 def _exits(evidence: Evidence) -> str:
     if not evidence.exits and evidence.exit_status is None:
         raise Unavailable(evidence.missing.get("exits", "no process has ended"))
-    why = {"why": "its parent collected it and does not say"}
-    entries = [e if e.get("status") is not None else {**e, **why} for e in evidence.exits]
+    entries: list[dict[str, Any]] = []
+    for entry in evidence.exits:
+        if entry.get("status") is None:
+            entry = {**entry, "why": "its parent collected it and does not say"}
+        entries.append(entry)
     return _json({"main": evidence.exit_status, "processes": entries})
 
 
@@ -175,11 +271,11 @@ def _stacks(evidence: Evidence) -> str:
     alive = [entry for entry in evidence.tree if entry["status"] not in ("zombie", "dead")]
     if not alive:
         raise Unavailable(_NO_PROCESS)
-    return "".join(
-        f"## {entry['name']} ({entry['pid']})\n"
-        + _said(tool, "dump", "--nonblocking", "--pid", str(entry["pid"]))
-        for entry in alive
-    )
+    stacks = ""
+    for entry in alive:
+        stacks += f"## {entry['name']} ({entry['pid']})\n"
+        stacks += _output(tool, "dump", "--nonblocking", "--pid", str(entry["pid"]))
+    return stacks
 
 
 def _kernel(evidence: Evidence) -> str:
@@ -187,10 +283,10 @@ def _kernel(evidence: Evidence) -> str:
     if kernel.unavailable and not kernel.lines:
         raise Unavailable(kernel.unavailable)
     noted = kernel.of_note
-    opening = [f"# {len(noted)} messages of note since the start"]
-    opening += [f"# {line}" for line in noted[:50]]
-    lines = kernel.lines or ("(no message since the start)",)
-    return "\n".join([*opening, *lines]) + "\n"
+    lines = [f"# {len(noted)} messages of note since the start"]
+    lines += [f"# {line}" for line in noted[:_MOST_NOTED]]
+    lines += kernel.lines or ["(no message since the start)"]
+    return "\n".join(lines) + "\n"
 
 
 def _cgroup(evidence: Evidence) -> str:
@@ -199,24 +295,24 @@ def _cgroup(evidence: Evidence) -> str:
     return _json({"before": evidence.cgroup_before, "after": evidence.cgroup_after})
 
 
-def _gpu(_evidence: Evidence) -> str:
+def _gpu() -> str:
     tool = shutil.which("nvidia-smi")
     if tool is None:
         raise Unavailable("nvidia-smi is not here: no NVIDIA driver")
     query = "--query-compute-apps=pid,process_name,used_memory"
-    return _said(tool, query, "--format=csv") + _said(tool, "-q")
+    return _output(tool, query, "--format=csv") + _output(tool, "-q")
 
 
-def _field(
-    name: str, otherwise: str, shown: Callable[[Any], str] = _json
-) -> Callable[[Evidence], str]:
-    def produce(evidence: Evidence) -> str:
-        value = getattr(evidence, name)
-        if value is None or (name == "tree" and not value):
-            raise Unavailable(evidence.missing.get(name, otherwise))
-        return shown(value)
+def _process_tree(evidence: Evidence) -> str:
+    if not evidence.tree:
+        raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
+    return process_snapshot.table(evidence.tree)
 
-    return produce
+
+def _metrics(evidence: Evidence) -> str:
+    if evidence.metrics is None:
+        raise Unavailable(evidence.missing.get("metrics", "/metrics was not read before"))
+    return evidence.metrics
 
 
 def _flashinfer(evidence: Evidence) -> str:
@@ -226,37 +322,18 @@ def _flashinfer(evidence: Evidence) -> str:
     target = evidence.environment.get("FLASHINFER_LOGDEST", "stdout")
     if target in ("stdout", "stderr"):
         raise Unavailable(f"FlashInfer's API log went to {target}: it is in server.log")
-    # %i is the pid of the process that logs: each of the tree has a file of its own.
-    pids = sorted({entry["pid"] for entry in [*evidence.tree, *evidence.exits]})
-    names = [target.replace("%i", str(pid)) for pid in pids] if "%i" in target else [target]
-    files = [file for file in map(Path, names) if file.is_file()]
+    files = [file for file in _api_logs(target, evidence) if file.is_file()]
     if not files:
         raise Unavailable(f"FlashInfer's API log was to be {target}, which is not there")
     return "".join(f"# {file.name}\n{_whole_or_ends(file)}\n" for file in files)
 
 
-#: The files of a bundle, in the order in which they are written.
-_PARTS: dict[str, Callable[[Evidence], str]] = {
-    "server.log": _log,
-    "process-tree.txt": _field("tree", _NO_PROCESS, process_snapshot.table),
-    "exits.json": _exits,
-    "stacks.txt": _stacks,
-    "kernel.log": _kernel,
-    "cgroup.json": _cgroup,
-    "gpu.txt": _gpu,
-    "memory.json": _field("memory", "no memory was sampled"),
-    "in-flight.json": _field("in_flight", "no load of the suite was running"),
-    "metrics-before.txt": _field("metrics", "/metrics was not read before", str),
-    "configuration.json": _field("configuration", "the server is attached: not known"),
-    "flashinfer-api.log": _flashinfer,
-}
-
-
-def _of_nodes(evidence: Evidence) -> Iterator[tuple[str, Callable[[Evidence], str]]]:
-    for name, (log, told) in evidence.nodes.items():
-        yield f"{name}.json", partial(lambda told, _evidence: _json(told), told)
-        if log is not None:
-            yield f"{name}.log", partial(lambda log, _evidence: _whole_or_ends(log), log)
+def _api_logs(target: str, evidence: Evidence) -> list[Path]:
+    """Return the API logs of FlashInfer: one, or one a process if the name has %i for the pid."""
+    if "%i" not in target:
+        return [Path(target)]
+    pids = {entry["pid"] for entry in [*evidence.tree, *evidence.exits]}
+    return [Path(target.replace("%i", str(pid))) for pid in sorted(pids)]
 
 
 def _new_folder(directory: Path, kind: str) -> Path:
@@ -265,7 +342,7 @@ def _new_folder(directory: Path, kind: str) -> Path:
     while True:
         folder = directory / f"{number}-{kind}"
         if not any(directory.glob(f"{number}-*")):
-            with contextlib.suppress(FileExistsError):  # somebody has just made it
+            with contextlib.suppress(FileExistsError):  # another process has just made it
                 folder.mkdir()
                 return folder
         number += 1

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from sm121.core import data_file, engine_settings, errors, level_settings
 from sm121.core.data_file import DataTable, Pattern, without_retired
 from sm121.core.versions import Versions, release, within
-from sm121.evidence.environment import cpu_flags
+from sm121.evidence.host import cpu_flags
 from sm121.evidence.kernel_path import KernelPath
 
 Cell = Mapping[str, str]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core import data_file
-from sm121.evidence import environment
+from sm121.evidence.host import read_gpus, read_host
 
 #: Fields that an update or a setting changes on the same machine.
 STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
@@ -14,8 +14,9 @@ STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
 
 @functools.cache
 def _identity() -> tuple[tuple[str, Any], ...]:
-    host = environment.host()
-    gpus, driver = environment.gpus({})
+    host = read_host()
+    reading = read_gpus()
+    gpus = reading.gpus
     first = gpus[0] if gpus else None
     return (
         ("cpu_model", host.cpu_model),
@@ -24,7 +25,7 @@ def _identity() -> tuple[tuple[str, Any], ...]:
         ("memory_gib", round(host.memory_bytes / 2**30) if host.memory_bytes else None),
         ("gpu", first.name if first else None),
         ("gpus", len(gpus) if gpus is not None else None),
-        ("driver", driver),
+        ("driver", reading.driver),
         ("gpu_clocks", first.clocks if first else None),
         ("gpu_power_limit_w", first.power_limit_w if first else None),
     )

@@ -12,7 +12,7 @@ import pytest
 from sm121.checkpoint.identity import is_of_shape
 from sm121.core import architecture, data_file, errors, own_tests
 from sm121.core.verdict import Severity
-from sm121.evidence import environment
+from sm121.evidence import git_source
 from sm121.plugin import outcomes
 from sm121.plugin.given import Given
 from sm121.plugin.stash import ID
@@ -80,7 +80,7 @@ def refuse(
     no certificate allows. Raises UsageError: the values of options are others, the tests were
     changed, or a waiver names a gate's test or a blocker."""
     wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
-    changed = environment.changed_files(own_tests.folder(), _data().judges)
+    changed = git_source.changed_files(own_tests.folder(), _data().judges)
     than = "the commit: commit it, or take it back"
     if changed is None:
         changed = certification.foreign_tests(own_tests.folder())

@@ -10,7 +10,7 @@ from sm121.core import data_file, digest, profile
 from sm121.core.redaction import is_secret_name, redact_arguments
 from sm121.engines.registry import Installed
 from sm121.evidence import environment
-from sm121.evidence.environment import EnvironmentRecord
+from sm121.evidence.environment_record import EnvironmentRecord
 from sm121.matrix import axes
 from sm121.measure import machine
 from sm121.performance.recorder import host_of
