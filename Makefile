@@ -45,7 +45,7 @@ else
 endif
 
 # The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how two run at once.
-MEASURING = $(shell grep -lE 'pytest.mark.alone\b' meta_tests/test_*.py)
+MEASURING = $(shell grep -rlE 'pytest.mark.alone\b' meta_tests --include='test_*.py')
 
 # The tests that measure no time. Many of them wait for a server, so lint and four workers share two cores.
 WORKERS ?= 4
@@ -96,18 +96,18 @@ catalogues: canary oldest ## what takes longer than `make test` allows: every ta
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/tables/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
 	$(PY) -m pytest tests/test_matrix.py --arch cpu --matrix 1 --matrix-axes cpu --report-dir=.cache/whole-matrix
-	$(PY) meta_tests/accuracy.py --fresh --output docs/tables/accuracy.md
+	$(PY) -m meta_tests.faults.accuracy --fresh --output docs/tables/accuracy.md
 	$(PY) -m tools.gate_errors
-	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
-	$(PY) meta_tests/speculation_faults.py
-	$(PY) meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md
-	$(PY) meta_tests/lies.py --seed 1 --output docs/tables/lies.md
-	$(PY) meta_tests/false_greens --output docs/tables/false-greens.md
-	$(PY) meta_tests/gb10 --output docs/tables/gb10-stand-in.md --certified docs/evidence/gb10-stand-in-verdict.json
-	$(PY) meta_tests/real_regression.py
-	$(PY) meta_tests/stress_faults.py --output docs/tables/stress-faults.md --samples docs/bundles
-	$(PY) meta_tests/report_screens.py
-	$(PY) meta_tests/honest_pairs.py
+	$(PY) -m meta_tests.faults.model_faults --state .cache/model-faults-$$(date +%s)
+	$(PY) -m meta_tests.faults.speculation_faults
+	$(PY) -m meta_tests.faults.protocol_faults --output docs/tables/protocol-faults.md
+	$(PY) -m meta_tests.faults.lies --seed 1 --output docs/tables/lies.md
+	$(PY) -m meta_tests.faults.false_greens --output docs/tables/false-greens.md
+	$(PY) -m meta_tests.fakes.gb10 --output docs/tables/gb10-stand-in.md --certified docs/evidence/gb10-stand-in-verdict.json
+	$(PY) -m meta_tests.faults.real_regression
+	$(PY) -m meta_tests.faults.stress_faults --output docs/tables/stress-faults.md --samples docs/bundles
+	$(PY) -m meta_tests.whole.report_screens
+	$(PY) -m meta_tests.faults.honest_pairs
 
 choices: $(VENV)/.developing ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
 	$(PY) -m tools.choices --flashinfer 0.6.15.post1

@@ -15,21 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import browser
-import durations
 import psutil
 import pytest
-import quiet
-import servers
-from servers import FaultServer, TimedServer
-from warm_pytest import WarmPytest, WarmRun, can_fork
 
+from meta_tests import durations, quiet
+from meta_tests.fakes import browser, servers
+from meta_tests.fakes.servers import FaultServer, TimedServer
+from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
+from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
 
-ROOT = Path(__file__).parent.parent
-HERE = Path(__file__).parent
 #: A project of its own: `test_downstream.py` runs it.
-collect_ignore = ["downstream"]
+collect_ignore = ["whole/downstream"]
 #: Leaves out what needs torch, where it cannot be installed.
 LIGHT = "SM121_META_LIGHT" in os.environ
 
@@ -341,8 +338,8 @@ def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable
         environment["MATRIX_BOOTS"] = str(tmp_path / "boots.txt")
         directory = [] if report is None else ["--report-dir", str(report)]
         run = start_pytest(
-            "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",
-            *arguments, *directory, environment=environment, warm=warm,
+            "-p", "meta_tests.fakes.matrix_engine", "--profile", str(matrix_profile),
+            "tests/test_matrix.py", *arguments, *directory, environment=environment, warm=warm,
         )  # fmt: skip
         if report is not None:
             run.report = report

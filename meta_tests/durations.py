@@ -3,34 +3,58 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meta_tests.folders import META, ROOT
+
 #: Seconds by file of `make test`, and of the slow tests of `make catalogues`, as each last took
 #: here. A clean checkout has none.
-RECORD = Path(__file__).parent.parent / ".cache" / "test-durations.json"
+RECORD = ROOT / ".cache" / "test-durations.json"
 #: What comes first without a record, in this order. Begun last, one would keep one of two workers
 #: busy while the other one has nothing left to do.
 LONGEST = (
-    "test_measuring_gate.py", "test_measuring_traps.py", "test_fault_catalogue.py",
-    "test_ci_paths.py", "test_compare_option.py", "test_flashinfer_attention.py",
-    "test_false_greens.py", "test_kernel_mutants.py", "test_oracle_file.py",
-    "test_kernel_benchmark.py", "test_recording.py", "test_kernel_path_gb10.py",
-    "test_benchmark_bridge.py", "test_gb10.py", "test_default_plan.py", "test_certificate.py",
-    "test_bad_input.py", "test_bad_input_server.py", "test_durations.py", "test_report_browser.py",
-    "test_chat_rate.py", "test_report_files.py", "test_report_whole_runs.py", "test_box_reading.py",
-    "test_managed_server.py", "test_kernel_path_engines.py", "test_headline_action.py",
-    "test_followed_log.py", "test_kernel_provider.py", "test_fast_build.py",
-    "test_matrix_shards.py", "test_docs.py", "test_regression.py", "test_order_of_events.py",
-    "test_compare_browser.py",
-)  # fmt: skip
+    "whole/test_measuring_gate.py",
+    "faults/test_measuring_traps.py",
+    "faults/test_fault_catalogue.py",
+    "whole/test_ci_paths.py",
+    "unit/plugin/test_comparing.py",
+    "unit/kernels/test_flashinfer_sinks.py",
+    "faults/test_false_greens.py",
+    "faults/test_kernel_mutants.py",
+    "unit/answers/test_oracle_file.py",
+    "unit/kernels/test_benchmarks.py",
+    "unit/run/test_record.py",
+    "unit/evidence/test_kernel_path_gb10.py",
+    "unit/plugin/test_benchmarks.py",
+    "whole/test_gb10.py",
+    "unit/session/test_plan_choice.py",
+    "unit/session/test_certification.py",
+    "whole/test_bad_input.py",
+    "whole/test_bad_input_server.py",
+    "unit/run/test_timings.py",
+    "unit/report/test_page_browser.py",
+    "unit/performance/test_bench_chats.py",
+    "unit/report/test_page_files.py",
+    "whole/test_report_whole_runs.py",
+    "unit/measure/test_box_reading.py",
+    "unit/engines/test_managed.py",
+    "unit/evidence/test_kernel_path_engines.py",
+    "unit/report/test_headline_action.py",
+    "unit/engines/test_followed_log.py",
+    "unit/kernels/test_registry.py",
+    "unit/kernels/test_checks_fast_build.py",
+    "unit/matrix/test_outcome_shards.py",
+    "whole/test_docs.py",
+    "unit/regression/test_regression.py",
+    "whole/test_order_of_events.py",
+)
 _SHOWN = 10
 
 
 def recorded(which: str) -> dict[str, float]:
-    """Seconds by file's name of the runs `which`, "test" or "slow"; empty without a record."""
+    """Seconds by file, in meta_tests/, of the runs `which`, "test" or "slow"; empty without one."""
     seconds: dict[str, dict[str, float]] = {}
     if RECORD.is_file():
         seconds = json.loads(RECORD.read_text("utf-8"))
@@ -38,11 +62,19 @@ def recorded(which: str) -> dict[str, float]:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Order tests by the seconds of their files; tests of one file stay together. A file of the
-    levels may have the same name, and its order is the suite's."""
-    first = {name: 60.0 + number for number, name in enumerate(reversed(LONGEST))}
-    seconds, folder = first | recorded("test"), Path(__file__).parent
-    items.sort(key=lambda item: -(seconds.get(item.path.name, 1) * (item.path.parent == folder)))
+    """Order tests by the seconds of their files; tests of one file stay together.
+
+    Files outside of this folder, which are those of the levels, keep the suite's own order.
+    """
+    seconds = {name: 60.0 + number for number, name in enumerate(reversed(LONGEST))}
+    seconds |= recorded("test")
+
+    def descending(item: pytest.Item) -> float:
+        if META not in item.path.parents:
+            return 0.0
+        return -seconds.get(item.path.relative_to(META).as_posix(), 1.0)
+
+    items.sort(key=descending)
 
 
 def wanted(config: pytest.Config) -> bool:
@@ -61,7 +93,7 @@ class Durations:
         self._slow = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._by_file[Path(report.location[0]).name] += report.duration
+        self._by_file[report.location[0].removeprefix("meta_tests/")] += report.duration
         self._by_test[report.nodeid] += report.duration
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:

@@ -2,9 +2,9 @@
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from meta_tests.folders import DATA
 from sm121.evidence import kernel_path, log_lines
 
 
@@ -24,7 +24,7 @@ def stated(path: kernel_path.KernelPath) -> dict[str, object]:
 
 def lines_of(name: str) -> dict[str, Any]:
     """Lines of logs from ``data/NAME``, and what they prove."""
-    return tomllib.loads((Path(__file__).parent / "data" / name).read_text("utf-8"))
+    return tomllib.loads((DATA / name).read_text("utf-8"))
 
 
 def proofs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, object]]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
 
+from meta_tests.folders import ROOT
 from sm121.measure.cpu_use import CpuUse
 
 #: How long the machine is watched before a test, in seconds.
@@ -25,7 +25,7 @@ OTHERS = 0.1
 #: Runs of a test, at most. Its own timeout holds for all of them.
 ATTEMPTS = 3
 #: Workers share it while they run a test, and one of them has it for a test by itself.
-LOCK = Path(__file__).parent.parent / ".cache" / "alone.lock"
+LOCK = ROOT / ".cache" / "alone.lock"
 
 
 @dataclass(frozen=True)

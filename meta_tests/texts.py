@@ -1,8 +1,8 @@
 """The texts of ``data/texts/``: scripts, logs and answers that tests write to files."""
 
-from pathlib import Path
+from meta_tests.folders import DATA
 
-TEXTS = Path(__file__).parent / "data" / "texts"
+TEXTS = DATA / "texts"
 
 
 def text_file(name: str) -> str:

@@ -1,0 +1,1 @@
+"""What stands in for engines, nodes and clocks."""

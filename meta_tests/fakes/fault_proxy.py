@@ -1,0 +1,222 @@
+"""A proxy in front of a real server that breaks its answers in one known way at a time. A fault is
+a row of ``data/protocol-faults.toml``. What only changes fields says so there. Else the row names
+functions: of ``fault_changes.py`` for parsed answers (``completion``, ``chat`` and ``response`` of
+an answer at once, ``stream``, ``deltas`` and ``events`` of a stream's chunks, ``request`` of what
+is sent on), of ``fault_exchanges.py`` for an ``exchange``, which has request and answer in its
+hands."""
+
+import contextlib
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from meta_tests.fakes.loopback import JsonHandler, serving
+from meta_tests.faults import fault_changes, fault_exchanges, lie_changes
+from meta_tests.faults.fault_changes import Json
+from meta_tests.faults.fault_exchanges import (
+    CHAT,
+    COMPLETIONS,
+    RESPONSES,
+    Answer,
+    Exchange,
+    Request,
+)
+from meta_tests.folders import DATA
+
+
+def _same(content: Any) -> Any:
+    return content
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way of being wrong, and the test that must fail on it."""
+
+    name: str
+    caught_by: str
+    request: Callable[[Json], Json] = _same
+    completion: Callable[[Json], Json] = _same
+    chat: Callable[[Json], Json] = _same
+    response: Callable[[Json], Json] = _same
+    stream: Callable[[list[Json]], list[Json]] = _same
+    deltas: Callable[[list[Json]], list[Json]] = _same
+    events: Callable[[list[Json]], list[Json]] = _same
+    #: On the text of a whole stream.
+    wire: Callable[[str], str] = _same
+    #: Makes the hook anew for each run, so that it may remember something.
+    exchange: Callable[[], Exchange] | None = None
+    status: Callable[[str], int | None] = lambda _path: None
+    #: Parts of the names of tests whose requests it strikes; everywhere, where there are none.
+    among: tuple[str, ...] = ()
+    #: Why no test can notice it.
+    why: str = ""
+
+
+#: Values of a parameter that do nothing; they are not scaled.
+NEUTRAL = (0.0, 1.0, -1)
+PARTS = {
+    name: getattr(fault_changes, name)
+    for name in ("top", "choice", "message", "usage", "chat_entry", "tool_call")
+}
+PARTS["tool_call.function"] = lambda change: PARTS["tool_call"](lambda c: change(c["function"]))
+
+
+def _edit(row: Json) -> Callable[[Json], Json]:
+    """Change the fields of an object as a row says, in its place."""
+    limits = {"most": min, "least": max}
+
+    def change(part: Json) -> Json:
+        if row.get("where", "") not in {"", *part}:
+            return part
+        defaults = {k: v for k, v in row.get("default", {}).items() if k not in part}
+        part.update(defaults | row.get("set", {}), **dict.fromkeys(row.get("null", ())))
+        for key in row.get("drop", ()):
+            part.pop(key, None)
+        for key, (first, end) in row.get("slice", {}).items():
+            if isinstance(part.get(key), list | str):
+                part[key] = part[key][first:end]
+        part |= {k: f"{part.get(k) or ''}{more}" for k, more in row.get("append", {}).items()}
+        part |= {new: part.pop(key) for key, new in row.get("rename", {}).items() if key in part}
+        part |= {k: v for k, v in row.get("zero", {}).items() if part.get(k) == 0}
+        swaps = row.get("instead", {}).items()
+        part |= {k: new for k, (old, new) in swaps if part.get(k) == old}
+        numbers = {k: v for k, v in part.items() if type(v) in (int, float)}
+        for key in numbers.keys() & {*row.get("scale", ()), *row.get("add", ())}:
+            factor, more = (row.get(name, {}).get(key, n) for name, n in (("scale", 1), ("add", 0)))
+            if numbers[key] not in NEUTRAL:
+                part[key] = numbers[key] * factor + more
+        for name, limit in limits.items():
+            part |= {k: limit(part[k], v) for k, v in row.get(name, {}).items() if k in numbers}
+        if "replace" in row:
+            part = json.loads(json.dumps(part).replace(*row["replace"]))
+        return part
+
+    return change
+
+
+def _meant(term: Any) -> Any:
+    """What a term of a row stands for: a function by its name, a call as a list, else itself."""
+    if isinstance(term, list):
+        function, *arguments = map(_meant, term)
+        return function(*arguments)
+    functions = vars(lie_changes) | vars(fault_exchanges) | vars(fault_changes)
+    functions |= lie_changes.SMALL | fault_changes.SMALL
+    return functions.get(term, term) if isinstance(term, str) else term
+
+
+def faults_of(file: Path) -> Iterator[Fault]:
+    """The faults that the rows of a file describe."""
+    for title, row in tomllib.loads(file.read_text("utf-8")).items():
+        changes = {hook: _meant(term) for hook, term in row.get("do", {}).items()}
+        if "of" in row:
+            hook, _, part = row["of"].partition(".")
+            change = _edit(row)
+            change = PARTS[part](change) if part else change
+            streamed = hook in ("stream", "deltas", "events")
+            changes[hook] = fault_changes.of_each(change) if streamed else change
+        changes |= {"among": tuple(row.get("among", ())), "why": row.get("why", "")}
+        yield Fault(title, row.get("caught_by", ""), **changes)
+
+
+FAULTS = {fault.name: fault for fault in faults_of(DATA / "protocol-faults.toml")}
+SAMPLING = {fault.name: fault for fault in faults_of(DATA / "sampling-faults.toml")}
+LIES = {fault.name: fault for fault in faults_of(DATA / "lies.toml")}
+
+
+class FaultProxy:
+    """Forwards to ``upstream``, broken by a fault that can be changed meanwhile. `key`: the real
+    server's, for the fault that lets anybody in."""
+
+    def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
+        self._upstream, self._key, self._http = upstream, key, http
+        #: Where it listens.
+        self.base_url = ""
+        self.switch(fault)
+
+    @classmethod
+    @contextlib.contextmanager
+    def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator["FaultProxy"]:
+        """One on a free loopback port, for as long as a block lasts."""
+        limits = httpx.Limits(max_connections=None)
+        with httpx.Client(timeout=120.0, trust_env=False, limits=limits) as http:
+            proxy = cls(upstream, fault, key, http)
+            with serving(_handler(proxy)) as proxy.base_url:
+                yield proxy
+
+    def switch(self, fault: Fault) -> None:
+        """From now on another fault."""
+        self._fault = fault
+        self._exchange = fault.exchange() if fault.exchange else None
+
+    def answer(self, request: Request) -> Answer:
+        """What the client gets."""
+        exchange = self._exchange
+        answer = exchange(request, self._forward) if exchange else self._forward(request)
+        status = self._fault.status(request.path)
+        return replace(answer, status=status) if status else answer
+
+    def _forward(self, request: Request) -> Answer:
+        fault, content = self._fault, request.content
+        if (body := request.body) is not None and request.path in (COMPLETIONS, CHAT, RESPONSES):
+            content = json.dumps(fault.request(body)).encode()
+        answer = self._ask(replace(request, content=content))
+        if answer.status != 200 or request.path not in (COMPLETIONS, CHAT, RESPONSES):
+            return answer
+        text = answer.content.decode("utf-8", "replace")
+        changed = broken(fault, request.path, answer.content_type, text)
+        return replace(answer, content=changed.encode())
+
+    def _ask(self, request: Request) -> Answer:
+        """What the server behind says."""
+        key = f"Bearer {self._key}" if request.key is None else request.key
+        headers = {"Content-Type": "application/json", "Authorization": key}
+        url = self._upstream + request.path
+        answer = self._http.request(request.method, url, content=request.content, headers=headers)
+        return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
+
+
+def broken(fault: Fault, path: str, kind: str, content: str) -> str:
+    """What a fault makes of an answer; the same text, where it changes nothing."""
+    if "event-stream" in kind:
+        hooks = {COMPLETIONS: fault.stream, CHAT: fault.deltas, RESPONSES: fault.events}
+        same = hooks[path] is _same or _stream(content, _same) == _stream(content, hooks[path])
+        return fault.wire(content if same else _stream(content, hooks[path]))
+    hook = {COMPLETIONS: fault.completion, CHAT: fault.chat, RESPONSES: fault.response}[path]
+    if hook is _same or not content:
+        return content
+    changed = hook(json.loads(content))
+    return content if changed == json.loads(content) else json.dumps(changed)
+
+
+def _stream(text: str, change: Callable[[list[Json]], list[Json]]) -> str:
+    data = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    done = "[DONE]" in data
+    chunks = change([json.loads(event) for event in data if event != "[DONE]"])
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return "".join([*lines, *(["data: [DONE]\n\n"] if done else [])])
+
+
+def _handler(proxy: FaultProxy) -> type[JsonHandler]:
+    class Handler(JsonHandler):
+        protocol_version = "HTTP/1.0"
+
+        def do_GET(self) -> None:
+            self._answer("GET", b"")
+
+        def do_POST(self) -> None:
+            self._answer("POST", self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        def _answer(self, method: str, content: bytes) -> None:
+            key = self.headers.get("Authorization") or ""
+            answer = proxy.answer(Request(method, self.path, content, key))
+            if answer.status is None:
+                self.close_connection = True
+            else:
+                self.say(answer.content, answer.status, answer.content_type)
+
+    return Handler

@@ -1,0 +1,411 @@
+"""A server of vLLM on a GB10 that is not there: its command line, its log, its rates. Started as
+``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py` makes. What a
+release accepts, refuses, chooses and writes is what it did when it was executed
+(``tools/choices``); the MXFP4 build takes what its parser has (``mxfp4-options.txt``) and
+writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
+(``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
+are answered at the rates of a GB10.
+GB10_SETTINGS names a JSON file with `Settings`."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from meta_tests.fakes.gb10.start_log import BUILD, Log, Settings, compiling, data
+from meta_tests.fakes.timed_server import COMPILED, Pace, Plan, TimedServer
+from sm121.core.engine_arguments import one_line, options
+from tools.choices import data as choices
+
+_BEGAN = time.time()
+#: Of what is behind it: no time limit, and lines with the log-probabilities of a whole answer.
+_BEHIND: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": 64 << 20}
+_COUNTED = {
+    "vllm:generation_tokens_total": "generated", "vllm:prompt_tokens_total": "prompted",
+    "vllm:prefix_cache_queries_total": "prompted", "vllm:prefix_cache_hits_total": "hits",
+    "vllm:request_decode_time_seconds_sum": "decode_s", "vllm:num_requests_running": "running",
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """The release's own words."""
+
+
+class Release:
+    """What a release makes of a command line."""
+
+    def __init__(self, version: str, arguments: list[str]) -> None:
+        recorded = choices.at(choices.load(), version)
+        assert recorded is not None, f"{choices.FILE.name} has no {version}"
+        self.version = version
+        for refusal in choices.refusals(recorded, arguments, os.environ):
+            raise Refused(refusal.words)
+        answers = [a for a in recorded.answers if a.machine == "cubins" and a.attention]
+        typed = _deciding(arguments)
+        same = [a for a in answers if _deciding(a.arguments) == typed]
+
+        def choice_of(field: str) -> str:
+            # What nobody asked for in one breath was asked for one by one.
+            alike = [a for a in answers if _part(a.arguments, typed, field)]
+            return _only([getattr(answer, field) for answer in same or alike])
+
+        self.attention, self.experts = choice_of("attention"), choice_of("experts")
+        chosen = next(a for a in answers if a.attention == self.attention)
+        lines = {line for a in same or [chosen] for line in a.lines}
+        apart = ("Mxfp4 MoE backend", "KV cache layout")
+        self.lines = sorted(line for line in lines if not any(part in line for part in apart))
+        every = [line for a in answers for line in a.lines]
+        self.shows_layout = any("KV cache layout." in line for line in every)
+        asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
+        self.layout = _only(
+            [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
+        )
+        self.layout_line = f"[utils.py:347] Using {self.layout} KV cache layout."
+        if not self.shows_layout:  # before 0.29 only what was asked for is said
+            self.layout_line = asked_layout and (
+                "[utils.py:62] `VLLM_KV_CACHE_LAYOUT` environment variable detected. Setting KV "
+                f"cache layout to {asked_layout}."
+            )
+
+
+class Build:
+    """What the MXFP4 build makes of a command line."""
+
+    def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
+
+        make_arg_parser(argparse.ArgumentParser(prog="api_server.py")).parse_args(arguments)
+        typed = {each.name: " ".join(each.values) for each in options(arguments)}
+        words = [word for pair in (typed | instead).items() for word in map(str, pair) if word]
+        self.does = one_line(words)
+        self.options = typed | instead
+        words = data("mxfp4.toml")
+        self.experts = next(row["rates"] for row in words["runs"] if self.fits(row))
+        self.lines = [line for line in words["lines"] if self.fits(line)]
+        self.streams = int(typed["--max-num-seqs"])
+        self.values = {
+            "arguments": {name[2:].replace("-", "_"): value for name, value in typed.items()},
+            "kv_cache_dtype": self.options.get("--kv-cache-dtype", "auto"),
+            "eager": "--enforce-eager" in typed, "context": typed["--max-model-len"],
+            "backend": self.options.get("--mxfp4-backend"), "variant": "unfused", "capture_s": 6,
+        }  # fmt: skip
+
+    def fits(self, row: dict[str, Any]) -> bool:
+        """Whether a row is of such a server."""
+        match = re.search(row.get("when", ""), self.does)
+        return match is not None and not re.search(row.get("unless", "(?!)"), self.does)
+
+
+def _deciding(arguments: Any) -> dict[str, Any]:
+    given = choices.values(arguments)
+    return {k: v for kind in choices.DECIDING for k, v in choices.deciding(kind, given).items()}
+
+
+def _part(arguments: Any, typed: dict[str, Any], kind: str) -> bool:
+    return choices.deciding(kind, _deciding(arguments)) == choices.deciding(kind, typed)
+
+
+def _only(values: list[Any]) -> str:
+    assert values and values[0], "the release was never asked for this"
+    return str(values[0])
+
+
+class Gb10(TimedServer):
+    """Timed requests at the rates of a GB10; all others go to the real vLLM behind. What is timed
+    has ids that are one ASCII character in the checkpoint's tokenizer."""
+
+    vocabulary = 94
+
+    def __init__(
+        self, settings: Settings, release: Release | Build, model: str, core: subprocess.Popen
+    ) -> None:
+        self.streams = release.streams if isinstance(release, Build) else 0
+        super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), model, None)
+        self.settings, self.release, self.core = settings, release, core
+        self.curve = settings.rates[release.experts]
+        self.key = os.environ.get("VLLM_API_KEY")
+        self.session: aiohttp.ClientSession | None = None
+        self.before: dict[str, float] = {}
+        self.serving_since: float | None = None
+        self.is_lost = False
+
+    def text_of(self, ids: list[int]) -> str:
+        return "".join(chr(ord("!") + i) for i in ids)
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            client_max_size=64 << 20, middlewares=[self._logged, self._only_with_key]
+        )
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/v1/completions", self.completions)
+        if self.streams:
+            app.router.add_get("/v1/models/{model}", self.not_there)
+        app.router.add_route("*", "/{path:.*}", self.hand_on)
+        app.cleanup_ctx.append(self._connected)
+        return app
+
+    async def _connected(self, _app: web.Application) -> Any:
+        one = aiohttp.ClientSession(self.settings.behind, auto_decompress=False, **_BEHIND)
+        async with one as self.session:
+            self.before = _values(await self._behind())
+            yield
+
+    @web.middleware
+    async def _logged(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        while self.is_lost and request.path.startswith("/v1") and self.core.poll() is None:
+            await asyncio.sleep(0.1)
+        if self.is_lost and request.path.startswith("/v1"):
+            return web.json_response({"error": "EngineCore encountered an issue"}, status=500)
+        answer = await handler(request)
+        print(
+            f"{self.settings.prefix}(APIServer pid={os.getpid()}) INFO:     127.0.0.1:40000 - "
+            f'"{request.method} {request.rel_url} HTTP/1.1" {answer.status}',
+            flush=True,
+        )
+        return answer
+
+    async def not_there(self, _request: web.Request) -> web.Response:
+        """As a route that 0.14 has not."""
+        return web.json_response({"detail": "Not Found"}, status=404)
+
+    @web.middleware
+    async def _only_with_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        key = request.headers.get("Authorization", "")
+        if self.key and request.path.startswith("/v1") and key != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.core.poll() is None else 503)
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.settings.version})
+
+    async def _behind(self) -> str:
+        async with self.session.get("/metrics") as answer:
+            return await answer.text() if answer.ok else ""
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Those of the vLLM behind since this start, and what was served at a GB10's rates."""
+        lines = []
+        for line in (await self._behind()).splitlines():
+            name, _, value = line.rpartition(" ")
+            bare = name.partition("{")[0]
+            if line.startswith("#") or not name:
+                lines.append(line)
+            elif bare == "process_start_time_seconds":
+                lines.append(f"{name} {_BEGAN}")
+            else:
+                gauge = not bare.endswith(("_total", "_sum", "_count", "_bucket"))
+                counted = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
+                if self.settings.tenant_rate:
+                    counted += self._of_the_other(bare)
+                total = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + counted
+                lines.append(f"{name} {total}")
+        return web.Response(text="\n".join(lines) + "\n")
+
+    def _of_the_other(self, counter: str) -> float:
+        seconds = time.time() - _BEGAN
+        rates = {"vllm:generation_tokens_total": self.settings.tenant_rate}
+        return float(counter == "vllm:num_requests_running") + rates.get(counter, 0.0) * seconds
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
+        try:
+            body = json.loads(await request.read())
+        except ValueError:  # the vLLM behind says what is wrong
+            body = None
+        if not isinstance(body, dict):
+            return await self.hand_on(request)
+        options = body.get("stream_options") or {}
+        ids, again = body.get("prompt"), str(body.get("cache_salt")).startswith("sm121-timed")
+        timed = body.get("ignore_eos") and options.get("continuous_usage_stats")
+        if isinstance(ids, list) and (timed or again or len(ids) > 4600):
+            if self.requests + 1 == self.settings.compiles_at:
+                print(self.settings.prefix + COMPILED, end="", flush=True)
+            return await self.complete(request)
+        return await self.hand_on(request)
+
+    async def hand_on(self, request: web.Request) -> web.StreamResponse:
+        headers = {"Authorization": f"Bearer {self.settings.key}"}
+        if kind := request.headers.get("Content-Type"):
+            headers["Content-Type"] = kind
+        async with self.session.request(
+            request.method, request.rel_url, data=await request.read(), headers=headers
+        ) as answer:
+            kind_alone = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kind_alone)
+            await response.prepare(request)
+            parts = answer.content if self.streams else answer.content.iter_any()
+            async for part in parts:
+                await response.write(_with_both_names(part) if self.streams else part)
+            await response.write_eof()
+            return response
+
+    def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int, share: Any) -> Plan:
+        """A prompt's token costs more the deeper it stands, and so does a generated one."""
+        del pace
+        if self.serving_since is None:
+            self.serving_since = time.monotonic()
+            if self.settings.dies_after_s:
+                asyncio.get_running_loop().call_later(self.settings.dies_after_s, self._die)
+        turn = share[1].index(number) + 1
+        at = [0.02 + turn * self._prefill_s(prompt_tokens)]
+        busy = min(self.running, self.streams or self.running)
+        crowd = 1.0 + (busy - 1) * (8 / 3 - 1) / 7 if busy > 1 else 1.0
+        drift = self.settings.drift if self._late() else 1.0
+        for made in range(tokens - 1):
+            step = crowd / (self._rate(prompt_tokens + made, 1) * drift)
+            at.append(at[-1] + step)
+        return Plan(tokens, [int(second * 1e9) for second in at])
+
+    def _die(self) -> None:
+        """With its last words; of a lost node only after a time in which nothing is answered."""
+        if self.settings.hangs_s and not self.is_lost:
+            self.is_lost = True
+            asyncio.get_running_loop().call_later(self.settings.hangs_s, self._die)
+            return
+        for line in data("faults.toml")["deaths"][self.settings.death]:
+            print(f"{self.settings.prefix}(EngineCore pid={self.core.pid}) {line}", flush=True)
+        self.core.kill()
+        if not self.is_lost:
+            os._exit(1)
+
+    def _late(self) -> bool:
+        return self.serving_since is not None and time.monotonic() - self.serving_since > 30
+
+    def _rate(self, depth: int, which: int) -> float:
+        """Between the depths of the table the seconds of a token grow linearly."""
+        rows = self.curve
+        at = max(1, min(len(rows) - 1, sum(row[0] < depth for row in rows)))
+        (low, *first), (high, *second) = rows[at - 1 : at + 1]
+        a, b = 1 / first[which - 1], 1 / second[which - 1]
+        return 1 / (a + (depth - low) / (high - low) * (b - a))
+
+    def _prefill_s(self, tokens: int) -> float:
+        return tokens / self._rate(tokens // 2, 2)
+
+
+def _with_both_names(line: bytes) -> bytes:
+    """A message has `reasoning` and `reasoning_content` in 0.14, whose grammars have one end."""
+    line = line.replace(b"<|endoftext|>", b"")
+    start = 6 if line.startswith(b"data: ") else 0
+    if b'"reasoning"' not in line or line[start : start + 1] != b"{":
+        return line
+    answered = json.loads(line[start:])
+    for choice in answered.get("choices", []):
+        message = choice.get("message") or choice.get("delta") or {}
+        if "reasoning" in message:
+            message["reasoning_content"] = message["reasoning"]
+    return line[:start] + json.dumps(answered).encode() + (b"\n" if line.endswith(b"\n") else b"")
+
+
+def _values(text: str) -> dict[str, float]:
+    values = {}
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name and not line.startswith("#"):
+            values[name] = float(value)
+    return values
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model")
+    parser.add_argument("--served-model-name")
+    args, others = parser.parse_known_args()
+    settings = Settings.load()
+    core = subprocess.Popen([sys.executable, "-c", _CORE], stdin=subprocess.PIPE)
+    try:
+        _serve(settings, args, others, core)
+    finally:
+        core.kill()
+        core.wait()
+
+
+#: The engine's process: it ends with its parent.
+_CORE = "import sys; sys.stdin.read()"
+_UNKNOWN = "WARNING [envs.py:2114] Unknown vLLM environment variable detected: {unknown}"
+
+
+def _unknown_variables() -> set[str]:
+    """As vLLM looks for them (``vllm/envs.py``, validate_environ)."""
+    from vllm import envs
+
+    return {name for name in os.environ if name.startswith("VLLM_")} - {*envs.environment_variables}
+
+
+def _release(
+    settings: Settings, arguments: list[str], values: dict[str, Any], log: Log
+) -> tuple[Release, list[dict[str, Any]]]:
+    """What a release makes of its command line, and the lines that are still to come."""
+    lines = data("start.toml")["line"]
+    log.write(lines.pop(0))
+    for name in sorted(_unknown_variables()):
+        values["unknown"] = name
+        log.write({"at": 0.5, "api": _UNKNOWN})
+    log.write(lines.pop(0))
+    try:
+        release = Release(settings.release, arguments)
+    except Refused as refusal:
+        print(f"(APIServer pid={os.getpid()}) {refusal}", flush=True)
+        sys.exit(1)
+    values["lines"] = "\n".join(line.replace(".py]", ".py:1]") for line in release.lines)
+    values["chosen"] = f"[mxfp4.py:433] Using '{release.experts}' Mxfp4 MoE backend."
+    values["layout"] = release.layout_line or ""
+    return release, lines
+
+
+def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Popen) -> None:
+    values = {
+        "version": settings.version, "model": args.model, "served": args.served_model_name,
+        "port": args.port, "pid": os.getpid(), "speculation": None,
+        "load_format": "fastsafetensors",
+        "arguments": {"model_tag": args.model, "host": args.host, "port": args.port},
+    }  # fmt: skip
+    faults = {fault["name"]: fault for fault in data("faults.toml")["fault"]}
+    wrong = [faults[name] for name in settings.faults]
+    log = Log(settings, values, core.pid)
+    if settings.release == BUILD:
+        instead = {name: value for fault in wrong for name, value in fault.get("as", {}).items()}
+        release: Release | Build = Build(others, instead)
+        values |= release.values
+        at = "at" if settings.cold else "warm"
+        lines = [line | {"at": line[at]} for line in release.lines if at in line]
+    else:
+        release, lines = _release(settings, others, values, log)
+    if log.two:
+        lines += [line for line in log.two["line"] if line.get("unless") != settings.release]
+    with Path(settings.state).open("a", encoding="utf-8") as state:
+        state.write(f"process {core.pid}\n")
+    for fault in wrong:
+        values |= fault.get("says", {})
+        release.experts = fault.get("experts", release.experts)
+        lines += fault.get("line", [])
+    lines += [compiling(*module, at) for at, module in enumerate(settings.compiles.items(), 81)]
+    for entry in sorted(lines, key=lambda line: line["at"]):
+        log.write(entry)
+        if "status" in entry:
+            sys.exit(entry["status"])
+    server = Gb10(settings, release, args.served_model_name, core)
+    with contextlib.suppress(KeyboardInterrupt):
+        web.run_app(server.application(), host=args.host, port=args.port, print=None,
+                    access_log=None, shutdown_timeout=1.0)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""What the stand-in's server is told, and what it writes while it starts: the lines of one node, or
+of two that serve together (``two.toml``)."""
+
+import json
+import os
+import re
+import time
+import tomllib
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from meta_tests.fakes.installed import compiled
+
+HERE = Path(__file__).parent
+#: The effort's build, where a release is named.
+BUILD = "mxfp4"
+#: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
+_WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
+
+
+@dataclass
+class Settings:
+    """What the machine and its owner are like."""
+
+    release: str
+    #: What the build calls itself.
+    version: str
+    #: A real vLLM that serves the same model on the CPU, and its key.
+    behind: str
+    key: str
+    #: The NVML library's file.
+    state: str
+    #: Tokens per second of decode and prefill by depth, by the experts that were chosen.
+    rates: dict[str, list[tuple[int, float, float]]]
+    #: Seconds of the time line for each second here.
+    faster: float = 40.0
+    #: FlashInfer's modules that are compiled at the first start, and the seconds that each takes.
+    compiles: dict[str, float] = field(default_factory=dict)
+    #: What is wrong with its start: names of ``faults.toml``.
+    faults: list[str] = field(default_factory=list)
+    #: Factor on the rate of decode, half a minute after the first timed request.
+    drift: float = 1.0
+    #: So many seconds after the first timed request the engine's process dies; 0: never.
+    dies_after_s: float = 0.0
+    #: Its last words: a key of ``deaths``.
+    death: str = "illegal-address"
+    #: The build's start compiles what its caches lack.
+    cold: bool = False
+    #: What stands in front of each line, and of those of the engine's worker.
+    prefix: str = ""
+    worker: str = ""
+    #: Tokens a second that another client gets meanwhile, from the start on.
+    tenant_rate: float = 0.0
+    #: Where the lines of a second node go, of a server on two; empty: it is on one. What a node's
+    #: own lines say otherwise: its rank, a pattern, and what stands in its place.
+    node_log: str = ""
+    otherwise: list[tuple[int, str, str]] = field(default_factory=list)
+    #: So long a server hangs before it dies of a lost node; it stays up, and says so by /health.
+    hangs_s: float = 0.0
+    #: Number of the timed request during which it writes that it compiles a kernel; 0: none.
+    compiles_at: int = 0
+    #: Ray has started it: its lines are in one log.
+    ray: bool = False
+
+    @classmethod
+    def load(cls) -> "Settings":
+        """From the file that GB10_SETTINGS names."""
+        return cls(**json.loads(Path(os.environ["GB10_SETTINGS"]).read_text("utf-8")))
+
+
+class Log:
+    """The lines of a start, at their time on a faster clock."""
+
+    def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
+        self.settings, self.values = settings, values
+        self.engine = "EngineCore_DP0" if settings.release == BUILD else "EngineCore"
+        self.who = {
+            "api": f"(APIServer pid={os.getpid()}) ",
+            "core": f"({self.engine} pid={core}) {settings.worker}",
+            "bare": "",
+        }
+        self.began = time.monotonic()
+        self.two = data("two.toml") if settings.node_log else {}
+        if self.two:
+            now = time.strftime("%m-%d %H:%M:%S")
+            if not settings.ray:
+                self._of_node(1, self.two["headless"].replace("{now}", now))
+
+    def write(self, entry: dict[str, Any]) -> None:
+        wait_s = self.began + entry["at"] / self.settings.faster - time.monotonic()
+        time.sleep(max(0.0, wait_s))
+        if "module" in entry:
+            _compile(entry["module"], entry["seconds"])
+            self.began += entry["seconds"]  # compilers are not faster here
+        for role in ("api", "core", "bare", "bare_api", "bare_core"):
+            if role in entry:
+                self._say(role, entry[role])
+        for text in entry.get("nccl", ()):
+            for rank, (host, pid) in enumerate(
+                zip(self.two["hosts"], self.two["pids"], strict=True)
+            ):
+                named = text.startswith("NCCL INFO")
+                self._of_node(rank, f"{host}:{pid}:{pid} [0] {text}" if named else text)
+
+    def _of_node(self, rank: int, line: str) -> None:
+        """Write a line of one of two nodes, in its own words."""
+        words = {"rank": rank, "peer": 1 - rank, "address": self.two["addresses"][rank]}
+        words["version"] = self.values["version"]
+        rows = [(rank, *row) for row in self.two["instead"]] + self.settings.otherwise
+        for of, pattern, instead in rows:
+            line = re.sub(pattern, instead, line) if of == rank else line
+        line = re.sub(r"\{(\w+)\}", lambda match: str(words.get(match[1], match[0])), line)
+        if self.settings.ray:
+            pid, ip = self.two["pids"][rank], words["address"]
+            line = f"{self.who['core']}(RayWorkerWrapper pid={pid}, ip={ip}) {line}"
+        if rank == 0 or self.settings.ray:
+            print(f"{self.settings.prefix}{line}", flush=True)
+        else:
+            with Path(self.settings.node_log).open("a", encoding="utf-8") as other:
+                other.write(f"{line}\n")
+
+    def _say(self, role: str, template: str) -> None:
+        now = time.strftime("%m-%d %H:%M:%S")
+        self.values["logging"] = time.strftime("%Y-%m-%d %H:%M:%S,000")
+        text = re.sub(r"\{(\w+)\}", lambda m: str(self.values.get(m[1], m[0])), template)
+        for line in text.splitlines():
+            by_worker = role == "core" or template == "{lines}"
+            if by_worker and self.two and not re.search(self.two["of_core"], line):
+                for rank, pid in enumerate(self.two["pids"]):
+                    worker = "" if self.settings.ray else f"(Worker_TP{rank} pid={pid}) "
+                    self._of_node(rank, worker + _dated(line, now))
+                continue
+            line = line if role.startswith("bare") else _dated(line, now)
+            print(f"{self.settings.prefix}{self.who[role.removeprefix('bare_')]}{line}", flush=True)
+
+
+def _dated(line: str, now: str) -> str:
+    has_level = line.startswith(("INFO ", "WARNING "))
+    level, bracket, rest = line.partition("[") if has_level else ("INFO ", "", line)
+    return f"{level}{now} {bracket}{rest}"
+
+
+def data(name: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / name).read_text("utf-8"))
+
+
+def compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
+    """A module of FlashInfer that is compiled at the first start: a file a second."""
+    return {"at": at, "module": module, "seconds": seconds}
+
+
+def _compile(module: str, seconds: float) -> None:
+    base = Path(os.environ[_WORKSPACE]) / ".cache" / "flashinfer"
+    version = metadata.version("flashinfer-python")
+    compiled(base / version / "121a" / "cached_ops" / module, module, int(seconds))

@@ -1,0 +1,80 @@
+"""Report directories of many runs, with what is to be found planted in them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from meta_tests.fakes import report_runs
+from sm121.core.verdict import Verdict
+from sm121.run import details, stored_run, verdict_file
+from sm121.run.details import Details, Samples
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import MetricReport, VerdictFile
+
+CHECK = "tests/test_correctness.py::test_known_answers"
+DECODE = "tests/test_performance.py::test_decode_rate[tg32-d0]"
+_LOWER = {"ttft_p50": 130.0, "ttft_p99": 140.0, "itl_p99": 19.0}
+_HIGHER = {"tg32@d0": 57.0, "tg32@d4096": 55.0, "pp2048@d0": 5140.0}
+
+
+def base(folder: Path) -> VerdictFile:
+    """A run of a whole report directory."""
+    return stored_run.read(report_runs.write("pass", folder)).file
+
+
+def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) -> Path:
+    """Runs of machines: each a dict of ``slow`` (a factor on its times), ``red`` (ids of checks),
+    ``build`` (of the engine). Noise from run to run: 0.5 %."""
+    random = np.random.default_rng(seed)
+    for number, (unit, runs) in enumerate(machines.items()):
+        for nth, planted in enumerate(runs):
+            run = base.model_copy(deep=True)
+            build = planted.get("build", nth)
+            run.started = f"2026-{1 + nth // 28:02}-{1 + nth % 28:02}T0{number}:14:03+00:00"
+            run.engine.version = run.engine.identity = "0.33.0"
+            run.environment["gpus"] = [{"name": "NVIDIA GB10", "unit": unit}]
+            run.environment["git_shas"] = {"vllm": {"sha": f"{build:09x}"}}
+            sources, machine = {"vllm": f"{build}"}, {"gpu": "NVIDIA GB10"}
+            run.fingerprint = Fingerprint(profile="p1", sources=sources, machine=machine)
+            contents, run.metrics = Details(), {}
+            for name, level in (_LOWER | _HIGHER).items():
+                factor = planted.get("slow", 1.0) * float(np.exp(random.normal(0, 0.005)))
+                value = level * factor if name in _LOWER else level / factor
+                _measured(run, contents, name, value)
+            for test in run.tests:
+                if test.id in planted.get("red", ()):
+                    test.verdict, test.message = Verdict.FAIL, "planted"
+            run.judge()
+            run.reason = run.why()
+            directory = folder / unit / f"{nth:04}"
+            directory.mkdir(parents=True)
+            (directory / "report.html").write_text("<p>the report")
+            verdict_file.write(run, directory / "verdict.json")
+            details.write(contents, directory)
+    return folder
+
+
+def _measured(run, contents, name, value):
+    higher, unit = name in _HIGHER, "tok/s" if name in _HIGHER else "ms"
+    gated = name == "tg32@d0"
+    metric = MetricReport(value=value, unit=unit, rounds=5, minimum=52.0 if gated else None)
+    metric.verdict = Verdict.FAIL if gated and value < 52 else Verdict.PASS
+    metric.roofline = value / 74 if name.startswith("tg") else None
+    run.metrics[name] = metric
+    fields = {"unit": unit, "higher_is_better": higher, "samples": [value] * 5, "taken": 5}
+    contents.samples[name] = Samples(**fields, quantile=0.99 if name.endswith("p99") else 0.5)
+
+
+def healthy(count: int) -> list[dict]:
+    return [{} for _ in range(count)]
+
+
+def sixty(run: VerdictFile, folder: Path) -> Path:
+    """60 runs of two machines, one 5 % slow; slower builds from the 21st on; a flaky check."""
+    runs = healthy(30)
+    for number in range(4, 10):
+        runs[number] = {"build": 4, "red": [CHECK] if number in (4, 9) else []}
+    for number in range(20, 30):
+        runs[number] = {"slow": 1.12, "red": [DECODE]}
+    slow = [{"slow": 1.05 * run.get("slow", 1.0), "build": p} for p, run in enumerate(runs)]
+    return plant(run, folder, {"11a2b3c4": runs, "77d8e9f0": slow})

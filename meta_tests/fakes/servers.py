@@ -1,0 +1,147 @@
+"""The fault, timed and stress servers in processes of their own, for as long as a block lasts."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meta_tests.folders import DATA, FAKES
+from meta_tests.texts import text_file
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.server import Endpoint
+from sm121.engines.ports import free_port
+
+
+@dataclass
+class FaultServer:
+    """A running fault server, and where it listens."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    key: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of a run that judges it."""
+        return ("--base-url", self.base_url, "--api-key", self.key)
+
+
+@dataclass
+class TimedServer:
+    """A running timed server, where it listens, and its log of what it really sent."""
+
+    process: subprocess.Popen[str]
+    base_url: str
+    log: Path
+
+    def truth(self) -> list[dict[str, Any]]:
+        """A record for each request that was answered to its end, in the order of arrival."""
+        records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
+        return sorted(records, key=lambda record: record["received_ns"])
+
+
+def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
+    variables = tuple(sorted(environment.items()))
+    return ServerConfiguration("tested", "vllm", sys.executable, "m", "m", arguments, variables)
+
+
+def executable(file: Path, script: str) -> Path:
+    """A program of the shell."""
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+def matrix_profile(folder: Path, more: str = "") -> Path:
+    """The profile of ``matrix_engine.py``, with a checkpoint that is none, and with more lines."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "config.json").write_text("{}")
+    text = (DATA / "matrix-profile.toml").read_text() + more
+    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
+    text = text.replace('"AXES"', f'"{DATA / "matrix-axes.toml"}"')
+    profile = folder / "meta.toml"
+    profile.write_text(text)
+    return profile
+
+
+def matrix_variables(faults: str) -> dict[str, str]:
+    """With which a run has that engine, with faults."""
+    return {"MATRIX_FAULTS": faults}
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git says to these words, in a folder."""
+    options = ("user.name=meta", "user.email=meta@example.org", "init.defaultBranch=main")
+    who = [word for option in options for word in ("-c", option)]
+    command = ["git", "-C", str(folder), *who, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
+    """A program of ``data/texts/`` in a process of its own, with pipes; `before`: words in front of
+    its command."""
+    command = [*before, sys.executable, "-c", text_file(name), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
+    """``fault_server.py`` with a fault; no key where it is empty."""
+    with _listening("fault_server.py", "--port", "0", "--fault", fault, key=key) as (process, url):
+        yield FaultServer(process, url, key)
+
+
+@contextmanager
+def timed_server(log: Path, *arguments: str) -> Iterator[TimedServer]:
+    """``timed_server.py``, which writes to ``log`` what it sends."""
+    with _listening("timed_server.py", "--log", str(log), *arguments) as (process, url):
+        yield TimedServer(process, url, log)
+
+
+@contextmanager
+def stress_server(fault: str = "none", *arguments: str) -> Iterator[Endpoint]:
+    """``stress_server.py`` with a fault, once it answers."""
+    port = free_port()
+    endpoint = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
+    with subprocess.Popen(
+        [sys.executable, str(FAKES / "stress_server.py"), "--port", str(port), *arguments],
+        env={**os.environ, "VLLM_API_KEY": endpoint.api_key, "SM121_META_FAULT": fault},
+    ) as process:
+        try:
+            while endpoint.page("/health") is None:
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield endpoint
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _listening(
+    file: str, *arguments: str, key: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with subprocess.Popen(
+        [sys.executable, str(FAKES / file), *arguments],
+        env={**os.environ, "VLLM_API_KEY": key}, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            line = ""
+            while not line.startswith("listening on "):
+                line = process.stdout.readline()
+                assert line, f"{file} ended with {process.wait()}"
+            yield process, f"http://127.0.0.1:{line.split()[-1]}"
+        finally:
+            process.kill()

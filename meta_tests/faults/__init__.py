@@ -1,0 +1,1 @@
+"""Catalogues of planted faults, and the tests that run them."""

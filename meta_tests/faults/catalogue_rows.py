@@ -1,0 +1,56 @@
+"""Running a catalogue as tests, keeping a row of each case, and its page of ``data/pages``."""
+
+import html
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from meta_tests.folders import DATA, META, ROOT
+
+_FILE = "SM121_META_ROWS"
+
+
+def keep(row: dict[str, Any]) -> None:
+    """Keep the row of a case, where somebody has asked for rows."""
+    if rows := os.environ.get(_FILE):
+        with Path(rows).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run all cases of a file of tests; pytest's exit status and the rows, as they were kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        rows.touch()
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytest", str(META / tests), "--slow", *options],
+            cwd=ROOT,
+            env={**os.environ, _FILE: str(rows)},
+            check=False,
+        )
+        cases = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    return ran.returncode, cases
+
+
+def cell(text: str, most: int = 240) -> str:
+    """Text for a cell of a table in Markdown."""
+    return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")
+
+
+def page(name: str, **values: Any) -> str:
+    """A page of a catalogue, in Markdown. Of a template ``cell`` is a filter."""
+    environment = Environment(
+        loader=FileSystemLoader(DATA / "pages"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = cell
+    return environment.get_template(f"{name}.md.j2").render(values)

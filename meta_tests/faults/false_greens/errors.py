@@ -1,0 +1,77 @@
+"""An error that kills nobody: in the server's log, or in the kernel's messages (7)."""
+
+import dataclasses
+import itertools
+import os
+import sys
+import tomllib
+from typing import Any
+from unittest import mock
+from urllib.parse import quote
+
+from meta_tests.fakes.scripted_sessions import VARIABLES, script, scripted, tell
+from meta_tests.faults.false_greens import Case, Kit, Outcome
+from meta_tests.folders import DATA
+from meta_tests.two_steps import in_two_steps
+from sm121.session.session import Session
+
+API = "(APIServer pid=7) ERROR 11-20 10:00:01 [{}:1] "
+CORE = "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750] "
+STACK = 'Traceback (most recent call last):\n  File "{}", line 1, in f\n    raise ValueError(why)\n'
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+def stack(prefix: str, message: str, file: str, exception: str) -> str:
+    """A message with its traceback as vLLM prints them: the prefix before each line."""
+    lines = [message, *STACK.format(file).splitlines(), exception]
+    return "\n".join(prefix + line for line in lines)
+
+
+def _rows(name: str) -> dict[str, tuple[Any, dict[str, Any]]]:
+    rows = tomllib.loads((DATA / f"{name}.toml").read_text("utf-8"))
+    return {kind: (row["clean"], row["variants"]) for kind, row in rows.items()}
+
+
+#: By what is reported: what a healthy server, or the kernel, says that is like it, and variants.
+LOGGED, REPORTED = _rows("silent-errors"), _rows("kernel-messages")
+#: What is quick to start; `test_silent_errors.py` reads the lines of all.
+_QUICK = ("an illegal memory access that is survived", "one behind a worker's end", "Xid 31")
+_NUMBERS = itertools.count()
+
+
+@in_two_steps
+def prints(session: Session, text: str) -> None:
+    """A server prints it, and serves on."""
+    session.server()
+    tell(session, f"do=print&text={quote(text)}")
+
+
+@in_two_steps
+def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
+    """The kernel says it during a run of that architecture."""
+
+    def doing(session: Session) -> None:
+        session.target = dataclasses.replace(session.target, arch=arch)
+
+    folder = kit.tmp_path / f"kernel-{next(_NUMBERS)}"
+    folder.mkdir()
+    program = folder / "dmesg"
+    line = f'print(f"[{{time.monotonic():12.6f}}] " + {message!r})'
+    program.write_text(f"#!{sys.executable} -S\nimport time\n{line}\n")
+    program.chmod(0o755)
+    variables = {**VARIABLES, "PATH": f"{folder}:{os.environ['PATH']}"}
+    with mock.patch.dict(os.environ, variables):
+        return script(kit, f"run-{folder.name}", doing)
+
+
+CASES = [
+    Case("7 An error that kills nobody", name, make(fault), make(clean), expected, slow)
+    for where, kinds, make in (
+        ("log of", LOGGED, lambda text: scripted(prints(text))),
+        ("messages of the kernel", REPORTED, lambda pair: kernel_says(*pair)),
+    )
+    for kind, (clean, variants) in kinds.items()
+    for expected in (f"{kind} in the {where}",)
+    for name, fault in variants.items()
+    for slow in (name not in _QUICK,)
+]

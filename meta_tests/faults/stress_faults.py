@@ -1,0 +1,348 @@
+"""Every fault under load against the level that must notice it: the class of its bundle, and that
+nothing is left.
+
+    python -m meta_tests.faults.stress_faults --output docs/tables/stress-faults.md [NAME ...]"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from meta_tests.fakes import sample_bundle
+from meta_tests.faults import catalogue_rows
+from meta_tests.folders import DATA, FAKES, ROOT
+from sm121.engines.process_tree import marked
+from sm121.measure import machine_lock
+
+MARK = "SM121_META_TEST"
+LEVEL = "tests/test_stress.py"
+SUSTAINED = (f"{LEVEL}::test_sustained_load",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault and what must become of it."""
+
+    name: str
+    text: str
+    #: Class of the first bundle; "" where there must be none.
+    kind: str
+    tests: Sequence[str] = SUSTAINED
+    #: Fault of the stress server; None: the real vLLM.
+    fault: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    profile: dict[str, str] = field(default_factory=dict)
+    #: What is done to the run from outside.
+    special: str = ""
+    #: What must be in the summary or the bundle's lines.
+    says: str = ""
+
+
+#: In the temporary directory: a bundle that could not lie in the report, compiled kernels, and the
+#: lock of the machine.
+KEPT = ("sm121-crash-", "torchinductor_", machine_lock.name())
+CASES = {
+    name: Case(name, **row)
+    for name, row in tomllib.loads((DATA / "stress-faults.toml").read_text("utf-8")).items()
+}
+
+
+@dataclass
+class Outcome:
+    """What became of a fault."""
+
+    case: str
+    status: int
+    verdict: str
+    kinds: list[str]
+    summary: str
+    owner: str
+    #: What is wrong with the outcome itself.
+    wrong: list[str]
+    seconds: float
+    line: str = ""
+    bundles: list[str] = field(default_factory=list)
+
+
+def profile_text(changes: dict[str, str]) -> str:
+    """The embedded default's profile with patience for a server that answers in milliseconds."""
+    text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
+    values = {"stalled_after_s": "8", "request_within_s": "40", "ready_within_s": "60", **changes}
+    begin = text.index("[stress]")
+    head, stress = text[:begin], text[begin:]
+
+    def changed(part: str, name: str, value: str) -> str:
+        return re.sub(rf"^({name} = \{{ value = )[\d.]+", rf"\g<1>{value}", part, flags=re.M)
+
+    for name, value in values.items():
+        if name == "ready_within_s":
+            head = changed(head, name, value)
+        else:
+            stress = changed(stress, name, value)
+    if "disk_gib" in changes:
+        head = re.sub(r"^disk_gib = .*", f"disk_gib = {changes['disk_gib']}", head, flags=re.M)
+    if "stress" in changes:
+        stress = re.sub(r"^stress = \d+", f"stress = {changes['stress']}", stress, flags=re.M)
+    return head + stress
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
+    """A file system of so many MB; False where none can be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
+    mounted = subprocess.run(command, capture_output=True).returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def segments() -> set[str]:
+    """Shared memory that no living process maps; what another run still uses is its own."""
+    used = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is not ours to read
+            used += maps.read_text("utf-8", "replace")
+    return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
+
+
+def run(case: Case, *, keep: Path | None = None) -> Outcome:
+    """One fault in a run of its own."""
+    with tempfile.TemporaryDirectory(prefix="meta-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        temporary = folder / "t"
+        temporary.mkdir()
+        disk = folder / "disk"
+        report = folder / "report"
+        if case.special == "tmpfs":
+            if not stack.enter_context(small_disk(disk)):
+                return Outcome(
+                    case.name, -1, "", [], "no tmpfs can be mounted here", "", ["not run"], 0
+                )
+            report = disk / "report"
+        profile = folder / "profile.toml"
+        # The real vLLM takes a minute to start, and seconds for a prompt.
+        patient = {"ready_within_s": "300", "stalled_after_s": "30"} if case.fault is None else {}
+        profile.write_text(profile_text({**case.profile, **patient}), "utf-8")
+        return _run(case, folder, temporary, report, profile, keep)
+
+
+def _run(
+    case: Case, folder: Path, temporary: Path, report: Path, profile: Path, keep: Path | None
+) -> Outcome:
+    mark = uuid.uuid4().hex
+    before = segments()
+    started = time.monotonic()
+    output = folder / "output.txt"
+    status = _status(case, output, temporary, report, profile, mark)
+    processes = _left(mark)
+    if case.fault == "cgroup":  # the group was ours, not the server's: nobody else removes it
+        for group in Path("/sys/fs/cgroup").glob("**/sm121-[0-9]*"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    seconds = round(time.monotonic() - started, 1)
+    text = output.read_text("utf-8", "replace")
+    verdict = _verdict(report, temporary)
+    crashes = verdict.get("crashes", [])
+    wrong = [f"processes left: {processes}"] if processes else []
+    wrong += _remains(before, temporary, text)
+    wrong += _judge(case, status, verdict, crashes, report, text)
+    first = crashes[0] if crashes else {}
+    line = next((item for item in text.splitlines() if "] crash: " in item), "")
+    if keep is not None and crashes:
+        sample_bundle.keep(report / crashes[0]["bundle"], keep)
+    if wrong:
+        (Path(tempfile.gettempdir()) / f"sm121-meta-{case.name}.txt").write_text(text, "utf-8")
+    return Outcome(
+        case.name, status, verdict.get("verdict", "none"), [c["kind"] for c in crashes],
+        first.get("summary", ""), first.get("owner", ""), wrong, seconds, line,
+    )  # fmt: skip
+
+
+def _status(
+    case: Case, output: Path, temporary: Path, report: Path, profile: Path, mark: str
+) -> int:
+    """The exit status of the run."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
+               "--profile", str(profile), "--report-dir", str(report),
+               *case.tests]  # fmt: skip
+    if case.fault is not None:
+        variables["SM121_META_PYTHON"] = sys.executable
+        variables["SM121_META_FAULT"] = case.fault
+        variables["SM121_META_FILL"] = str(report)
+        command += ["--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off"]
+    with output.open("w") as stream:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdout=stream, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            if case.special in ("kill", "interrupt"):
+                number = signal.SIGKILL if case.special == "kill" else signal.SIGINT
+                _signal_under_load(process, output, number)
+            process.wait(400)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return process.returncode
+
+
+def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
+    """What a run has left of shared memory, files and ports."""
+    wrong = []
+    fresh = segments() - before
+    if fresh:  # another server on this machine may just be making its own
+        time.sleep(5.0)
+        fresh &= segments()
+    if fresh:
+        wrong.append(f"shared memory left: {sorted(fresh)}")
+    if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith(KEPT)]:
+        wrong.append(f"temporary files left: {scratch}")
+    listening = {c.laddr.port for c in psutil.net_connections() if c.status == "LISTEN"}
+    ports = set(re.findall(r"ready after .* on port (\d+)", output))
+    return wrong + [f"port {port} is still taken" for port in ports if int(port) in listening]
+
+
+def _signal_under_load(
+    process: subprocess.Popen[bytes], output: Path, number: signal.Signals
+) -> None:
+    deadline = time.monotonic() + 120
+    while "ready after" not in output.read_text("utf-8", "replace"):
+        assert process.poll() is None and time.monotonic() < deadline, output.read_text("utf-8")
+        time.sleep(0.1)
+    time.sleep(4.0 if number == signal.SIGKILL else 22.0)
+    os.kill(process.pid, number)
+
+
+def _left(mark: str, within_s: float = 30.0) -> list[str]:
+    deadline = time.monotonic() + within_s
+    while processes := marked(MARK, mark):
+        if time.monotonic() > deadline:
+            names = [str(process) for process in processes]
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return names
+        time.sleep(0.2)
+    return []
+
+
+def _verdict(report: Path, temporary: Path) -> dict:
+    verdict: dict = {}
+    with contextlib.suppress(OSError, ValueError):
+        verdict = json.loads((report / "verdict.json").read_text("utf-8"))
+    if verdict.get("crashes"):
+        return verdict
+    # A full disk: what could be written lies in a bundle elsewhere.
+    for index in sorted(temporary.glob("sm121-crash-*/*/bundle.json")):
+        bundle = json.loads(index.read_text("utf-8"))
+        entry = {"kind": bundle["class"], "summary": bundle["summary"], "owner": bundle["owner"]}
+        return {"verdict": "not written", "crashes": [{**entry, "bundle": str(index.parent)}]}
+    return verdict
+
+
+def _judge(
+    case: Case, status: int, verdict: dict, crashes: list[dict], report: Path, output: str
+) -> list[str]:
+    if case.special == "interrupt":
+        wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
+        soak = json.loads((report / "soak.json").read_text("utf-8"))
+        if status != 2 or soak["state"] != "an interrupt" or not soak["requests"]:
+            wrong.append(f"required status 2 and a report, seen {status}, {soak}")
+        return wrong
+    if not case.kind:
+        wrong = [f"a crash without a fault: {crashes[0]}"] if crashes else []
+        if status != 0 or verdict.get("verdict") != "PASS":
+            wrong.append(f"status {status}, {verdict.get('verdict')}: {verdict.get('reason')}")
+        return wrong
+    if not crashes:
+        return [f"not detected: status {status}, {verdict.get('reason')}"]
+    wrong = []
+    kinds = [crash["kind"] for crash in crashes]
+    if kinds[0] != case.kind:
+        wrong.append(f"required class {case.kind}, seen {kinds}: {crashes[0]['summary']}")
+    if case.special != "kill" and status in (0, 5):
+        wrong.append(f"required a run that is not green, seen status {status}")
+    if not crashes[0].get("owner"):
+        wrong.append("no owner")
+    bundle = report / crashes[0]["bundle"] if crashes[0].get("bundle") else None
+    if bundle is None or not (bundle / "bundle.json").is_file():
+        wrong.append(f"no bundle: {crashes[0]}")
+    else:
+        index = json.loads((bundle / "bundle.json").read_text("utf-8"))
+        silent = [
+            n for n, p in index["parts"].items() if not p.get("file") and not p.get("unavailable")
+        ]
+        wrong += [f"parts without a reason: {silent}"] if silent else []
+        if case.says and case.says not in json.dumps(index):
+            wrong.append(f"required {case.says!r} in the bundle, seen {index['summary']!r}")
+    if case.special != "kill" and output.count("] crash: ") < 1:
+        wrong.append("no line in the terminal")
+    return wrong
+
+
+def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
+    """The catalogue as Markdown."""
+    return catalogue_rows.page(
+        "stress-faults", found=outcomes, clean=clean, seconds=seconds, cases=CASES,
+        without_place=lambda text: re.sub(r"/\S*/report\b", "REPORT", text),
+    )  # fmt: skip
+
+
+def main() -> int:
+    """Run all of it, or the faults that are named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write the table there")
+    parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")
+    parser.add_argument("--clean", type=int, default=10, help="runs without a fault")
+    parser.add_argument("--state", type=Path, help="what was right in it is not run again")
+    parser.add_argument("names", nargs="*", choices=[[], *CASES])
+    options = parser.parse_args()
+    names = options.names or [*CASES, *["clean"] * (options.clean - 1)]
+    is_resumed = options.state is not None and options.state.is_file()
+    lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
+    done = [Outcome(**json.loads(line)) for line in lines]
+    unclaimed = list(done)
+    for name in names:
+        earlier = next((outcome for outcome in unclaimed if outcome.case == name), None)
+        if earlier is not None and not options.names:
+            unclaimed.remove(earlier)
+            continue
+        samples = options.samples / name if options.samples else None
+        outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
+        print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
+        done.append(outcome)
+        if options.state and not outcome.wrong:
+            with options.state.open("a") as stream:
+                stream.write(json.dumps(asdict(outcome)) + "\n")
+    clean = [outcome for outcome in done if outcome.case == "clean"]
+    latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
+    outcomes = [latest[name] for name in CASES if name in latest]
+    if options.output:
+        seconds = sum(outcome.seconds for outcome in [*outcomes, *clean])
+        options.output.write_text(table(outcomes, clean, seconds), "utf-8")
+    return 1 if any(outcome.wrong for outcome in [*outcomes, *clean]) else 0
+
+
+#: Bundles that are kept in docs/bundles.
+SAMPLES = ("engine-core-killed", "stopped", "oom-cgroup", "leak")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Each way to a PASS that is none is not green, and its clean twin is (`false_greens/`)."""
+
+import pytest
+
+from meta_tests.faults import catalogue_rows
+from meta_tests.faults.false_greens import Case, Kit, cases
+
+#: Some seconds each, and another case of the same item stays.
+LONG = (
+    "--depths 0",
+    "-o python_functions=test_health",
+    "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
+    "SIGSEGV after the last look of a script",
+    "a fallback after the log was cut",
+    "a fallback is logged after the path was judged",
+    "a log of another version, which grows with our requests",
+    "a stream that is faster than the engine from its first token to its last",
+    ("after a fork the answer of another request, and no prompt ids to ask again from"),
+    "an ERROR that nobody knows",
+    "an Eagle3 drafter that never drafts",
+    "an MTP drafter that never drafts",
+    "an illegal memory access that is survived",
+    "between two rounds of a measurement, where its metrics are withheld",
+    "counters of drafts that are there after the first request alone",
+    "it crashes while it is stopped",
+    "log-probabilities drift with each token that is decoded",
+    "other attention, which its answers name, behind a proxy without metrics",
+    "the ids and the text of another request",
+    "the text of another request",
+    "three events when the third token is there",
+    "two servers write into one log",
+)
+
+
+def _case(case: Case) -> object:
+    slow = case.slow or case.name in LONG
+    name = f"{case.item.split()[0]}-{case.name}"
+    return pytest.param(case, id=name, marks=[pytest.mark.slow] * slow)
+
+
+CASES = [_case(case) for case in cases()]
+
+
+@pytest.fixture
+def kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16) -> Kit:
+    """Where a case happens."""
+    return Kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_not_green_and_its_clean_twin_is(case, kit):
+    fault, clean = case.fault(kit), case.clean(kit)
+    catalogue_rows.keep({
+        "item": case.item, "name": case.name, "green": fault.green, "verdict": fault.verdict,
+        "said": fault.text, "clean": clean.green,
+    })  # fmt: skip
+    assert not fault.green, f"required: not green, seen: {fault}"
+    assert case.expected in fault.text, f"required: it says {case.expected!r}, seen: {fault}"
+    assert clean.green, f"required: the clean twin passes, seen: {clean}"

@@ -1,0 +1,71 @@
+"""The catalogue of protocol faults is whole, and its table is of these faults. A sample of it runs
+in test_fault_catalogue.py, all of it in `make catalogues`."""
+
+import re
+
+import pytest
+
+from meta_tests.fakes.fault_proxy import FAULTS, Fault
+from meta_tests.faults import lies
+from meta_tests.faults.protocol_faults import Outcome, node_id, table
+from meta_tests.folders import ROOT
+
+DOCUMENT = ROOT / "docs" / "tables" / "protocol-faults.md"
+
+
+@pytest.mark.parametrize("test", sorted({fault.caught_by for fault in FAULTS.values()}))
+def test_every_fault_names_a_test_of_the_levels(test):
+    assert node_id(test).startswith("tests/test_")
+
+
+def test_each_lie_is_in_a_pair_that_the_seed_draws():
+    drawn = lies.pairs([*lies.PLANTED], 7)
+    assert {name for pair in drawn for name in pair} == set(lies.PLANTED)
+    assert drawn == lies.pairs([*lies.PLANTED], 7) != lies.pairs([*lies.PLANTED], 8)
+
+
+def test_a_name_that_is_no_test_is_refused():
+    with pytest.raises(LookupError):
+        node_id("test_of_nothing")
+
+
+def test_the_table_has_every_fault_killed():
+    rows = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", DOCUMENT.read_text("utf-8"), re.M)
+    assert {name: test for name, test, _ in rows} == {
+        fault.name: fault.caught_by for fault in FAULTS.values()
+    }, "docs/tables/protocol-faults.md is of other faults: run `make catalogues`"
+    assert {killed for _, _, killed in rows} == {"yes"} and len(rows) >= 35
+
+
+def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
+    return Outcome("no [DONE]", status, tests, 1.0)
+
+
+@pytest.mark.parametrize(
+    "survived",
+    [
+        pytest.param(outcome(0, ["test_a", "PASS", ""]), id="outcome 0 test_a PASS"),
+        pytest.param(
+            outcome(5, ["test_a", "NOT_RUN", "no such capability"]),
+            id="outcome 5 test_a NOT_RUN no such capability",
+        ),
+        pytest.param(outcome(4), id="outcome 4"),
+        pytest.param(
+            outcome(1, ["test_a", "FAIL", "KeyError: 'choices'"]),
+            id="outcome 1 test_a FAIL KeyError: 'choices'",
+        ),
+    ],
+)
+def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
+    assert not survived.killed
+    killed = outcome(1, ("test_a", "FAIL", "required: this, seen: that"))
+    assert killed.killed
+    text = table([killed, survived], outcome(0, ("test_a", "PASS", "")), 60.0)
+    assert "1 of 2 faults were killed" in text and "**no**" in text
+
+
+def test_a_fault_changes_nothing_else():
+    answer = {"choices": [{"text": "x"}]}
+    plain = Fault("none", "")
+    for change in (plain.request, plain.completion, plain.chat, plain.response):
+        assert change(answer) is answer

@@ -1,0 +1,123 @@
+"""A server that rounds in another way than it says is detected, by the part that rounds wrong."""
+
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from meta_tests.faults import rounding_faults
+from meta_tests.faults.rounding_faults import FAULTS, HONEST, formats_of
+
+torch = pytest.importorskip("torch")
+
+from meta_tests.unit.answers.test_oracle_file import Asked  # noqa: E402
+from sm121.answers import log_probabilities, oracle_making, oracle_tolerance  # noqa: E402
+from sm121.answers.oracle_file import OracleFile  # noqa: E402
+from sm121.core.server import Endpoint, Server  # noqa: E402
+from sm121.core.unmet import Unmet  # noqa: E402
+from sm121.core.verdict import NotRun  # noqa: E402
+from sm121.evidence.kernel_path import KernelPath  # noqa: E402
+from sm121.matrix import oracle  # noqa: E402
+from sm121.oracles.formats import Rounding  # noqa: E402
+from tools import roundings  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def few():
+    """Two prompts past the window, in the numbers of their own tokens and some hundreds more."""
+    with roundings.two_prompts() as tokens:
+        yield tokens
+
+
+@pytest.fixture(scope="module")
+def checkpoints(few, canary_bf16, tmp_path_factory):
+    """The canary, and the same with keys beyond 448."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    plain = roundings.with_few_tokens(canary_bf16, folder / "canary", few)
+    change = rounding_faults.with_loud_keys
+    return plain, roundings.write_twin(plain, folder / "loud", change)
+
+
+@pytest.fixture(scope="module")
+def judged(checkpoints, tmp_path_factory):
+    """What the tests of the level say of a server that computes so."""
+    files: dict[tuple[str, bool], OracleFile] = {}
+
+    def judge(server: rounding_faults.Row, dtype: str) -> list[str]:
+        checkpoint = checkpoints["loud" in server]
+        formats = formats_of(server)
+        if (key := (formats, "loud" in server)) not in files:
+            files[key] = oracle_making.make(checkpoint, Rounding.parse(formats))
+        reference = roundings.reference(files[key], dtype)
+        folder = tmp_path_factory.mktemp("server") / "twin"
+        asker = Asked(rounding_faults.answers(server, checkpoint, folder, dtype))
+        shutil.rmtree(folder, ignore_errors=True)
+        failures = []
+        for test in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
+            try:
+                test(asker, reference)
+            except AssertionError as error:
+                failures.append(f"{test.__name__}: {error}")
+            except NotRun as error:
+                assert "can be told from rounding" in str(error)
+        print(dict(server), dtype, failures or "green")
+        return failures
+
+    return judge
+
+
+@pytest.mark.parametrize("cached", ["cut off", "nothing"])
+def test_a_cell_of_the_matrix_is_held_against_the_oracle(
+    checkpoints, monkeypatch, cached, tmp_path
+):
+    """A server that cuts off is what vLLM on a CPU is meant to be; one without FP8 is red."""
+    server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
+    row = {"formats": "kv=fp8", "cached": cached}
+    answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
+    path = KernelPath(version="0.32.0", attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8")
+    harness = SimpleNamespace(profile=roundings.PROFILE, kernel_path=lambda _server: path)
+    monkeypatch.setattr(oracle_tolerance, "checkpoint_of", lambda _server: checkpoints[0])
+    monkeypatch.setattr(oracle, "Asker", lambda _server: Asked(answers))
+    if cached == "cut off":
+        assert oracle.agrees(harness, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")
+    else:
+        with pytest.raises(Unmet, match=r"rounded as kv=fp8-cut.* kv=checkpoint"):
+            oracle.agrees(harness, server, tmp_path)
+
+
+def _slow(names, quick):
+    reason = "an oracle of each format"
+    return [n if n in quick else pytest.param(n, marks=pytest.mark.slow(reason)) for n in names]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize("name", _slow(HONEST, ["KV cache"]))
+def test_an_honest_server_is_green(judged, name, dtype):
+    assert judged(HONEST[name], dtype) == []
+
+
+@pytest.mark.parametrize("name", _slow(FAULTS, ["window layers alone in FP8"]))
+def test_another_rounding_than_promised_is_noticed(judged, name):
+    """By a test that names the format, and first of all the part whose rounding it is like; in BF16
+    too where that is said to show it."""
+    for dtype in ("float32", *FAULTS[name].get("also_in", ())):
+        failures = judged(FAULTS[name], dtype)
+        assert failures, f"survives in {dtype}"
+        assert all(formats_of(FAULTS[name]) in failure for failure in failures)
+        if dtype == "float32" and "names" in FAULTS[name]:
+            assert re.search(r"seen: \S+ (\S+)", failures[-1])[1].startswith(FAULTS[name]["names"])
+
+
+def test_the_twin_of_the_canary_holds_what_the_rule_makes(checkpoints, tmp_path):
+    """By the codec as by the oracle's rounding, and nothing but dense layers differs."""
+    from safetensors.torch import load_file
+
+    change = rounding_faults.held({"formats": "dense"})
+    by_codec = roundings.write_twin(checkpoints[0], tmp_path / "codec", change)
+    folders = (checkpoints[0], by_codec, roundings.dense_twin(checkpoints[0], tmp_path / "twin"))
+    before, codec, twin = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, tensor in before.items():
+        is_dense = name.endswith(".weight") and roundings.part_of(name) is not None
+        assert torch.equal(codec[name], twin[name]), name
+        assert torch.equal(tensor, twin[name]) != is_dense, name

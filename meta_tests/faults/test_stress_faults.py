@@ -1,0 +1,37 @@
+"""A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
+
+import pytest
+
+from meta_tests.faults import stress_faults
+from meta_tests.faults.stress_faults import segments
+from sm121.measure import machine_lock
+
+SAMPLE = ("pytest-killed",)  # test_level.py shows wrong answers in less time
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_fault_is_noticed_classified_and_cleaned_up(name):
+    outcome = stress_faults.run(stress_faults.CASES[name])
+    assert not outcome.wrong, outcome
+
+
+def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
+    """Outside of pytest the catalogue called the file left, which stays for the next run."""
+    machine_lock.take(tmp_path).close()
+    assert stress_faults._remains(segments(), tmp_path, "") == []
+    (tmp_path / "tmpabc").touch()
+    assert stress_faults._remains(segments(), tmp_path, "") == ["temporary files left: ['tmpabc']"]
+
+
+def test_the_documentation_shows_every_fault_and_every_sample():
+    """Fails until `make catalogues` has made both anew after a case was added."""
+    root = stress_faults.ROOT
+    rows = (root / "docs" / "tables" / "stress-faults.md").read_text("utf-8")
+    cases = [case for name, case in stress_faults.CASES.items() if name != "clean"]
+    missing = [case.name for case in cases if f"| {case.text} | `{case.kind or '-'}` |" not in rows]
+    assert not missing, "docs/tables/stress-faults.md has no row for these; run `make catalogues`"
+    assert "| **no** |" not in rows
+    samples = root / "docs" / "bundles"
+    absent = [name for name in stress_faults.SAMPLES if not (samples / name).is_dir()]
+    assert not absent, "docs/bundles has no sample of these; run `make catalogues`"

@@ -1,0 +1,12 @@
+"""The folders that tests and fakes read."""
+
+from pathlib import Path
+
+#: The project.
+ROOT = Path(__file__).resolve().parents[1]
+META = ROOT / "meta_tests"
+DATA = META / "data"
+FAKES = META / "fakes"
+FAULTS = META / "faults"
+IN_VLLM = FAULTS / "in_vllm"
+SCENARIOS = META / "whole" / "scenarios"

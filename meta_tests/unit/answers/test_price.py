@@ -1,0 +1,599 @@
+"""The price of a server's rounding is measured, and is red above the profile's limit."""
+
+import contextlib
+import math
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from meta_tests.fakes.against_runs import OWN, a_run
+from meta_tests.faults.test_rounding_faults import _slow
+from sm121.answers import oracle_making, oracle_texts, price
+from sm121.answers.oracle_texts import ExamText
+from sm121.client.completion_json import Completion, Position, name_of
+from sm121.client.completions import Refused
+from sm121.core.errors import UsageError
+from sm121.core.level_settings import PRICES, Price, Regression
+from sm121.core.profile_fields import Gate
+from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import NotRun, Verdict
+from sm121.measure import gate
+from sm121.measure.measurement import Measurement
+from sm121.oracles import scores
+from sm121.oracles.formats import EXACT, Rounding
+from sm121.plugin import answers
+from sm121.regression import trend
+from sm121.regression.ab import AbFile, MetricOfStart, Visit
+from sm121.regression.change import compare_prices, price_change
+from sm121.report import comparison, headline, summary
+from sm121.report.ab_section import AbSection
+from sm121.run.stored_run import StoredMetric, StoredRun
+from sm121.run.verdict_file import MetricReport
+from sm121.session import against
+from tools import roundings
+from tools.roundings import DENSE
+
+KL, LIKELIEST, RIGHT = PRICES
+DEPTH = 40
+
+
+@pytest.fixture(scope="module")
+def checkpoint(canary_bf16, tmp_path_factory):
+    """The canary with the tokens of two prompts and of its exam alone."""
+    patch = pytest.MonkeyPatch()
+    every, exam = dict(oracle_texts.prompts()), oracle_texts.exams()["canary"]
+    texts = {name: every[name][:90] for name in ("capitals", "tool call", "mixture of 300")}
+    tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*texts.values()))
+    prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
+    few = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
+    patch.setattr(oracle_texts, "prompts", lambda: prompts)
+    patch.setattr(oracle_texts, "exams", lambda: {"canary": few})
+    patch.setattr(oracle_texts, "GENERATED", 3)
+    patch.setattr(oracle_texts, "SMALL_MISTAKES", {})
+    long = prompts[0][1] * 4
+    patch.setattr(oracle_texts, "long_prompt", lambda tokens=4: ("long", long[:tokens]))
+    folder = tmp_path_factory.mktemp("checkpoint") / "canary"
+    yield roundings.with_few_tokens(canary_bf16, folder, tokens)
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint):
+    return oracle_making.make(checkpoint, depths=[DEPTH])
+
+
+class Server:
+    """A server of a checkpoint with a rounding, by the oracle that rounds so."""
+
+    def __init__(self, checkpoint, way, shift=0.0):
+        self.checkpoint, self.way, self.shift = checkpoint, way, shift
+
+    def ask(self, request):
+        text = scores.Text(request.prompt, rounding=self.way, more=request.tokens)
+        (says,) = scores.score(self.checkpoint, [text], dtype=torch.float32)
+        following = tuple(min(0.0, value + self.shift) for value in says.following.tolist())
+        tops, generated = (
+            [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), of.tolist(), strict=True)]
+            for ids, of in [(says.top_ids, says.top), (says.generated_top_ids, says.generated_top)]
+        )
+        named = [{name_of(token): value for token, value in top.items()} for top in generated]
+        positions = tuple(Position(*next(iter(top.items())), top) for top in named)
+        return Completion("", None, None, None, positions, following, None, None, tops[:-1])
+
+    def need(self, value, name):
+        return value
+
+    def positions(self, answer):
+        return answer.positions
+
+
+def means(samples):
+    return {name: sum(values) / len(values) for name, values in samples.items()}
+
+
+@pytest.fixture(scope="module")
+def paid(reference, checkpoint, tmp_path_factory):
+    """What a server costs: one that rounds by itself, or that loads a twin of the checkpoint."""
+    done = {}
+
+    def pay(formats, twin=False):
+        if (formats, twin) not in done:
+            folder, way = checkpoint, Rounding.parse(formats).computed_in("bf16")
+            if twin:
+                folder = tmp_path_factory.mktemp("twin") / "canary"
+                roundings.dense_twin(checkpoint, folder)
+                way = EXACT.computed_in("bf16")
+            samples, _ = price.measure(Server(folder, way), reference, "canary", [DEPTH])
+            done[formats, twin] = samples
+        return done[formats, twin]
+
+    return pay
+
+
+def test_the_original_costs_about_nothing(paid):
+    """BF16 arithmetic alone, in prompts, answers and at a depth."""
+    honest = means(paid("checkpoint"))
+    assert 0 <= honest[KL] < 1e-3 and honest[LIKELIEST] > 98 and abs(honest[RIGHT]) < 0.05
+    assert honest[f"{KL}@d{DEPTH}"] < 2e-3
+
+
+FAST = {"the twin of a fast server": (DENSE, True), "all dense layers in MXFP4": (DENSE, False)}
+FAST |= {name: (name, False) for name in ("kv=fp8", "lm_head=mxfp4-even", "qkv=mxfp4-even")}
+LIMITS = Regression(prices={KL: 2e-4, LIKELIEST: 1.0, RIGHT: 0.05})
+ALLOWING = LIMITS.model_copy(update={"price_allowed": True})
+
+
+IN_NATS = {"unit": "nats", "source": "this test"}
+
+
+def conformance_of(prices, limits):
+    profile = SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices))
+    file = SimpleNamespace(engine=SimpleNamespace(), metrics={})
+    recorder = SimpleNamespace(gates={})
+    return SimpleNamespace(recorder=recorder, remark=Mock(), file=file, profile=profile)
+
+
+def deciding(monkeypatch, conformance, priced):
+    """What decides on a price that was measured."""
+    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
+    fixture = answers.price_of_rounding._get_wrapped_function()
+    config = SimpleNamespace(stash={answers._PRICED: priced})
+    return fixture(config, conformance, None, None, None)
+
+
+def metric(name, samples):
+    unit, higher = PRICES[name]
+    return StoredMetric(name, unit, higher, None, tuple(samples), sum(samples) / len(samples))
+
+
+def decided(name, samples, **limit):
+    unit, higher = PRICES[name]
+    fields = {"name": name, "unit": unit, "samples": samples, "higher_is_better": higher}
+    required = Gate(metric=name, unit=unit, source="this test", **limit)
+    return gate.decide_measurement(Measurement(**fields, is_mean=True), required, None, 1)[0]
+
+
+@pytest.mark.parametrize("name", _slow(FAST, ["the twin of a fast server"]))
+def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
+    """Its price is above the original's by far; it is a regression unless it is allowed, and is
+    above a gate that the original passes."""
+    fast, honest = paid(*FAST[name]), paid("checkpoint")
+    assert means(fast)[KL] > 10 * means(honest)[KL] and means(fast)[RIGHT] < means(honest)[RIGHT]
+    history = [StoredRun("before", None, {KL: metric(KL, honest[KL])})]
+    for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
+        (change,) = trend.compare({KL: metric(KL, fast[KL])}, history, limits)
+        assert change.verdict is verdict, change.text
+        (same,) = trend.compare({KL: metric(KL, honest[KL])}, history, limits)
+        assert same.verdict is Verdict.PASS
+    limit = (means(fast)[KL] + means(honest)[KL]) / 2
+    assert decided(KL, fast[KL], at_most=limit).verdict is Verdict.FAIL
+    assert decided(KL, honest[KL], at_most=limit).verdict is Verdict.PASS
+    declared = decided(KL, fast[KL], at_most=1.05 * means(fast)[KL])
+    assert declared.verdict is Verdict.PASS
+    assert declared.estimate.ci_low < means(fast)[KL] < declared.estimate.ci_high
+    if FAST[name][1]:  # the same mathematics as a server that rounds by itself
+        assert means(fast) == pytest.approx(means(paid(DENSE)), rel=1e-3, abs=1e-6)
+
+
+def test_a_price_has_a_sign(reference, checkpoint):
+    for shift, verdict in ((-0.1, Verdict.FAIL), (0.1, Verdict.PASS)):
+        server = Server(checkpoint, EXACT, shift)
+        samples, _ = price.measure(server, reference, "canary", ())
+        decision = decided(RIGHT, samples[RIGHT], minimum=-0.05)
+        assert decision.verdict is verdict and decision.estimate.value * shift > 0
+        assert means(samples)[KL] < 1e-6  # of the same server
+        now, before = metric(RIGHT, samples[RIGHT]), metric(RIGHT, [0.0] * 6)
+        assert compare_prices(now, [before], LIMITS).verdict is verdict
+    steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]  # each is allowed, not all
+    assert compare_prices(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
+    assert compare_prices(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL
+
+
+def test_no_number_is_no_price(reference, checkpoint):
+    """Log-probabilities that are none, and likely tokens of which none is the checkpoint's."""
+    (first, *_), top = reference.prompts["capitals"].places, {}
+    for value in (math.nan, math.inf, -math.inf, 0.5):
+        top = {first.ids[0]: value}
+        assert price._divergence((first, top)) == math.inf
+    others = {max(first.ids) + n: math.log(0.05) for n in range(1, 20)}
+    assert price._divergence((first, others)) > 13 and price._likeliest((first, others)) == 0
+    assert decided(KL, [0.0, math.inf], at_most=1.0).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("served", [lambda _: 0.0, lambda p: min(0.0, p + 0.4), lambda p: p / 20])
+def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
+    """As of a vocabulary of which a part was summed: the price would be nothing, or a gain. The
+    honest server's are none above."""
+    surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
+    honest = dict(zip(surest.ids, surest.values, strict=True))
+    assert price._divergence((surest, honest)) < 1e-6
+    lies = {token: served(value) for token, value in honest.items()}
+    assert price._divergence((surest, lies)) == math.inf
+    (text,) = oracle_texts.exams().values()
+    scored = reference.unrounded[text.name]
+    for above, count in ((0.0, 0), (2.0, len(text.answers))):
+        answered = Completion("", None, None, None, None, (above,) * len(scored.following), 1, 1)
+        asker = Server(checkpoint, EXACT)
+        asker.ask = Mock(return_value=answered)
+        assert price._right_answers(asker, text, scored).count(-math.inf) == count
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (0.1, float("nan")),
+        (float("inf"), float("inf")),
+        (0.1, float("inf")),
+        (float("nan"), 0.1),
+    ],
+)
+def test_no_number_is_worse_than_any(before, now):
+    for limit in (0.01, math.inf):
+        assert price_change(KL, before, now, limit).verdict is Verdict.FAIL
+        assert price_change(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(
+            {"metric": "price_kll", "unit": "nats", "at_most": 1.0},
+            id="metric price_kll unit nats at_most 1.0",
+        ),
+        pytest.param(
+            {"metric": "price_kl", "unit": "nats", "minimum": 0.0},
+            id="metric price_kl unit nats minimum 0.0",
+        ),
+        pytest.param(
+            {"metric": "price_right_answer", "unit": "%", "minimum": -0.1},
+            id="metric price_right_answer unit % minimum -0.1",
+        ),
+        pytest.param(
+            {"metric": "tg32@d0", "unit": "tok/s", "minimum": 1.0},
+            id="metric tg32@d0 unit tok/s minimum 1.0",
+        ),
+    ],
+)
+def test_a_gate_that_would_never_be_red_is_refused(wrong):
+    with pytest.raises(ValueError, match="expected one of price_kl in nats: at_most"):
+        Price(rounding="checkpoint", gates=[wrong | {"source": "this test"}])
+    Price(rounding="checkpoint", gates=[{"metric": f"{KL}@d8192", "at_most": 1.0, **IN_NATS}])
+
+
+def test_what_was_not_measured_says_why(reference, checkpoint):
+    """A context shorter than the exam loses that alone."""
+    server, exam = Server(checkpoint, EXACT), oracle_texts.exams()["canary"]
+    samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
+    assert f"{KL}@d{DEPTH}" in samples and not reasons.keys() & samples.keys()
+    assert "no right answers of exam another" in reasons[RIGHT]
+    assert "sm121 golden --depth 8192" in reasons[f"{KL}@d8192"]
+    honest = StoredRun("before", None, {KL: metric(KL, [0.001])})
+    assert "was measured in before" in str(trend.missing({}, honest)[0])
+    ask = server.ask
+
+    def short(request):
+        if request.prompt == exam.token_ids:
+            raise NotRun("its context is 200 tokens")
+        return ask(request)
+
+    server.ask = short
+    samples, reasons = price.measure(server, reference, "canary", ())
+    assert {*samples} == {KL, LIKELIEST} and reasons[RIGHT] == "its context is 200 tokens"
+
+
+def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
+    """And one that has not is refused: of a release before."""
+    rounded = oracle_making.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
+    price.refuse_rounded(rounded, "FILE")
+    for name, scored in rounded.unrounded.items():
+        assert scored.following == pytest.approx(reference.unrounded[name].following, abs=1e-6)
+    before = rounded.model_copy(update={"exact": {}})
+    with pytest.raises(UsageError, match=r"FILE rounds lm_head=mxfp4-even .* checkpoint's own"):
+        price.refuse_rounded(before, "FILE")
+
+
+def test_a_price_is_that_of_a_rounding():
+    required = Gate(metric=KL, unit="nats", at_most=0.1, source="this test")
+    prices = [Price(rounding="kv=fp8,lm_head=mxfp4-ceil", gates=[required])]
+    assert price.gates(prices, Rounding.parse("lm_head=mxfp4-ceil,kv=fp8")) == {KL: required}
+    for other in (None, EXACT, Rounding.parse("kv=fp8"), Rounding.parse("kv=fp8,o=mxfp4-ceil")):
+        assert price.gates(prices, other) == {}
+
+
+# In a run: its first lines, beside a trusted one, and in `sm121 compare`.
+
+HONEST = {"tg32@d0": 30.0, KL: 0.0001, LIKELIEST: 99.9, RIGHT: -0.001}
+PAID = {"tg32@d0": 48.0, KL: 0.012, LIKELIEST: 97.2, RIGHT: -0.02}
+
+
+def run_of(values, **engine):
+    metrics = {
+        name: MetricReport(
+            value=value, unit=PRICES.get(name, ("tok/s",))[0], rounds=20, verdict=Verdict.PASS,
+            ci_low=0.9 * value, ci_high=1.1 * value,
+        )
+        for name, value in values.items()
+    }  # fmt: skip
+    run = a_run(("tests/test_smoke.py::a", "PASS", ""), metrics=metrics)
+    return run.model_copy(update={"engine": run.engine.model_copy(update=engine)})
+
+
+def stored_metrics(values):
+    return {
+        name: StoredMetric(name, *PRICES.get(name, ("tok/s", True)), None, (value,) * 9, value)
+        for name, value in values.items()
+    }
+
+
+# `but`: other values than those of `now`.
+@pytest.mark.parametrize(
+    ("now", "but", "limits", "worse"),
+    [
+        pytest.param(
+            PAID,
+            None,
+            LIMITS,
+            ("price_kl", "price_likeliest"),
+            id="PAID, LIMITS, price_kl price_likeliest",
+        ),
+        pytest.param(PAID, None, ALLOWING, (), id="PAID, ALLOWING"),
+        pytest.param(HONEST, None, LIMITS, (), id="HONEST, LIMITS"),
+        pytest.param(HONEST, {"tg32@d0": 48.0}, LIMITS, (), id="HONEST, tg32@d0 48.0, LIMITS"),
+        pytest.param(
+            HONEST,
+            {"price_kl": 0.0006},
+            LIMITS,
+            ("price_kl",),
+            id="HONEST, price_kl 0.0006, LIMITS, price_kl",
+        ),
+        pytest.param(
+            {},
+            {"tg32@d0": 48.0},
+            ALLOWING,
+            ("price_kl", "price_likeliest", "price_right_answer"),
+            id="tg32@d0 48.0, ALLOWING, price_kl price_likeliest",
+        ),
+    ],
+)
+def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
+    """Red with both numbers; green where the profile allows it; a price that is not measured any
+    more is red either way."""
+    values = now | (but or {})
+    before, run = run_of(HONEST), run_of(values)
+    trusted = against.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
+    profile = OWN.model_copy(update={"regression": limits})
+    worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
+    assert [test.id.removeprefix(against.PREFIX) for test in worse_tests] == [*worse]
+    assert run.against.no_worse == (not worse)
+    if now is PAID:
+        assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)
+        assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_named"),
+    [
+        pytest.param({"tg32@d0": 30.0}, PAID, True, id="tg32@d0 30.0, PAID, is_named"),
+        pytest.param(HONEST, HONEST, False, id="HONEST, HONEST, not is_named"),
+        pytest.param(
+            {"tg32@d0": 30.0},
+            {"tg32@d0": 30.0},
+            False,
+            id="tg32@d0 30.0, tg32@d0 30.0, not is_named",
+        ),
+    ],
+)
+def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
+    """Of an earlier release: it is no reason for red, and a price is not called compared."""
+    run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
+    trusted = against.Trusted(runs, "0")
+    assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
+    remark = "price of rounding: not measured in old, not compared"
+    assert run.against.differs == [remark] * is_named
+
+
+def test_speed_for_quality_in_compare():
+    for engine, word in (({}, f"FAIL ({KL}, {LIKELIEST})"), ({"price_allowed": True}, "PASS")):
+        runs = {"honest": run_of(HONEST), "fast": run_of(PAID, **engine)}
+        sources = [comparison._own(name, run) for name, run in runs.items()]
+        text = comparison.markdown(sources)
+        assert "fast compared with honest: 1.6 times as fast (tg32@d0 30 → 48 tok/s)" in text
+        assert text.split("## Speed and its price")[1].split("\n")[2].endswith(f": {word}")
+    without = [comparison._own(name, run_of({"tg32@d0": 30.0})) for name in "ab"]
+    assert "price" not in comparison.markdown(without)
+
+
+def test_speed_for_quality_in_ab():
+    visits = [
+        Visit(side, {n: MetricOfStart(v, *PRICES.get(n, ("tok/s", True))) for n, v in of.items()})
+        for side, of in (("A", HONEST), ("B", PAID), ("B", PAID), ("A", HONEST))
+    ]
+    for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
+        allowed = {name: limits.of_price(name) for name in PRICES}
+        changes = trend.compare_starts(visits, allowed, default=0.05)
+        by_name = {change.metric: change for change in changes}
+        assert by_name[KL].verdict is verdict and by_name[KL].fact.unit == "nats"
+        section = AbSection(AbFile(sides=("", "x"), outcomes=changes)).headline
+        assert "B is 1.6 times as fast" in section
+
+
+@pytest.mark.parametrize(
+    ("error", "is_red"),
+    [
+        pytest.param(
+            Unmet(Fact("12 tokens", "11 ids")),
+            True,
+            id="Unmet sm121.core.unmet.Fact 12 tokens 11 ids, is_red",
+        ),
+        pytest.param(
+            Unmet(Fact("prompt_logprobs with every answer")),
+            True,
+            id="Unmet sm121.core.unmet.Fact prompt_logprobs with every",
+        ),
+        pytest.param(Refused(500, "CUDA error"), True, id="Refused 500 CUDA error, is_red"),
+        pytest.param(
+            Refused(400, "Requested prompt logprobs of 20, which is greater than max allowed: 5"),
+            False,
+            id="Refused 400 Requested prompt logprobs of 20, which is",
+        ),
+        pytest.param(
+            NotRun("the engine sends none"), False, id="NotRun the engine sends none, not is_red"
+        ),
+        pytest.param(UsageError("FILE rounds"), False, id="UsageError FILE rounds, not is_red"),
+    ],
+)
+def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
+    """What a side cannot tell is a remark; what it tells wrongly is red."""
+    monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
+    side = SimpleNamespace(settings=SimpleNamespace(oracle="FILE", reference=None), remark=Mock())
+    with pytest.raises(type(error)) if is_red else contextlib.nullcontext():
+        assert answers.price_of(None, side, None) == {}
+    assert side.remark.call_count == (not is_red)
+
+
+@pytest.mark.parametrize(
+    ("formats", "limits", "is_red"),
+    [
+        pytest.param("kv=fp8", ALLOWING, True, id="kv=fp8, ALLOWING, is_red"),
+        pytest.param("kv=fp8", LIMITS, False, id="kv=fp8, LIMITS, not is_red"),
+        pytest.param(
+            "kv=fp8,o=mxfp4-even", ALLOWING, True, id="kv=fp8,o=mxfp4-even, ALLOWING, is_red"
+        ),
+        pytest.param(None, ALLOWING, True, id="ALLOWING, is_red"),
+        pytest.param("checkpoint", ALLOWING, False, id="checkpoint, ALLOWING, not is_red"),
+    ],
+)
+def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
+    """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
+    way, gates = formats and Rounding.parse(formats), [{"metric": KL, "at_most": 1.0, **IN_NATS}]
+    conformance = conformance_of(
+        [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")], limits
+    )
+    decide = deciding(monkeypatch, conformance, (way, {KL: [0.1], RIGHT: [-5.0]}, {}))
+    if formats in ("kv=fp8", "checkpoint"):
+        decide(KL)
+    with pytest.raises(Unmet, match=RIGHT) if is_red else contextlib.nullcontext():
+        decide(RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        pytest.param(
+            400,
+            "Requested prompt logprobs of 20, which is greater than max allowed: 5",
+            NotRun,
+            id="400, Requested prompt logprobs of 20, which is greater",
+        ),
+        pytest.param(
+            400,
+            "prompt_logprobs: a bad request",
+            Refused,
+            id="400, prompt_logprobs: a bad request, Refused",
+        ),
+        pytest.param(
+            500, "greater than max allowed", Refused, id="500, greater than max allowed, Refused"
+        ),
+    ],
+)
+def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
+    """Its --max-logprobs is smaller: that is no fault, and any other refusal is one."""
+    refuse = Mock(side_effect=Refused(status, body))
+    for name in ("_rounding", "_oracle", "Asker"):
+        monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
+    monkeypatch.setattr(answers.price, "measure", refuse)
+    settings = SimpleNamespace(oracle=None, reference=None)
+    profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))
+    with pytest.raises(error):
+        answers._priced(None, SimpleNamespace(settings=settings, profile=profile), None, ())
+
+
+@pytest.mark.parametrize(
+    ("gated", "samples", "error"),
+    [
+        pytest.param("price_kl", {"price_kl": [0.1]}, None, id="price_kl, price_kl 0.1"),
+        pytest.param(
+            "price_kl",
+            {"price_kl": [0.1], "price_kl@d8192": [float("inf")]},
+            Unmet,
+            id="price_kl, price_kl 0.1 price_kl@d8192 inf, Unmet",
+        ),
+        pytest.param(
+            "price_likeliest", {"price_kl": [0.1]}, None, id="price_likeliest, price_kl 0.1"
+        ),
+        pytest.param(
+            "price_likeliest",
+            {"price_kl": [float("inf"), 0.1]},
+            Unmet,
+            id="price_likeliest, price_kl inf 0.1, Unmet",
+        ),
+        pytest.param(
+            "price_kl@d8192",
+            {"price_kl": [0.1], "price_kl@d8192": [0.1]},
+            None,
+            id="price_kl@d8192, price_kl 0.1 price_kl@d8192 0.1",
+        ),
+        pytest.param(
+            "price_kl@d8192", {"price_kl": [0.1]}, NotRun, id="price_kl@d8192, price_kl 0.1, NotRun"
+        ),
+        pytest.param(
+            "price_kl@d4096", {"price_kl": [0.1]}, NotRun, id="price_kl@d4096, price_kl 0.1, NotRun"
+        ),
+    ],
+)
+def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
+    """Of a depth that the reference has not; nor is a price that is no number, gated or not."""
+    unit, higher = PRICES[gated.partition("@")[0]]
+    required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
+    prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]
+    conformance = conformance_of(prices, LIMITS)
+    reasons = {f"{KL}@d8192": "the reference has no depth 8192"}
+    reasons = {name: why for name, why in reasons.items() if name not in samples}
+    decide = deciding(monkeypatch, conformance, (EXACT, samples, reasons))
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        decide(KL)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rounding", "error"),
+    [
+        pytest.param(("kv=fp8",), "kv=fp8", None, id="kv=fp8, kv=fp8"),
+        pytest.param(("kv=fp8",), "checkpoint", NotRun, id="kv=fp8, checkpoint, NotRun"),
+        pytest.param(
+            ("checkpoint",), "qkv=mxfp4-even", NotRun, id="checkpoint, qkv=mxfp4-even, NotRun"
+        ),
+        pytest.param(("checkpoint",), None, NotRun, id="checkpoint, NotRun"),
+        # a profile that gates no price
+        pytest.param((), "checkpoint", None, id="checkpoint"),
+    ],
+)
+def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
+    limit = {"metric": KL, "at_most": 1.0, **IN_NATS}
+    prices = [Price(rounding=row, gates=[limit]) for row in rows]
+    served = rounding and Rounding.parse(rounding)
+    decide = deciding(monkeypatch, conformance_of(prices, LIMITS), (served, {KL: [0.1]}, {}))
+    with pytest.raises(error, match="has no row") if error else contextlib.nullcontext():
+        decide(KL)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "words"),
+    [
+        pytest.param(
+            "qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even,kv=fp8",
+            "qkv, o, lm_head to MXFP4, KV cache to FP8",
+            id="qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even,kv=fp8",
+        ),
+        ("experts=mxfp8-identity", "experts' inputs to MXFP8"),
+        ("checkpoint", "nothing"),
+        (None, "not known"),
+    ],
+)
+def test_the_first_lines_say_what_is_rounded(rounding, words):
+    run = run_of(PAID, rounding=rounding)
+    line = f"Rounded beyond the checkpoint: {words}; mean KL 0.012 [0.0108, 0.0132] nats, likeliest"
+    assert str(headline.of(run).price).startswith(line)
+    assert line in summary.markdown(run).replace("\\", "")
+    assert headline.of(run_of({"tg32@d0": 30.0}, rounding=rounding)).price == ""

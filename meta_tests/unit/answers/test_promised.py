@@ -1,0 +1,273 @@
+"""Samples against their own log-probabilities: on an engine by script, each fault of sampling is
+detected and the engine without it is not; and the power and the false alarms are as they are said.
+"""
+
+import random
+from collections import Counter
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+
+from meta_tests.fakes import scripted_sampler
+from meta_tests.fakes.fault_proxy import SAMPLING as FAULTS
+from meta_tests.fakes.scripted_sampler import sampling
+from sm121.answers import promised
+from sm121.api import client, cuts, sample_source, sampled_chats
+from sm121.api import sampling as sampling_forms
+from sm121.api.penalties import Penalties
+from sm121.api.sampled import Sampler
+from sm121.api.speculation import Speculation
+from sm121.client.completions import Asker
+from sm121.core.server import Endpoint, Server
+from sm121.core.unmet import Unmet
+from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
+
+DRAFTED = [{}, {"top_p": 1.0}, {"temperature": 1.0}, {"top_p": 0.8}, {"top_p": 0.4}]
+DRAFTED += [{"temperature": 0.9}, {"temperature": 0.4}]
+CHECKS = {
+    "test_samples_follow_the_temperature": lambda sampler, _: sampler.follows_the_temperature(),
+    "test_samples_keep_the_cut": Sampler.keeps_the_cut,
+    "test_samples_are_penalised": Sampler.penalises,
+    "test_samples_are_allowed_tokens": Sampler.restricts,
+    "test_each_form_obeys_temperature_and_top_p": lambda sampler, form: (
+        sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
+    ),
+    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampler.chats_obey(
+        "temperature"
+    ),
+    "test_samples_of_chats_keep_the_cut": Sampler.chats_obey,
+}
+TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
+TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
+
+
+def hold(test: str, sampler: Sampler) -> None:
+    """Do what a test of `tests/test_correctness.py` does."""
+    name, _, parameter = test.rstrip("]").partition("[")
+    CHECKS[name](sampler, parameter)
+
+
+def check(test: str, change, seed: int, engine: str = "vllm") -> None:
+    with sampling(change, seed) as endpoint:
+        hold(test, Sampler(client.Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
+
+
+def judge_drafts(change, seed: int) -> None:
+    """Judge what a server by script samples at drafted places."""
+    with sampling(change, seed) as endpoint:
+        server = Server(endpoint, False, "vllm", None, None, None, None)
+        can = capabilities.of("vllm", "0.32.0")
+        Speculation(server, Asker(server), None, None, "", can).samples_follow_the_target()
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_right_samples_are_not_called_wrong(test):
+    for seed in range(3):
+        check(test, lambda body: body, seed)
+
+
+def _slow(cases, is_slow):
+    slow = pytest.mark.slow("its neighbours")
+    return [pytest.param(case, marks=[slow] * is_slow(case)) for case in cases]
+
+
+@pytest.mark.parametrize("name", _slow(FAULTS, lambda name: "of chats is" in name))
+def test_wrong_samples_are_noticed(name):
+    form = "each_form" in FAULTS[name].caught_by
+    required = (
+        "at temperature 1|mostly the same" if form else r"samples as .*seed 7; 0.001 false alarms"
+    )
+    with pytest.raises(Unmet, match=f"required: .*{required}"):
+        check(FAULTS[name].caught_by, FAULTS[name].request, 7)
+
+
+@pytest.mark.parametrize("drafted", _slow(DRAFTED, lambda each: 1.0 not in each.values()), ids=repr)
+def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
+    def change(body):
+        wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
+        return body | {"drafted": wrong}
+
+    wrong = pytest.raises(Unmet, match="samples by the reported probabilities")
+    with wrong if drafted else nullcontext():
+        judge_drafts(change, 3)
+
+
+def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch):
+    """In BF16 many are, and vLLM lists the one that was drawn first."""
+    monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
+    for seed in range(3):
+        judge_drafts(lambda body: body, seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
+    """An engine lists the drawn one first, so that the order of the list decides nothing."""
+    monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
+    check(TEMPERATURE, lambda body: body, seed)
+
+
+def test_what_an_engine_does_not_know_is_not_run():
+    with pytest.raises(NotRun, match="min_p: not in the published API"):
+        check("test_samples_keep_the_cut[min_p]", lambda body: body, 1, "openai")
+    for parameter in ("bad_words", "allowed_token_ids"):
+        with pytest.raises(NotRun, match=f"{parameter}: no such parameter"):
+            check(f"test_samples_are_allowed_tokens[{parameter}]", lambda body: body, 1, "sglang")
+    with pytest.raises(NotRun, match="divided_bias: logit_bias is added after"):
+        check("test_samples_are_penalised[repetition_penalty]", lambda body: body, 1, "sglang")
+    with pytest.raises(NotRun, match="log-probabilities with each sample, seen: 13 of 13 lack"):
+        check(TEMPERATURE, lambda body: {**body, "logprobs": None}, 1)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_tokens_without_alternatives_are_a_finding(test):
+    """Before, `max()` of nothing ended the check as a crash of the suite."""
+    if "each_form" in test or "seed" in test:
+        pytest.skip("nothing of it needs alternatives")
+    with pytest.raises(Unmet, match="alternatives listed with each token"):
+        check(test, lambda body: body | {"bare": True}, 1)
+
+
+@pytest.mark.parametrize("test", [test for test in TESTS if "_cut" in test or "the_temp" in test])
+def test_too_few_samples_decide_nothing(test, monkeypatch):
+    monkeypatch.setattr(sample_source, "MOST", 10)
+    monkeypatch.setattr(sampled_chats, "MOST_CHATS", 0)
+    with pytest.raises(NotRun, match=r"after no text .* off by a tenth|chats do not tell whether"):
+        check(test, lambda body: body, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.4])
+def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
+    random = np.random.default_rng(5)
+    top = {f"{n}": float(value) for n, value in enumerate(np.sort(random.normal(0, 2.6, 20)))}
+    of_token = lambda token: [promised.log_ratio(top, token, temperature, f) for f in promised.OFF]  # noqa: E731
+    ratios = np.array([*map(of_token, top)])
+
+    def decided(actual: float) -> tuple[float, float]:
+        """The share of runs that call it wrong, and the samples of a run."""
+        likely, batches = [*promised.shares(top, actual).values()], 0
+        logarithms, wrong = np.zeros((RUNS, 2)), 0
+        while len(logarithms):
+            batches += len(logarithms)
+            counts = random.multinomial(2 * sample_source.BATCH, likely, len(logarithms))
+            logarithms += counts @ ratios
+            most = logarithms.max(1)
+            wrong += int((most >= promised.WRONG).sum())
+            logarithms = logarithms[(most > promised.RIGHT) & (most < promised.WRONG)]
+        return wrong / RUNS, 2 * sample_source.BATCH * batches / RUNS
+
+    for factor in promised.OFF:
+        assert decided(temperature * factor)[0] >= 1 - promised.MISSED
+    wrong, samples = decided(temperature)
+    assert wrong < promised.TEMPERATURE_CHANCE
+    # A number that is fixed before takes 27 nats with the same bounds.
+    assert samples * promised.evidence(top, temperature) < 12
+
+
+def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
+    """It turns the odds that 5 % of it leaves."""
+    random, few = np.random.default_rng(6), sample_source.FEW
+    least = min(low for name, (_, low, _) in sample_source.RANGES.items() if "ce_pen" in name)
+    share = 1 / (1 + np.exp(-0.05 * least / sample_source.COLD))
+
+    def noticed(actual: float) -> float:
+        hits = random.binomial(few, actual, RUNS)
+        chances = np.array([promised.chance_of(n, share * few, few) for n in hits])
+        return float(np.mean(chances < promised.CHANCE))
+
+    assert noticed(1 - share) >= 0.99
+    assert noticed(share) < promised.CHANCE * 10
+
+
+def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
+    """A tighter one leaves out the edge, a looser one takes in others, in as many samples as are
+    asked for: see `cuts.find_cuts`."""
+    with sampling(lambda body: body, 1) as endpoint:
+        sampler = Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
+        cases = [(cut, case) for cut in cuts.CUTS for case in sampler.find_cuts(cut).values()]
+        tops = sampler.source.tops
+    for cut, (count, value, text, edge) in cases:
+        top = tops[text]
+        remaining, dropped = promised.remaining(top, cut, value)
+        edge_, whole = (sum(np.exp([top[t] for t in tokens])) for tokens in (edge, remaining))
+        tight = edge_ / whole
+        assert promised.chance_of(0, count * tight, count) < promised.CHANCE
+        error = 1 if cut == "top_k" else promised.ERROR * value
+        wider = max((promised.remaining(top, cut, value + e)[0] for e in (error, -error)), key=len)
+        likely = promised.shares({token: top[token] for token in wider})
+        assert (1 - sum(likely[token] for token in wider & dropped)) ** count < 0.01
+
+
+def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
+    parameters, values = len(cuts.CUTS), 2
+    tallies = (1 + parameters) * values * 4 + parameters * values + 3 * values * 2 + 4
+    assert tallies <= promised.COMPARISONS
+    whole = promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
+    assert whole == promised.FALSE_ALARMS
+
+
+def test_a_tie_and_what_rounding_decides_are_not_judged():
+    top = {"a": np.log(0.5), "b": np.log(0.2), "c": np.log(0.2), "d": np.log(0.1)}
+    assert promised.remaining(top, "top_k", 2) == ({"a"}, {"d"})
+    assert promised.remaining(top, "top_p", 0.6) == ({"a"}, {"d"})
+    assert promised.remaining(top, "top_p", 0.95) == ({"a", "b", "c", "d"}, set())
+    assert promised.remaining(top, "min_p", 0.4) == ({"a"}, {"d"})
+    assert promised.remaining(top, "min_p", 0.3) == ({"a", "b", "c"}, {"d"})
+
+
+@pytest.mark.parametrize("tallies", ["wrong open", "right open", "right wrong open"])
+def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallies):
+    def subtracted(_self, _name, _value):
+        for each in tallies.split():
+            if each == "open":
+                raise NotRun("cannot be told")
+            yield each, promised.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
+
+    monkeypatch.setattr(Penalties, "compare_subtracted", subtracted)
+    api = client.Api(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
+    with pytest.raises(Unmet if "wrong" in tallies else NotRun):
+        Sampler(api, 1).penalises("presence_penalty")
+
+
+def counted_requests(hold_all) -> Counter[str]:
+    """The requests, by their kind, that checks send to a right server."""
+    sent = Counter[str]()
+
+    def count(body):
+        kind = "chat" if "messages" in body else "completion"
+        sent[f"greedy {kind}" if not body.get("temperature") else f"sampled {kind}"] += 1
+        return body
+
+    with sampling(count, 4) as endpoint:
+        hold_all(Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 4))
+    return sent
+
+
+def test_the_checks_of_a_server_share_their_greedy_chats():
+    def hold_all(sampler):
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            sampler.chats_obey(name)
+
+    assert counted_requests(hold_all)["greedy chat"] == len(sample_source.TEXTS)
+
+
+@pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])
+def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
+    """Of 24 requests 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
+    sent = counted_requests(
+        lambda sampler: sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
+    )
+    assert sum(number for kind, number in sent.items() if "greedy" in kind) == 4
+    assert 4 + 2 <= sum(number for kind, number in sent.items() if "sampled" in kind) <= 4 + 3
+
+
+@pytest.mark.parametrize("rule", ["mostly_alike", "differing"])
+@pytest.mark.parametrize("kinds", [1, 2, 4, 8])
+def test_a_count_that_ends_early_decides_as_the_whole(rule, kinds):
+    generator, holds = random.Random(kinds), getattr(sampling_forms, rule)
+    for _ in range(500):
+        texts = [str(generator.randrange(kinds)) for _ in range(sampling_forms._TIMES)]
+        asked = iter(texts)
+        counted = sampling_forms.counted_until(holds, lambda asked=asked: next(asked))
+        assert holds(counted) == holds(Counter(texts))

@@ -1,0 +1,154 @@
+"""What becomes of a bad request: how a server may refuse it, and which deviations are known."""
+
+from collections import Counter
+
+import pytest
+
+from meta_tests.fakes.api_answers import COMPLETION, ENDPOINT, ERROR, answer, replying
+from sm121.api import cases
+from sm121.api.cases import Case
+from sm121.api.client import Api
+from sm121.client.exchange import Exchange
+from sm121.core import verdict
+from sm121.core.server import NO_KEY, Endpoint
+from sm121.engines import capabilities
+
+
+def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
+    """What becomes of a case whose answers are these; the last is that of the sentinel."""
+    return cases.judge(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
+
+
+WELL = answer(200, COMPLETION)
+#: Bodies that rows name.
+BODIES = {"ERROR": ERROR, "COMPLETION": COMPLETION}
+
+
+def case(name: str) -> Case:
+    return next(each for each in cases.shipped().case if each.id == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "body", "kind", "fails"),
+    [
+        ("negative-max-tokens", 400, "ERROR", None, None),
+        ("negative-max-tokens", 200, "COMPLETION", "served", True),
+        ("negative-max-tokens", 500, "ERROR", "server_error", True),
+        ("negative-max-tokens", None, None, "hang", True),
+        pytest.param(
+            "negative-max-tokens",
+            400,
+            {"detail": "no"},
+            "no_error_object",
+            True,
+            id="negative-max-tokens, no error object",
+        ),
+        ("negative-max-tokens", 200, "ERROR", "served", True),
+        ("wrong-model", 418, "ERROR", "wrong_status", True),
+        ("nul-character", 400, "ERROR", "refused", True),
+        ("huge-logit-bias", 400, "ERROR", None, None),
+        # Unspecified: a note, unless the server breaks.
+        pytest.param(
+            "unknown-field",
+            400,
+            {"detail": "no"},
+            "no_error_object",
+            False,
+            id="unknown-field, no error object",
+        ),
+        ("unknown-field", 500, "ERROR", "server_error", True),
+        # A deviation is excused in no other way than the one that is known.
+        pytest.param(
+            "wrong-key",
+            401,
+            {"error": "Unauthorized"},
+            "no_error_object",
+            False,
+            id="wrong-key, known of vLLM 0.32",
+        ),
+        ("wrong-key", 200, "COMPLETION", "served", True),
+    ],
+)
+def test_what_becomes_of_a_case(name, status, body, kind, fails):
+    """Of an answer to it, of which there is none where no status is named."""
+    first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
+    problem = judged(case(name), first, WELL)
+    assert (problem and problem.kind) == kind
+    assert problem is None or problem.fails == fails
+
+
+def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
+    endpoint = Endpoint("http://127.0.0.1:1", NO_KEY, "canary")
+    for name in ("wrong-key", "wrong-key-chat"):
+        with pytest.raises(verdict.Inapplicable, match="attached without --api-key"):
+            cases.judge(Api(endpoint, capabilities.of("vllm", None)), case(name), " Paris.")
+    assert "leave out --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
+
+
+#: Each known deviation of vLLM, as it was seen on the wire, and of which case and kind it is.
+DEVIATIONS = {
+    "wrong-key": (401, {"error": "Unauthorized"}),
+    "wrong-key-chat": (401, {"error": "Unauthorized"}),
+    "unknown-path": (404, {"detail": "Not Found"}),
+    "body-is-not-utf-8": (400, {"detail": "There was an error parsing the body"}),
+    "one-model": (404, {"detail": "Not Found"}),
+    "empty-messages": (200, "COMPLETION"),
+    "user-without-content": (200, "COMPLETION"),
+    "tool-result-of-no-call": (200, "COMPLETION"),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_a_known_deviation_is_excused_until_it_is_mended(name):
+    """0.24 has the lines that 0.32 has, and so may a release that nobody has looked at."""
+    status, body = DEVIATIONS[name]
+    deviation = answer(status, BODIES.get(str(body), body))
+    later = ("0.24.0", "0.32.0", "0.33.0", "0.34.0", "0.33.1rc2.dev5+g1234")
+    for version in (*later, None, "0.11.0"):
+        problem = judged(case(name), deviation, WELL, version=version)
+        assert problem is not None and problem.fails == (version not in later), version
+        assert problem.fails or "known of vLLM" in problem.fact.about, version
+
+
+def test_a_deviation_that_is_mended_asks_to_be_removed():
+    excused: list[list[str]] = []
+    symptoms: list[str] = []
+
+    def remarks(name: str, reply: Exchange, version: str = "0.40.0") -> list[str]:
+        lines: list[str] = []
+        api = replying(reply, WELL, version=version)
+        judge = cases.Judge(api, lines.append, {ENDPOINT.base_url: " Paris."})
+        judge(case(name))
+        excused.append(judge.excused)
+        symptoms.extend(judge.symptoms)
+        return lines
+
+    (remark,) = remarks("wrong-key", answer(401, ERROR))
+    assert "0.40.0 does not show it: close the range in fixtures/engines/vllm.toml" in remark
+    assert remarks("wrong-key", answer(401, {"error": "Unauthorized"})) == []
+    assert len(symptoms) == 1 and "known of vLLM >=0.14:" in symptoms[0], "apart from the remarks"
+    assert excused == [[], ["wrong-key: no_error_object"]], "what a trusted run is asked about"
+    assert remarks("negative-max-tokens", answer(400, ERROR)) == []
+    assert remarks("wrong-key", answer(401, ERROR), "0.11.0") == []
+
+
+def test_the_end_token_of_a_choice_is_known_from_where_the_grammar_allows_it():
+    for version, is_recorded in (("0.26.0", False), ("0.28.0", True), ("0.34.0", True)):
+        deviation = capabilities.of("vllm", version).deviation("choice-in-a-chat", "special_token")
+        assert (deviation is not None) == is_recorded, version
+
+
+def test_a_server_that_is_not_well_afterwards_fails_whatever_it_said():
+    other = {**COMPLETION, "choices": [{**COMPLETION["choices"][0], "text": "!!!!"}]}
+    problem = judged(case("unknown-field"), answer(400, ERROR), answer(200, other))
+    assert problem is not None and problem.fails and problem.kind == "serves_wrongly_afterwards"
+
+
+def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
+    with pytest.raises(AssertionError, match="before any bad one"):
+        cases.healthy(replying(answer(503, "dead"), version="0.32.0"))
+
+
+def test_every_case_says_why_and_none_comes_twice():
+    tiers = Counter(case.tier for case in cases.shipped().case)
+    assert len(tiers) == 3 and min(tiers.values()) >= 5, tiers

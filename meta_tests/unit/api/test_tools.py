@@ -1,0 +1,67 @@
+"""Checks of tool calls: no parser is not judged, another refusal is a failure."""
+
+import pytest
+
+from meta_tests.fakes.api_answers import ERROR, answer, chat, replying
+from sm121.api import harmony, tools
+from sm121.api.client import Refused
+from sm121.client.exchange import Exchange
+from sm121.core import profile, verdict
+
+CPU = profile.load("cpu-tiny-gpt-oss").correctness
+
+
+def ask_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
+    """A check of tools against a server that always answers the same."""
+    check(replying(reply, engine=engine), CPU)
+
+
+TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.results_are_answered)
+
+
+@pytest.mark.parametrize("check", TOOL_CHECKS)
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        pytest.param(
+            "vllm",
+            '"auto" requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            id="vllm",
+        ),
+        ("sglang", "Please set --tool-call-parser to use tools"),
+        ("llama-cpp", "tools param requires --jinja flag"),
+    ],
+)
+def test_a_server_that_says_it_has_no_tool_parser_is_not_judged(check, engine, message):
+    refusal = answer(400, {"error": {"message": message, "type": "x", "param": None, "code": 400}})
+    with pytest.raises(verdict.NotRun, match="reads tool calls when started with --"):
+        ask_for_a_tool(refusal, check, engine)
+
+
+def test_another_refusal_of_tools_is_a_failure():
+    with pytest.raises(Refused, match="seen: 400"):
+        ask_for_a_tool(answer(400, ERROR))
+
+
+@pytest.mark.parametrize("check", TOOL_CHECKS)
+@pytest.mark.parametrize(
+    ("last", "reason"), [(harmony.CALL, "did not read it"), (harmony.RETURN, "no call at all")]
+)
+def test_calls_that_nobody_reads_name_the_parser(check, last, reason):
+    answered = chat({"role": "assistant", "content": None, "reasoning": "I call the tool."})
+    answered["choices"][0]["token_ids"] = [harmony.CHANNEL, last]
+    with pytest.raises(AssertionError) as caught:
+        ask_for_a_tool(answer(200, answered), check)
+    text = str(caught.value)
+    assert "required: a call" in text and reason in text, text
+    assert "--enable-auto-tool-choice --tool-call-parser openai" in text, text
+
+
+def test_a_refused_dot_in_a_tools_name_is_not_judged_and_a_refused_hyphen_is_a_failure():
+    refusal = answer(400, ERROR)
+    with pytest.raises(verdict.Inapplicable, match="refuses a dot in the name of a tool"):
+        tools.named_as_offered(replying(refusal), CPU, "weather.get")
+    with pytest.raises(Refused, match="seen: 400"):
+        tools.named_as_offered(replying(refusal), CPU, "get-weather")
+    with pytest.raises(Refused, match="seen: 500"):
+        tools.named_as_offered(replying(answer(500, ERROR)), CPU, "weather.get")

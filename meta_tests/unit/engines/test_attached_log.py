@@ -1,0 +1,80 @@
+"""Whether a log is the attached server's: the mark of a request, the start and the pid decide."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from meta_tests.fakes.scripted_sessions import attached_engine
+from sm121.core import profile
+from sm121.core.server import Server
+from sm121.session import target
+from sm121.session.settings import Settings
+
+
+@pytest.fixture
+def attach(tmp_path: Path) -> Callable[..., Server]:
+    """Attaches to a scripted engine that was started with arguments, and gives its own log."""
+
+    def attach_with(*arguments: str) -> Server:
+        log = tmp_path / "server.log"
+        with attached_engine(log, *arguments) as (url, _):
+            return target.attach_to(url, log, Settings(), profile.load("cpu-tiny-gpt-oss"))
+
+    return attach_with
+
+
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch):
+    """Sets the time zone of this process and of those that it starts."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param([], id="access log"),
+        pytest.param(["--logs-paths-alone"], id="access log without queries (llama-server)"),
+        pytest.param(["--no-access-log", "--log-requests"], id="request ids"),
+        pytest.param(["--no-start-time"], id="no start in its metrics"),
+    ],
+)
+def test_a_mark_proves_the_log(attach, arguments):
+    server = attach(*arguments)
+    assert server.log is not None, server.why_no_log
+
+
+def test_a_log_without_lines_of_requests_is_not_proven(attach):
+    server = attach("--no-access-log")
+    assert server.log is None
+    assert "no line of it follows requests" in server.why_no_log
+    assert "--disable-uvicorn-access-log" in server.why_no_log
+
+
+@pytest.mark.parametrize("zone_of_server", ["UTC", "<-09>9"])
+def test_a_start_is_read_in_utc_and_in_the_zone_of_the_suite(
+    attach, in_zone, monkeypatch, zone_of_server
+):
+    in_zone("<-09>9")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone_of_server)  # without tzset: of the server alone
+        server = attach()
+    assert server.log is not None, server.why_no_log
+
+
+def test_a_start_in_a_third_zone_names_the_variable_that_sets_it(attach, in_zone, monkeypatch):
+    in_zone("<-09>9")
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "<+05>-5")
+        server = attach()
+    assert server.log is None
+    assert "the log's last start is of" in server.why_no_log
+    assert "set the variable TZ of the suite to that zone" in server.why_no_log

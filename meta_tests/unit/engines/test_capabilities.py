@@ -1,0 +1,352 @@
+"""What engines can do: the files, which engine a server is, and tests that ask for more."""
+
+import itertools
+from contextlib import ExitStack
+
+import pytest
+
+from meta_tests.fakes.loopback import JsonHandler, serving
+from sm121.api.client import Api
+from sm121.api.guarded_client import GuardedClient
+from sm121.core import errors, profile
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import Inapplicable, NotRun
+from sm121.engines import capabilities, detection
+from sm121.session import target
+from sm121.session.settings import Settings
+
+
+@pytest.fixture
+def answering():
+    """A server that answers GETs with these bodies by path; where it listens."""
+    with ExitStack() as servers:
+
+        def start(bodies: dict[str, object]) -> Server:
+            class Handler(JsonHandler):
+                def do_GET(self):
+                    has_page = self.path in bodies
+                    self.say(bodies.get(self.path, {"detail": "no"}), 200 if has_page else 404)
+
+            endpoint = Endpoint(servers.enter_context(serving(Handler)), "key", "canary")
+            return Server(endpoint, False, "openai-compatible", None, None, None, None)
+
+        yield start
+
+
+def owned_by(owner: str) -> dict[str, object]:
+    return {"object": "list", "data": [{"id": "canary", "owned_by": owner}]}
+
+
+@pytest.mark.parametrize(
+    ("bodies", "engine", "version"),
+    [
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "vllm"}]},
+                "/version": {"version": "0.33.0"},
+            },
+            "vllm",
+            "0.33.0",
+            id="/v1/models object list data id canary owned_by vllm",
+        ),
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "sglang"}]},
+                "/get_server_info": {"version": "0.5.23"},
+            },
+            "sglang",
+            "0.5.23",
+            id="/v1/models object list data id canary owned_by sglang",
+        ),
+        pytest.param(
+            {
+                "/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "me"}]},
+                "/props": {"build_info": "b9"},
+            },
+            "llama-cpp",
+            "b9",
+            id="/v1/models object list data id canary owned_by me",
+        ),
+        pytest.param(
+            {"/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "llamacpp"}]}},
+            "llama-cpp",
+            None,
+            id="/v1/models object list data id canary owned_by",
+        ),
+        pytest.param(
+            {"/v1/models": {"object": "list", "data": [{"id": "canary", "owned_by": "somebody"}]}},
+            "openai",
+            None,
+            id="/v1/models object list data id canary owned_by (2)",
+        ),
+        pytest.param(
+            {"/v1/models": ["nonsense"]}, "openai", None, id="/v1/models nonsense, openai"
+        ),
+        pytest.param({}, "openai", None, id="openai"),
+    ],
+)
+def test_an_attached_server_is_recognised(answering, bodies, engine, version):
+    detected = detection.detect(answering(bodies))
+    assert (detected.engine, detected.version) == (engine, version)
+
+
+@pytest.mark.parametrize(("counter", "refused"), [("spec_decode_num_drafts", 2), ("prompts", 0)])
+def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counter, refused):
+    pages = {"/v1/models": owned_by("vllm"), "/version": {"version": "0.32.0"}}
+    can = detection.detect(answering(pages | {"/metrics": f"vllm:{counter}_total 0.0\n"}))
+    missing = [*filter(None, map(can.missing, ("logit_bias", "min_p")))]
+    assert len(missing) == refused
+    assert all("which speculates" in reason for reason in missing)
+    assert can.can("top_k")
+
+
+@pytest.mark.parametrize(
+    ("starts", "versions", "text"),
+    [
+        pytest.param(
+            (1000.0, 2000.0),
+            ("0.32.0",),
+            "the starts of 2",
+            id="1000.0 2000.0, 0.32.0, the starts of 2",
+        ),
+        pytest.param(
+            (1000.0, 2000.0, 3000.0),
+            ("0.32.0",),
+            "the starts of 3",
+            id="1000.0 2000.0 3000.0, 0.32.0, the starts of 3",
+        ),
+        pytest.param(
+            (1000.0,),
+            ("0.32.0", "0.33.0"),
+            "0.32.0 and 0.33.0",
+            id="1000.0, 0.32.0 0.33.0, 0.32.0 and 0.33.0",
+        ),
+        # one process: its clock is read a little otherwise
+        pytest.param((1000.0, 1000.9), ("0.32.0",), None, id="1000.0 1000.9, 0.32.0"),
+        pytest.param((1000.0,), ("0.32.0",), None, id="1000.0, 0.32.0"),
+    ],
+)
+def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
+    """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
+    moments, releases = itertools.cycle(starts), itertools.cycle(versions)
+
+    class Handler(JsonHandler):
+        def do_GET(self):
+            if self.path == "/version":
+                self.say({"version": next(releases)})
+            else:
+                self.say(f"process_start_time_seconds {next(moments)}\n", kind="text/plain")
+
+    with serving(Handler) as url:
+        run = Settings(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss"), base_url=url)
+        obstacle = target.resolve(run, ()).obstacle or ""
+    assert obstacle.startswith("several processes answer at") is (text is not None), obstacle
+    assert (text or "") in obstacle
+
+
+def test_the_user_knows_better(answering):
+    server = answering({"/v1/models": owned_by("vllm"), "/props": {"build_info": "b7"}})
+    detected = detection.detect(server, "llama-cpp")
+    assert (detected.engine, detected.version) == ("llama-cpp", "b7")
+    with pytest.raises(errors.UsageError, match=r"expected one of .*llama-cpp.*vllm"):
+        detection.detect(server, "ollama")
+
+
+def test_every_engine_answers_to_everything_and_says_why():
+    for file in capabilities.shipped().values():
+        assert set(file.capabilities) == set(capabilities.NAMES)
+        for name, row in file.capabilities.items():
+            assert row.can or row.reason, (file.name, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        pytest.param(
+            "/v1/completions",
+            {"prompt": [1, 2]},
+            "token_prompts",
+            id="/v1/completions, prompt 1 2, token_prompts",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": ["a", "b"]},
+            "prompt_lists",
+            id="/v1/completions, prompt a b, prompt_lists",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "min_tokens": 3},
+            "min_tokens",
+            id="/v1/completions, prompt a min_tokens 3, min_tokens",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "return_token_ids": True},
+            "token_ids",
+            id="/v1/completions, prompt a return_token_ids True",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "prompt_logprobs": 0},
+            "prompt_logprobs",
+            id="/v1/completions, prompt a prompt_logprobs 0",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"prompt": "a", "n": 2},
+            "several_choices",
+            id="/v1/completions, prompt a n 2, several_choices",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"return_token_ids": True},
+            "chat_token_ids",
+            id="/v1/chat/completions, return_token_ids True",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"logprobs": True},
+            "chat_logprobs",
+            id="/v1/chat/completions, logprobs True, chat_logprobs",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"tools": [{}]},
+            "tools",
+            id="/v1/chat/completions, tools, tools",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"tool_choice": "required"},
+            "tool_choice",
+            id="/v1/chat/completions, tool_choice required, tool_choice",
+        ),
+        pytest.param(
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema"}},
+            "json_schema",
+            id="/v1/chat/completions, response_format type json_schema",
+        ),
+        pytest.param(
+            "/v1/completions",
+            {"stream_options": {"include_usage": True}},
+            "stream_usage",
+            id="/v1/completions, stream_options include_usage True",
+        ),
+        pytest.param("/v1/responses", {}, "responses", id="/v1/responses, responses"),
+    ],
+)
+def test_a_request_says_what_it_needs(path, body, name):
+    assert name in capabilities.needed(path, body)
+    assert name not in capabilities.needed("/v1/completions", {"prompt": "a"})
+
+
+def test_what_the_engine_cannot_do_is_not_sent():
+    """Neither by the SDK nor by the client of our own: nobody listens at that address."""
+    endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
+    llama = capabilities.of("llama-cpp", "b7")
+    with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):
+        Api(endpoint, llama).complete("a", min_tokens=3)
+    with GuardedClient(endpoint, llama) as client, pytest.raises(NotRun, match="min_tokens"):
+        client.completions.create(model="canary", prompt="a", extra_body={"min_tokens": 3})
+    with pytest.raises(NotRun, match="regex: grammars are GBNF"):
+        llama.structured("regex", "a+")
+
+
+def test_structured_output_is_asked_for_as_the_engine_wants_it():
+    regex = {"regex": "a+"}
+    vllm, sglang = capabilities.of("vllm", "0.32.0"), capabilities.of("sglang", "0.5.23")
+    assert vllm.structured("regex", "a+") == {"structured_outputs": regex}
+    assert sglang.structured("regex", "a+") == regex
+
+
+def test_a_version_before_the_parameter_cannot():
+    versions = ("0.10.1", "0.32.0", "0.33.1rc2.dev5+g1234", None)
+    lacking = [v for v in versions if capabilities.of("vllm", v).missing("token_ids")]
+    assert lacking == ["0.10.1", None]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "ability", "missing"),
+    [
+        pytest.param(
+            "vllm",
+            "0.14.0rc1.dev375+g8409484b4",
+            None,
+            Inapplicable,
+            id="vllm, 0.14.0rc1.dev375+g8409484b4",
+        ),
+        pytest.param(
+            "vllm", "0.25.1", None, Inapplicable, id="vllm, 0.25.1, sm121.core.verdict.Inapplicable"
+        ),
+        # whether it has it is not known
+        pytest.param("vllm", None, None, NotRun, id="vllm, NotRun"),
+        pytest.param("vllm", "0.9.0", "token_ids", NotRun, id="vllm, 0.9.0, token_ids, NotRun"),
+        pytest.param(
+            "vllm", "0.9.0", "chat_token_ids", NotRun, id="vllm, 0.9.0, chat_token_ids, NotRun"
+        ),
+        # of no release: what takes its place is to be shown
+        pytest.param("llama-cpp", "b11434", None, NotRun, id="llama-cpp, b11434, NotRun"),
+    ],
+)
+def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ability, missing):
+    """But for token ids, without which none is certified."""
+    abilities = ("logprobs", "bad_words") if ability is None else (ability,)
+    with pytest.raises(NotRun) as raised:
+        capabilities.of(engine, version).require(*abilities)
+    assert raised.type is missing
+
+
+def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
+    status, run = run_pytest(
+        "--arch", "cpu", *fault_server("created").options,
+        "--engine", "llama-cpp", "tests/test_correctness.py",
+        "-k", "test_min_tokens or test_regex or test_models_are",
+    )  # fmt: skip
+    verdicts = {t["id"].split("::")[1]: (t["verdict"], t["message"]) for t in run.verdict["tests"]}
+    assert status == 0 and verdicts["test_models_are_as_published"][0] == "PASS", run.output
+    verdict, message = verdicts["test_regex_is_kept"]
+    assert verdict == "NOT_RUN" and "grammars are GBNF" in message, message
+    assert run.verdict["engine"]["name"] == "llama-cpp"
+
+
+def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed(fault_server, run_pytest):
+    _, run = run_pytest(
+        "--arch", "cpu", *fault_server("old").options,
+        "--engine", "vllm", "meta_tests/whole/scenarios/known_bugs.py",
+    )  # fmt: skip
+    texts = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
+    bug = texts["test_answers_in_a_form_are_right"]
+    assert "known of >=0.27,<0.32: " in bug and "vllm/issues/22519" in bug, bug
+    assert "known of" not in texts["test_no_harmony_error_in_the_log"], "another text, another bug"
+    assert run.verdict["verdict"] == "FAIL", "a known bug is a bug"
+    closed = [line for line in run.verdict["remarks"] if "close the range" in line]
+    assert not closed, "0.29 is not in a range whose test holds here"
+
+
+def test_what_is_known_of_releases():
+    test = "tests/test_correctness.py::test_a_tool_can_be_required"
+    for version, source in (("0.26.0", "vllm/issues/44216"), ("0.27.0", "vllm/pull/56252")):
+        assert source in capabilities.of("vllm", version).bugs(test)[0].source
+    later = capabilities.of("vllm", "0.27.0").bugs(test)
+    assert not [bug for bug in later if "44216" in bug.source]
+    latest = capabilities.of("vllm", "0.32.0").bugs(test)
+    assert not [bug for bug in latest if bug.checks != ("*",)]
+    (bug,) = [bug for bug in capabilities.of("vllm", "0.26.0").file.bugs if "44216" in bug.source]
+    assert bug.mended_by(test)
+    assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
+
+
+def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
+    attached = ("--arch", "cpu", *fault_server().options)
+    _, run = run_pytest(*attached, "tests/test_correctness.py", "-k", "in_parallel")
+    (test,) = run.verdict["tests"]
+    assert test["verdict"] == "NOT_RUN" and "one call a turn" in test["message"], test
+
+
+@pytest.mark.parametrize("fault", ["none", "no-metrics"])
+def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pytest, fault):
+    attached = ("--arch", "cpu", *fault_server(fault).options)
+    status, run = run_pytest(*attached, "meta_tests/whole/scenarios/prefix_hits.py")
+    assert status == 0, run.output

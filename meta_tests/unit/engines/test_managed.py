@@ -1,0 +1,322 @@
+"""The managed server: typed errors with the cause, in time; and nothing left of it."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from meta_tests.fakes.two_ranks import TwoRanks
+from meta_tests.folders import FAKES
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.engines import ports, process_tree, registry, supervision
+from sm121.engines.life import Alive, Dead, ManagedLife
+from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.server_errors import PortTaken, ServerExited, ServerStalled, ServerTimedOut
+
+FAULT_SERVER = FAKES / "fault_server.py"
+
+
+class FaultEngine(TwoRanks):
+    """Starts the fault server as if it were an engine."""
+
+    name = "fault"
+
+    def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
+        command = [configuration.python, str(FAULT_SERVER), "--port", str(port)]
+        return [*command, *configuration.arguments]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
+    made: list[ManagedServer] = []
+
+    def build(fault: str, *, ready=20.0, stalled=20.0, stop=5.0, cold=0.0):
+        configuration = ServerConfiguration(
+            name=fault, engine="fault", python=sys.executable, model="none", served_name="canary",
+            arguments=("--fault", fault),
+        )  # fmt: skip
+        progress: list[str] = []
+        server = ManagedServer(
+            configuration, FaultEngine(), StartLimits(ready, stalled, stop, cold), tmp_path,
+            "meta-run", lambda phase: progress.append(phase.text),
+        )  # fmt: skip
+        server.reported = progress  # type: ignore[attr-defined]
+        made.append(server)
+        return server
+
+    yield build
+    for server in made:
+        server.stop()
+
+
+def nothing_left(server: ManagedServer) -> bool:
+    return not process_tree.marked(process_tree.SERVER_ID, server._server_id)
+
+
+def gone(processes) -> bool:
+    return not any(psutil.pid_exists(process.pid) for process in processes)
+
+
+@pytest.mark.parametrize("fault", ["none", "stubborn", "orphan", "zombie"])
+def test_serves_and_stops_clean(make, fault):
+    """With what an orphan or a zombie adds to the supervisor and the server."""
+    server = make(fault, **{"stop": 2.0} if fault == "stubborn" else {})
+    running = server.start()
+    life = ManagedLife(server)
+    assert running.managed and running.startup_s is not None
+    assert isinstance(life.state(), Alive) and life.answers()
+    tree = server.processes()
+    every = {*tree, *(child for each in tree for child in each.children(recursive=True))}
+    assert len(every) == 2 + (fault in ("orphan", "zombie")), every
+    assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
+    report = server.stop()
+    assert report.clean and gone(every), report
+    assert not life.answers()
+
+
+def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
+    """vLLM 0.24 compiles again where it is another one: seen on an H100."""
+    configuration = ServerConfiguration("marlin", "vllm", sys.executable, "none", "canary")
+    limits, vllm = StartLimits(1.0, 1.0, 1.0, 1.0), registry.engine("vllm")
+
+    def key() -> str:
+        return ManagedServer(configuration, vllm, limits, tmp_path, "meta-run").secrets[0]
+
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "one"))
+    first = key()
+    assert len(first) == 32 and key() == first
+    file = tmp_path / "one" / "sm121-api-key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    assert key() != first, "others may have read it"
+    file.chmod(0o600)
+    file.write_text("x")
+    assert len(key()) == 32
+    for root in (tmp_path / "other", "/proc/nowhere"):
+        monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
+        assert len(key()) == 32 and key() != first
+    assert key() != key(), "where nothing can be kept, each is a new one"
+
+
+def test_api_key_is_random_and_on_no_command_line(make):
+    first, second = make("none"), make("none")
+    assert first.secrets != second.secrets
+    first.start()
+    for process in first.processes():
+        assert first.secrets[0] not in " ".join(process.cmdline())
+    assert first.secrets[0] not in repr(first)
+
+
+def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, str, float]:
+    """What is said of a start that fails so, the kind of its cause, and its seconds."""
+    began = time.monotonic()
+    with pytest.raises(error) as caught:
+        server.start()
+    seconds = time.monotonic() - began
+    assert nothing_left(server)
+    return str(caught.value), caught.value.cause.kind, seconds
+
+
+def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
+    server = make("exit-0", ready=60.0)
+    text, kind, seconds = failed_start(server, ServerExited)
+    # The fault server lives for one second, and needs some tenths to come up.
+    assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
+    assert "status 0" in text and kind == "engine_dead" and str(server.log) in text, text
+    text, kind, _ = failed_start(make("exit-oom"), ServerExited)
+    assert "out of memory" in text and kind == "oom", text
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        "0.7.2/121a/cached_ops/moe",
+        pytest.param("0.6.16/90a/cached_ops/fa2", marks=pytest.mark.slow),
+        pytest.param("0.7.2/120f/cached_ops/gemm", marks=pytest.mark.slow),
+    ],
+)
+def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache, others):
+    """What another process compiles into the same cache meanwhile is no progress of this one."""
+    folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer" / others
+    folder.mkdir(parents=True)
+    (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
+    os.utime(folder / "build.ninja", (time.time() + 60,) * 2)
+    server = make("never-ready", ready=4.0)
+    text, _, seconds = failed_start(server, ServerTimedOut)
+    assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
+    assert "loading weights" in text
+    assert any("loading weights" in line for line in server.reported)
+    assert not any("JIT" in line for line in server.reported), server.reported
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    base = tmp_path / "base"
+    for name in ("FLASHINFER_WORKSPACE_BASE", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        monkeypatch.setenv(name, str(base / name))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(base / "inductor"))
+    return base
+
+
+def test_a_cold_start_has_its_own_time(make, empty_cache):
+    """It compiles for six seconds where a warm one has four. What it compiled is known, and what it
+    compiles is shown; the same start with the cache that it leaves is a warm one."""
+    granted: list[float] = []
+    server = make("compiles", ready=4.0, cold=60.0)
+    server.on_cold = granted.append
+    running = server.start()
+    assert running.compiled == ("FlashInfer: fused_moe_120",)
+    assert "fused_moe_120" in (running.why_cold or "") and "sm121 warm" in (running.why_cold or "")
+    assert sum(granted) > 0, "the time of the test was prolonged as well"
+    lines = [line for line in server.reported if "fused_moe_120" in line]
+    assert lines and "of 6 files left" in lines[0], server.reported
+    server.stop()
+    again = make("compiles", ready=4.0, cold=60.0).start()
+    assert again.compiled == () and again.why_cold is None
+
+
+@pytest.mark.slow("as long as a cold start")
+def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
+    """Not after the time of a cold start: as long after the last file as a warm one may take."""
+    stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
+    text, _, seconds = failed_start(stuck, ServerTimedOut)
+    assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
+    failed_start(make("compiles", ready=3.0, cold=4.0), ServerTimedOut)  # it has an end
+
+
+@pytest.mark.slow("another compiler; a cold start that ends is tested above")
+def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_cache):
+    """A start that loaded weights for minutes may be over its time before its first file."""
+    running = make("compiles-one-file", ready=4.0, cold=60.0).start()
+    assert running.compiled == ("FlashInfer: fused_moe_120",)
+
+
+@pytest.mark.slow("two runs, one compiles for twenty seconds; a cold start alone is tested above")
+def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empty_cache):
+    """A run whose start compiles: neither its smoke level nor its gate fails, nor do they pass. The
+    next run has warm caches, and decides."""
+    file = tmp_path / "mine.toml"
+    text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+    text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
+    file.write_text(re.sub(r"smoke = \d+", "smoke = 15", text))  # the alarm waits longer, too
+    arguments = (
+        "--arch", "cpu", "--profile", str(file), "--kernel-trace", "off",
+        "--engine-python", str(FAULT_SERVER.with_name("fake_python.py")),
+        "tests/test_smoke.py::test_server_is_ready_in_time",
+        "tests/test_performance.py::test_startup_time",
+    )  # fmt: skip
+    engine = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "scripted_engine.py"}
+    engine["SM121_META_ARGUMENTS"] = "--compiles 20"
+    _status, cold = run_pytest(*arguments, environment=engine)
+    tests = {test["id"].rpartition("::")[2]: test for test in cold.verdict["tests"]}
+    verdicts = {"test_server_is_ready_in_time": "INCONCLUSIVE", "test_startup_time": "NOT_RUN"}
+    for name, verdict in verdicts.items():
+        assert tests[name]["verdict"] == verdict, cold.output
+        assert "it compiled FlashInfer: fused_moe_120" in tests[name]["message"]
+        assert "run again" in tests[name]["message"]
+    assert "startup_s" not in cold.verdict["metrics"]
+    assert cold.verdict["starts"][0]["compiled"] == ["FlashInfer: fused_moe_120"]
+    assert "fused_moe_120, " in cold.output and "of 20 files left" in cold.output
+    _status, warm = run_pytest(*arguments, environment=engine)
+    assert warm.verdict["tests"][0]["verdict"] == "PASS", warm.output
+    assert warm.verdict["metrics"]["startup_s"]["value"] > 0, "measured, whatever the box is"
+    assert warm.verdict["starts"][0]["compiled"] == []
+
+
+def test_hanging_is_told_from_slow(make):
+    _, _, seconds = failed_start(make("silent", ready=300.0, stalled=4.0), ServerStalled)
+    assert seconds < 60.0, "long before the timeout of 300 s"
+    # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
+    failed_start(make("never-ready", ready=6.0, stalled=4.0), ServerTimedOut)
+    text, _, _ = failed_start(make("health-only", ready=6.0, stalled=60.0), ServerTimedOut)
+    assert "first token" in text, "health alone is not ready"
+
+
+@pytest.fixture
+def stolen() -> Iterator[int]:
+    """A port on which somebody else listens."""
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        yield thief.getsockname()[1]
+
+
+def test_a_stolen_port_is_retried_and_is_a_typed_error_where_each_is_stolen(
+    make, monkeypatch, stolen
+):
+    offered = iter([stolen, ports.free_port()])
+    monkeypatch.setattr(ports, "free_port", lambda: next(offered))
+    server = make("none")
+    assert not server.start().endpoint.base_url.endswith(f":{stolen}")
+    assert any("taken" in line for line in server.reported), server.reported
+    monkeypatch.setattr(ports, "free_port", lambda: stolen)
+    assert failed_start(make("none"), PortTaken)[1] == "port"
+
+
+def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
+    other = fault_server("none", key="")
+    port = int(other.base_url.rsplit(":", 1)[1])
+    monkeypatch.setattr(ports, "free_port", lambda: port)
+    with pytest.raises((PortTaken, ServerTimedOut)):
+        make("silent", ready=4.0).start()
+    assert other.process.poll() is None, "the other server is left alone"
+
+
+def test_death_while_serving_is_typed_and_cleaned(make):
+    server = make("dies-later")
+    running = server.start()  # the first completion is the readiness check
+    with running.endpoint.http() as http, pytest.raises(httpx.TransportError):
+        http.post("/v1/completions", json={})
+    state = ManagedLife(server).after_failure()
+    assert isinstance(state, Dead) and "-9" in state.what and state.evidence == server.log
+    server.stop()
+    assert nothing_left(server)
+
+
+def test_death_of_the_supervisor_ends_the_server(make):
+    """Also then nothing stays: the suite itself sweeps by the marker."""
+    server = make("none")
+    server.start()
+    tree = server.processes()
+    tree[0].kill()
+    assert server.stop().survivors == () and gone(tree)
+
+
+def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
+    """Unix sockets are put there, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setattr(supervision.tempfile, "tempdir", str(long))
+    server = make("none")
+    server.start()
+    folder = str(server.supervision.scratch)
+    assert len(folder) + 1 + 36 <= 107, folder
+    server.stop()
+    assert not Path(folder).exists(), "and nothing of it is left"
+
+
+def test_the_log_that_is_left_shows_no_secret(make):
+    server = make("none")
+    server.other_secrets = lambda: {"0.32.0"}  # which the server says
+    server.start()
+    assert "version 0.32.0" in server.log.read_text()
+    server.stop()
+    assert "version [redacted]" in server.log.read_text()
+
+
+def test_a_server_does_not_end_with_another_python(make):
+    """One that starts servers too, and ends. mirakuru kills at such an end what has the digits of
+    its pid anywhere in a variable: another run's server, by chance."""
+    server = make("none")
+    server.start()
+    each = "for digit in range(10):\n  if not os.fork():\n    os.getpid = lambda: digit; sys.exit()"
+    code = f"import os, sys, sm121.engines.managed\n{each}\n  os.wait()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert server.exit_status is None and ManagedLife(server).answers()

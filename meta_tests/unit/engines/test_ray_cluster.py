@@ -1,0 +1,265 @@
+"""A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from meta_tests.documents import altered
+from meta_tests.fakes import servers
+from meta_tests.folders import ROOT
+from sm121.core import profile, waiting
+from sm121.core.configuration import ServerConfiguration, Span
+from sm121.core.errors import UsageError
+from sm121.engines import ports, ray_cluster
+from sm121.engines.managed import StartLimits
+from sm121.engines.pool import ServerPool
+from sm121.engines.ray_cluster import RayServer
+from sm121.session import target
+from sm121.session.settings import Settings
+
+CONFIGURATION = ServerConfiguration(
+    "ray", "vllm", sys.executable, "none", "canary", span=Span("ray", 2)
+)
+
+
+def node(name: str, address: str) -> dict[str, Any]:
+    packages = {"vllm": "0.32.0", "torch": "2.13.0", "nvidia-nccl-cu13": "2.28.3"}
+    facts = {"host": name, "python": "3.12.3", "packages": packages, "variables": {}}
+    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30, "segments": []}
+    resources = {"CPU": 20.0, "GPU": 1.0}
+    return {"name": name, "address": address, "resources": resources, "facts": facts, "why": None}
+
+
+CLUSTER: dict[str, Any] = {"groups": [], "holders": []}
+CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        pytest.param(
+            {"nodes": [node("spark1", "10.0.0.1")]},
+            "expected 2 nodes with 1 GPU each; spark1",
+            id="one node",
+        ),
+        pytest.param(
+            {
+                "nodes": [
+                    node("spark1", "10.0.0.1"),
+                    node("spark2", "10.0.0.2"),
+                    node("spark3", "10.0.0.3"),
+                ]
+            },
+            (
+                "expected 2 nodes with 1 GPU each; spark1 10.0.0.1: 1 GPU; spark2 "
+                "10.0.0.2: 1 GPU; spark3"
+            ),
+            id="a node more",
+        ),
+        pytest.param(
+            {"nodes.1.resources.GPU": 0.0}, "spark2 10.0.0.2: 0 GPU", id="a node without a GPU"
+        ),
+        pytest.param(
+            {"nodes.1.facts.gpus": ["NVIDIA H100"]},
+            "node 1 (spark2) is not as node 0",
+            id="another GPU",
+        ),
+        pytest.param(
+            {"nodes.1.facts.packages.vllm": "0.31.0"},
+            "vllm 0.31.0, expected 0.32.0",
+            id="another vLLM",
+        ),
+        pytest.param(
+            {"nodes.1.facts.python": "3.11.7"},
+            "Python 3.11.7, expected 3.12.3",
+            id="another Python",
+        ),
+        pytest.param(
+            {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27"},
+            "nvidia-nccl-cu13 2.27, expected 2.28.3",
+            id="another NCCL",
+        ),
+        pytest.param(
+            {"nodes.1.facts.variables": {"VLLM_MXFP4_USE_MARLIN": "1"}},
+            "USE_MARLIN 1",
+            id="a variable",
+        ),
+        pytest.param(
+            {"nodes.1.facts": None},
+            "node 1 (spark2) of the Ray cluster does not answer",
+            id="a node is silent",
+        ),
+        pytest.param(
+            {"groups": ["unnamed (ab12)"]}, "an earlier server holds", id="a placement group"
+        ),
+        pytest.param(
+            {"holders": ["RayWorkerProc (pid 7)"]}, "RayWorkerProc (pid 7): end it", id="an actor"
+        ),
+    ],
+)
+def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
+    cluster = altered(CLUSTER, changes)
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
+    with pytest.raises(UsageError) as refused:
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+    assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param(
+            {"nodes.1.facts.variables": {"VLLM_HOST_IP": "10.0.0.2"}},
+            id="nodes.1.facts.variables VLLM_HOST_IP 10.0.0.2",
+        ),
+        pytest.param(
+            {"nodes.1.facts.available_bytes": 1073741824},
+            id="nodes.1.facts.available_bytes 1073741824",
+        ),
+    ],
+)
+def test_cluster_that_is_as_required(monkeypatch, changes):
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
+    looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
+    assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
+
+
+def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
+    cluster = altered(CLUSTER, {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27.7"})
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
+    with pytest.raises(UsageError, match=r"node 1 \(spark2\) is not as .*nvidia-nccl-cu13"):
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+
+
+def test_no_cluster_is_one_line():
+    with pytest.raises(UsageError, match=r"--launcher ray: no cluster answers .* ray start --head"):
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> RayServer:
+    """As one that serves, without a process."""
+    made = RayServer(CONFIGURATION, ray_cluster.registry.engine("vllm"), StartLimits(1, 1, 1),
+                     tmp_path, "meta")  # fmt: skip
+    made.nodes = tuple(ray_cluster.Node(n, e["name"]) for n, e in enumerate(CLUSTER["nodes"]))
+    monkeypatch.setattr(ray_cluster, "_REMOVED_WITHIN_S", 0.3)
+    return made
+
+
+TIMED_OUT = "GetTimeoutError: Get timed out"
+LOST = {"Ray has lost it": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]})}
+LOST[TIMED_OUT] = altered(CLUSTER, {"nodes.1.why": TIMED_OUT})
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: LOST[how])
+    assert server.fault() is None, "the cluster is asked where something is amiss alone"
+    fault = server.fault(settle_s=1.0)
+    assert fault is not None and fault.cause.summary == f"node 1 (spark2): {how}"
+    assert "whoever keeps spark2" in fault.cause.owner
+
+
+def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
+    answers = iter([CLUSTER, altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]}), CLUSTER])
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
+    assert server.stop().clean, "an actor takes a moment to end"
+    holding = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: holding)
+    server.nodes = (ray_cluster.Node(0, "spark1"),)
+    report = server.stop()
+    assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
+
+
+@pytest.mark.parametrize("noted", [["psm_1"], []], ids=["it served", "its start failed"])
+def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
+    removals: list[list[str]] = []
+
+    def answer(_configuration, remove=()):
+        removals.append([*remove])
+        return altered(CLUSTER, {"nodes.1.facts.segments": ["psm_1"]})
+
+    monkeypatch.setattr(ray_cluster, "_ask", answer)
+    server._segments += noted
+    assert server.stop().clean
+    assert removals[-1] == ["psm_1"] and len(removals) == 2 - len(noted)
+
+
+def test_cluster_that_ended_during_a_start_is_told(monkeypatch, server):
+    def answer(*_):
+        raise UsageError("--launcher ray: no cluster answers")
+
+    monkeypatch.setattr(ray_cluster, "_ask", answer)
+    report = server.stop()
+    assert not report.clean and "no cluster answers" in str(report.survivors[0])
+
+
+def ray(*words: str) -> None:
+    environment = {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    subprocess.run(command, env=environment, check=True, timeout=180, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[None]:
+    """A real one: two nodes on this host, which have a rank each."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install ray")
+    port, before = str(ports.free_port()), {process.pid for process in psutil.process_iter()}
+    small = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000")
+    small = (*small, '--resources={"sm121_rank": 1}')
+    try:
+        ray("start", "--head", f"--port={port}", "--include-dashboard=false", *small)
+        ray("start", f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.2", *small)
+        yield
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            words = " ".join(process.info["cmdline"] or ())
+            if process.pid not in before and any(part in words for part in RAYS):
+                process.kill()
+
+
+#: Parts of the command lines of Ray's processes.
+RAYS = ("/ray/", " ray.", "ray::")
+
+
+def _refused(configuration) -> str:
+    try:
+        ray_cluster.look(configuration, "cpu", 1)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow("a Ray cluster, and a start of vLLM on it")
+def test_real_cluster(cluster, canary_bf16, tmp_path):
+    chosen = profile.load("cpu-tiny-gpt-oss-tp2")
+    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT, launcher="ray")
+    configuration = target.configurations(settings, chosen, notify=print)["float32"]
+    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
+    with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):
+        ray_cluster.look(configuration, "cpu", 2)
+    with servers.program("holder-of-a-rank.txt") as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="a task with 1 sm121_rank"):
+            ray_cluster.look(configuration, "cpu", 1)
+    assert waiting.until(lambda: not _refused(configuration), 60.0, every_s=1.0)
+    pool = ServerPool(
+        limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray", notify=lambda *_: None
+    )
+    try:
+        server = pool.get(configuration)
+        assert len(server.nodes) == 2
+        with pytest.raises(UsageError, match="an earlier server holds the cluster"):
+            ray_cluster.look(configuration, "cpu", 1)
+    finally:
+        report = pool.stop()
+    assert report is not None and report.clean, report
+    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2

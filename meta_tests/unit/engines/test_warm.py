@@ -1,0 +1,410 @@
+"""``sm121 warm``: what is missing is told first, compiled within bounds, and said to be missing
+where it cannot be compiled."""
+
+import fnmatch
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from meta_tests.texts import text_file
+from sm121 import cli
+from sm121.compilation import jit
+from sm121.core import package_probe, profile
+from sm121.core.engine_settings import Needs
+from sm121.engines import registry
+from sm121.engines.warm import Warmth
+
+SPARK = "sm121-gpt-oss-120b"
+VERSION = package_probe.look(["flashinfer"])["flashinfer"][1]
+
+
+class Machine:
+    """An empty cache, an nvcc and a ninja, and a compiler that compiles nothing."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.cache = folder, folder / "base" / ".cache" / "flashinfer"
+        self.tools = folder / "cuda" / "bin"
+        self.tools.mkdir(parents=True)
+        for name in ("nvcc", "ninja"):
+            (self.tools / name).touch(0o755)
+        monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(folder / "base"))
+        monkeypatch.setenv("CUDA_HOME", str(folder / "cuda"))
+        monkeypatch.setenv("PATH", str(self.tools))
+        monkeypatch.delenv("MAX_JOBS", raising=False)
+
+    def memory(self, monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+        monkeypatch.setattr(
+            "psutil.virtual_memory", lambda: type("Memory", (), {"available": gib * 2**30})()
+        )
+        monkeypatch.setattr("os.cpu_count", lambda: 20)
+
+    def python(self, broken: str = "") -> str:
+        file = self.folder / "python"
+        text = text_file("compiler-of-nothing.txt").format(
+            python=sys.executable, log=str(self.folder / "log"), broken=broken, version=VERSION
+        )
+        file.write_text(text)
+        file.chmod(0o755)
+        return str(file)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path, monkeypatch)
+    made.memory(monkeypatch, 112)
+    return made
+
+
+def warm(*arguments: str) -> int:
+    return cli.main(["warm", "--profile", SPARK, "--configuration", "cutlass", *arguments])
+
+
+def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
+    assert warm("--dry-run") == 0
+    output = capsys.readouterr().out
+    for name in profile.load(SPARK).engine.needs.jit_modules:
+        needed = not name.endswith("_fp8") and "drafts" not in name
+        assert (f"  {name} (" in output) is needed, output
+    assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in output, "(112 - 4) / 9.3"
+    assert "Triton" in output and "start it once" in output
+    assert not machine.cache.exists()
+
+
+def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch):
+    words = ("--engine-python", machine.python(), "--module", "xqa_decode")
+    assert warm(*words) == 0
+    ((module, environment),) = [
+        json.loads(line) for line in (machine.folder / "log").read_text().splitlines()
+    ]
+    assert module == "xqa_decode" and environment["MAX_JOBS"] == "20", "one a core"
+    assert environment["FLASHINFER_NVCC_THREADS"] == "1"
+    assert environment["FLASHINFER_CUDA_ARCH_LIST"] == "12.1a"
+    assert "xqa_decode: there" in capsys.readouterr().out
+    assert warm(*words) == 0, "it is there now"
+    assert len((machine.folder / "log").read_text().splitlines()) == 1
+    assert "): there" in capsys.readouterr().out
+    words = ("--engine-python", machine.python(), "--module", "fp4_quantize")
+    assert warm(*words, "--engine-env", "MAX_JOBS=3") == 0
+    last = json.loads((machine.folder / "log").read_text().splitlines()[-1])
+    assert last[1]["MAX_JOBS"] == "3", "what the user gave stays"
+
+
+def needed_by(configuration: str, version: str | None = VERSION) -> dict[str, str]:
+    """The names of attention modules and their patterns in the cache, by what a start needs."""
+    judged = profile.load(SPARK).judging(configuration)
+    chosen = judged.configurations[configuration]
+    settings = next((each for each in chosen.settings if each.arguments), None)
+    arguments = (*chosen.arguments, *(settings.arguments if settings is not None else ()))
+    modules = jit.needed(judged.engine.needs, arguments, {}, version)
+    return {m.name: m.module for m in modules if "sink" in m.name or "xqa" in m.name}
+
+
+SINKS_FP8 = {"attention_sink_window_fp8", "attention_sink_full_fp8"}
+XQA_FP8 = {"xqa_decode_fp8", "xqa_full_fp8"}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "version", "modules"),
+    [
+        pytest.param("mxfp4", "0.6.3", SINKS_FP8, id="mxfp4"),
+        pytest.param("mxfp4-8", "0.6.3", SINKS_FP8, id="mxfp4-8"),
+        pytest.param("linear-fp8", "0.7.2.post1", SINKS_FP8 | XQA_FP8, id="linear-fp8"),
+        pytest.param(
+            "cutlass",
+            "0.7.2.post1",
+            {name.removesuffix("_fp8") for name in SINKS_FP8 | XQA_FP8},
+            id="a-BF16-cache",
+        ),
+    ],
+)
+def test_each_configuration_gets_the_attention_that_it_calls(configuration, version, modules):
+    assert set(needed_by(configuration, version)) == modules
+
+
+@pytest.mark.parametrize(("arguments", "page"), [([], 16), (["--block-size", "64"], 64)])
+def test_xqa_is_built_for_the_page_of_the_engine(arguments, page):
+    needs = profile.load(SPARK).engine.needs
+    modules = {
+        m.name: m.module for m in jit.needed(needs, ["--kv-cache-dtype=fp8", *arguments], {})
+    }
+    assert jit.Decoding.of(arguments) == jit.Decoding(page=page, queries=1)
+    name = f"xqa_input_bf16_kv_cache_e4m3_output_bf16_page_size_{page}_head_dim_64_"
+    assert modules["xqa_decode_fp8"].startswith(name)
+
+
+DRAFTS = [
+    pytest.param(["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 3}'], 4,
+                 id="a JSON object"),
+    pytest.param(["--speculative-config.num_speculative_tokens=5"], 6, id="a dotted name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", ["bf16", "e4m3"])
+@pytest.mark.parametrize(("arguments", "queries"), DRAFTS)
+def test_xqa_is_built_for_the_drafts_that_the_engine_decodes(arguments, queries, cache):
+    """XQA has a module for each number of queries: the first start compiled it before."""
+    needs = profile.load(SPARK).engine.needs
+    fp8 = ["--kv-cache-dtype", "fp8"] if cache == "e4m3" else []
+    for given in ([*arguments, *fp8], [*fp8, *arguments]):
+        modules = [m.module for m in jit.needed(needs, given, {}, "0.7.4") if "xqa" in m.module]
+        drafts = {name for name in modules if name.endswith(f"True_spec_q_seq_len_{queries}")}
+        assert len(drafts) == 2 and len(modules) == 4, (
+            "with a window and without; one query as well"
+        )
+        assert all(f"kv_cache_{cache}_" in name for name in modules)
+
+
+def test_without_drafts_no_module_is_built_for_them():
+    needs = profile.load(SPARK).engine.needs
+    assert not [m.name for m in jit.needed(needs, [], {}, "0.7.4") if "drafts" in m.name]
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        pytest.param("fused_moe_120_M64N64_mxfp4min", False, id="compiled before"),
+        pytest.param("fused_moe_120", True, id="a release's experts"),
+        pytest.param(None, True, id="an empty cache"),
+    ],
+)
+def test_experts_that_are_not_built_are_named(machine, capsys, monkeypatch, cached, said):
+    """The MXFP4 build compiles its own at the first start, whatever warm has compiled."""
+    if cached is not None:
+        folder = machine.cache / VERSION / "121a" / "cached_ops" / cached
+        folder.mkdir(parents=True)
+        (folder / f"{cached}.so").touch()
+    build = registry.Installed("0.14.0rc1.dev375+g8409484b4", None)
+    monkeypatch.setattr(registry, "installed", lambda *_arguments: build)
+    assert cli.main(["warm", "--profile", SPARK, "--configuration", "mxfp4", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert ("not compiled here: experts_mxfp4 (fused_moe_120*_mxfp4min), " in output) is said
+    assert "  experts (" not in output, "a release's experts are of no use to it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param(["--mxfp4-backend", "CUTLASS"], ["experts_mxfp4"], id="the MXFP4 build"),
+        pytest.param(["--mxfp4-backend=MARLIN"], [], id="its Marlin"),
+        pytest.param(DRAFTS[0].values[0], ["drafter"], id="a drafter"),
+        pytest.param(
+            ["--speculative-config", '{"method": "ngram"}'], [], id="drafts of the prompt"
+        ),
+        pytest.param([], [], id="a release"),
+    ],
+)
+def test_what_a_start_compiles_beside_the_modules_is_known(arguments, names):
+    assert [each.name for each in jit.unbuilt(arguments)] == names
+
+
+@pytest.mark.parametrize(
+    ("cache", "stale", "there"),
+    [
+        pytest.param("__nv_fp8_e4m3", False, True, id="of-this-cache"),
+        pytest.param("nv_bfloat16", False, False, id="of-the-other-cache-under-the-same-name"),
+        pytest.param("__nv_fp8_e4m3", True, False, id="sources-newer-than-the-library"),
+        pytest.param(None, False, False, id="without-its-sources"),
+    ],
+)
+def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, there):
+    """Before, a module of a BF16 cache counted for an FP8 one: the first start compiled again."""
+    name = "batch_prefill_attention_sink_bf16_swa_True_fa2"
+    library = tmp_path / "0.7.2" / "121a" / "cached_ops" / name / f"{name}.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    if cache is not None:
+        config = tmp_path / "0.7.2" / "121a" / "generated" / name / "batch_prefill_config.inc"
+        config.parent.mkdir(parents=True)
+        config.write_text(f"using DTypeKV = {cache};\n")
+        written = library.stat().st_mtime + (10 if stale else -10)
+        os.utime(config, (written, written))
+    needs = Needs(jit_modules=("attention_sink_window_fp8",))
+    (module,) = jit.needed(needs, ["--kv-cache-dtype", "fp8"], {})
+    modules = jit.FlashInferModules("0.7.2", tmp_path)
+    assert (modules.missing([module], ["121a"], 121) == []) is there
+
+
+@pytest.mark.parametrize(
+    ("version", "both"),
+    [
+        pytest.param("0.7.2.post1", False, id="one-name-for-both-caches"),
+        pytest.param("0.7.4", True, id="a-name-for-each-cache"),
+    ],
+)
+def test_the_configuration_under_test_is_warm_where_two_share_a_name(monkeypatch, version, both):
+    """Building the baseline's module would make the start under test a cold one."""
+    monkeypatch.setattr(
+        jit.FlashInferModules,
+        "of",
+        lambda *_arguments: jit.FlashInferModules(version, Path("/nowhere")),
+    )
+    names = {m.name for m in Warmth.of(profile.load(SPARK), sys.executable, {},
+                                       configuration="linear-fp8").needed}  # fmt: skip
+    assert names >= SINKS_FP8
+    assert ("attention_sink_window" in names) is both
+
+
+def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys):
+    status = warm(
+        "--engine-python", machine.python(broken="fp4_quantize"),
+        "--module", "fp4_quantize", "--module", "xqa_decode",
+    )  # fmt: skip
+    output = capsys.readouterr().out
+    assert status == 1
+    assert "RuntimeError: Ninja build failed." in output and "not there: fp4_quantize" in output
+    assert "xqa_decode: there" in output
+
+
+@pytest.mark.parametrize(
+    ("gib", "tool", "why"),
+    [
+        (112, "nvcc", "there is no nvcc"),
+        (112, "ninja", "there is no ninja (PATH)"),
+        (12, None, "9.3 GiB for a compile job"),
+    ],
+)
+def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib, tool, why):
+    machine.memory(monkeypatch, gib)
+    if tool:
+        (machine.tools / tool).unlink()
+    assert warm("--engine-python", machine.python(), "--module", "experts") == 1
+    output = capsys.readouterr().out
+    assert "missing, and " in output and why in output and "not there: experts" in output
+    assert not machine.cache.exists()
+
+
+def test_what_was_compiled_for_another_architecture_is_not_there(machine, capsys):
+    arguments = ("--module", "xqa_decode", "--engine-env", "FLASHINFER_CUDA_ARCH_LIST=12.0a")
+    assert warm("--engine-python", machine.python(), *arguments) == 1
+    output = capsys.readouterr().out
+    assert "required: xqa_" in output and "121a" in output and "/120a/cached_ops/" in output
+
+
+@pytest.mark.parametrize(("jobs", "status"), [("11", 0), ("12", 1), ("many", 1)])
+def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, status):
+    """eugr's images set MAX_JOBS=16, which is more than a Spark's memory bears."""
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    assert warm("--engine-python", machine.python(), "--module", "experts") == status
+    output = capsys.readouterr().out
+    assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ("--profile", "cpu-tiny-gpt-oss"),
+            "nothing of FlashInfer is compiled for it (expected",
+            id="--profile cpu-tiny-gpt-oss, nothing of FlashInfer is",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--module", "experts"),
+            "module experts: expected one of sampling, attention",
+            id="--profile sm121-gpt-oss-120b --module experts, module",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "gemm"),
+            "--configuration gemm: expected one of",
+            id="--profile sm121-gpt-oss-120b --configuration gemm",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "cutlass", "--module", "gemm"),
+            "module gemm: expected one of sampling, attention_sink_window,",
+            id="--profile sm121-gpt-oss-120b --configuration cutlass",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--configuration", "x"),
+            "expected one of profile",
+            id="--profile sm121-gpt-oss-120b --configuration x",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--engine-env", "MAX_JOBS"),
+            "expected KEY=VALUE",
+            id="--profile sm121-gpt-oss-120b --engine-env MAX_JOBS",
+        ),
+        pytest.param(
+            ("--profile", "sm121-gpt-oss-120b", "--engine-python", "/nowhere/python"),
+            "/nowhere/python",
+            id="--profile sm121-gpt-oss-120b --engine-python",
+        ),
+    ],
+)
+def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
+    assert cli.main(["warm", *arguments]) == 4
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("sm121 warm: ") and expected in line
+
+
+def test_baseline_alone_needs_no_experts(machine):
+    chosen = profile.load(SPARK)
+    for name in ("stock", "marlin"):
+        judged = chosen.judging(name)
+        names = {module.name for module in Warmth.of(judged, sys.executable, {}).needed}
+        assert names and "experts" not in names
+
+
+def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
+    """vLLM samples once at every start, with FlashInfer unless VLLM_USE_FLASHINFER_SAMPLER=0."""
+    assert cli.main(["warm", "--profile", SPARK, "--dry-run"]) == 0
+    assert "  sampling (" in capsys.readouterr().out
+    switched_off = ("--engine-env", "VLLM_USE_FLASHINFER_SAMPLER=0")
+    assert cli.main(["warm", "--profile", SPARK, "--dry-run", *switched_off]) == 0
+    assert "  sampling (" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "toolkit"
+    (folder / "bin").mkdir(parents=True)
+    for name in ("nvcc", "c++"):
+        (folder / "bin" / name).write_text(
+            text_file("nvcc-of-nothing.txt").format(python=sys.executable)
+        )
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(folder))
+    monkeypatch.setenv("CXX", str(folder / "bin" / "c++"))
+    path = (folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
+    monkeypatch.setenv("PATH", os.pathsep.join(map(str, path)))
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    monkeypatch.setenv("FLASHINFER_CUDA_ARCH_LIST", "12.1a")
+    return tmp_path
+
+
+QUERIES = 4
+
+
+def built_by_flashinfer(name: str) -> str:
+    """The name of the module that the installed FlashInfer builds."""
+    script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
+    request = {"ask": "build", "module": name, "queries": QUERIES}
+    command = [sys.executable, str(script), json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    library = Path(json.loads(done.stdout.splitlines()[-1])["library"])
+    assert library.is_file()
+    return library.parent.name
+
+
+@pytest.mark.slow("FlashInfer writes its sources")
+def test_flashinfer_itself_builds_the_sampler(toolkit):
+    assert built_by_flashinfer("sampling") == "sampling"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2", "0.7.4"])
+def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
+    """By its own generators: before 0.7 they want another argument. Gets the release's wheel."""
+    wheel = f"flashinfer-python=={release}"
+    get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(toolkit), wheel]
+    subprocess.run(get, check=True)
+    for file in toolkit.glob("*.whl"):
+        zipfile.ZipFile(file).extractall(toolkit / "site")
+    monkeypatch.setenv("PYTHONPATH", str(toolkit / "site"))
+    for module in jit.load_jit().module:
+        pattern = jit.Decoding(page=16, queries=QUERIES).in_name(module.module)
+        assert fnmatch.fnmatchcase(built_by_flashinfer(module.name), pattern)

@@ -1,0 +1,631 @@
+"""An error that kills nobody is found in the server's log and in the kernel's messages, and a
+healthy log has none."""
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from meta_tests.fakes.scripted_sessions import VARIABLES, script
+from meta_tests.fakes.servers import executable
+from meta_tests.faults.false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
+from meta_tests.folders import DATA
+from meta_tests.texts import text_file
+from sm121.core.server import Endpoint, Node, Server
+from sm121.engines.endings import StopReport
+from sm121.engines.memory import Returned
+from sm121.evidence import failure_tables, kernel_messages
+from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
+from sm121.run import harness
+
+#: Servers that served until their owner stopped them, or stopped watching.
+HEALTHY = (
+    "vllm-0.32-cpu-stopped.log", "vllm-0.32-cpu-asked-otherwise.log", "gb10/eugr_version.log",
+    "gb10/fused_0804_clean.log", "gb10/unfused_0804_clean.log",
+)  # fmt: skip
+READY = "(APIServer pid=7) INFO:     Application startup complete."
+
+
+def errors(tmp_path: Path, *lines: str, engine: str = "vllm"):
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([READY, *lines]) + "\n", "utf-8")
+    return [(each.certain, each.kind) for each in ErrorReader(engine).read(log)]
+
+
+def kernel_log(folder: Path, dmesg: str, journalctl: str = "exit 1") -> str:
+    """The search path of a machine on which the two programs of the kernel's messages do so."""
+    executable(folder / "dmesg", dmesg)
+    executable(folder / "journalctl", journalctl)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def outcome_of(folder: Path, doing, **variables: str):
+    """How a run ends that does so."""
+    with mock.patch.dict(os.environ, {**VARIABLES, **variables}):
+        return script(SimpleNamespace(tmp_path=folder), "run", doing)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_has_none(name):
+    assert ErrorReader("vllm").read(DATA / name) == []
+
+
+def test_a_healthy_line_is_none(tmp_path):
+    """As vLLM 0.32 wrote it, or as its source (`source` of the rows) does."""
+    healthy = [
+        *(clean for clean, _ in LOGGED.values()),
+        *(
+            (
+                "(APIServer pid=7) WARNING 11-20 10:00:01 [envs.py:1] "
+                "VLLM_COMPUTE_NANS_IN_LOGITS is set"
+            ),
+            (
+                "Error handling request from 127.0.0.1\n"
+                "Traceback (most recent call last):\n"
+                '  File "/v/aiohttp/web.py", line 1, in f\n'
+                "    raise ValueError(why)\n"
+                "aiohttp.client_exceptions.ClientConnectionResetError: Cannot write to "
+                "transport"
+            ),
+            (
+                "[2026-11-20 10:00:01,123 E 7 9] x.cc:1: no connection to the "
+                "event+metrics exporter agent"
+            ),
+            (
+                "(raylet) [2026-11-20 10:00:01,123 E 7 9] (raylet) main.cc:1032: Failed to "
+                "establish connection to the metrics exporter agent. Exporter agent "
+                "status: RpcError: out of retries"
+            ),
+            (
+                "(pid=7) [2026-11-20 10:00:01,123 E 7 9] core_worker_process.cc:825: "
+                "Failed to establish connection to the metrics exporter agent. Metrics "
+                "will not be exported."
+            ),
+            (
+                "[2026-11-20 10:00:01,123 E 7 9] metric_exporter.cc:206: Export metrics to "
+                "agent failed: x"
+            ),
+            (
+                "ERROR 01-28 06:35:44 [gpt_oss_triton_kernels_moe.py:34] Failed to import "
+                "Triton kernels. Please make sure your triton version is compatible. "
+                "Error: No module named 'x'"
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [repo_utils.py:1] Error retrieving "
+                "file list: Repo id must be in the form 'repo_name': "
+                "'/models/gpt-oss-120b'., retrying 1 of 2"
+            ),
+            "UserWarning: resource_tracker: process died unexpectedly, relaunching.",
+            ("Received request cmpl-1: prompt: 'CUDA error: an illegal memory access', params: x"),
+            (
+                "(EngineCore pid=8) INFO 11-20 10:00:01 [w.py:1] SpecDecoding metrics: "
+                "Mean acceptance length: nan, Accepted: 0 tokens, Drafted: 0 tokens, "
+                "Per-position acceptance rate: nan, nan, Avg Draft acceptance rate: nan%"
+            ),
+            (
+                "(EngineCore pid=8) INFO 11-20 10:00:01 [w.py:1] Engine 000: Running: 0 "
+                "reqs, Waiting: 0 reqs, GPU KV cache usage: 0.0%, Prefix cache hit rate: nan%"
+            ),
+            (
+                "(EngineCore pid=8) WARNING 11-20 10:00:01 [w.py:1] "
+                "VLLM_COMPUTE_NANS_IN_LOGITS is enabled: detection of NaN in logits costs "
+                "a copy each step"
+            ),
+            (
+                "(EngineCore pid=8) INFO 11-20 10:00:01 [w.py:1] Model Runner Output: nans "
+                "in logits: 0"
+            ),
+            (
+                "(EngineCore pid=8) WARNING 11-20 10:00:01 [w.py:1] "
+                "ModelRunnerOutput(req_ids=[], num_nans_in_logits={'cmpl-1': 0})"
+            ),
+            (
+                "llama_perf_sampler_print:    sampling time =       0.00 ms /     1 runs   "
+                "(     nan ms per token,     -nan tokens per second)"
+            ),
+            "/v/x.py:3: RuntimeWarning: All-NaN slice encountered",
+            ("gb10:7:9 [0] NCCL WARN NET/IB : rocep1s0f0:1 Got async event : GID table change"),
+            (
+                "gb10:7:9 [0] NCCL WARN NET/IB : rocep1s0f0:1 Got non-fatal async event: "
+                "GID table change(18)"
+            ),
+            "gb10:7:9 [0] NCCL WARN NET/IB : rocep1s0f0:1 GID table changed",
+            (
+                "gb10:7:9 [0] NCCL WARN NET/IB : rocep1s0f0:1 Got async event : client "
+                "reregistration"
+            ),
+            (
+                "gb10:7:7 [0] NCCL WARN NUMA auto balancing enabled which can lead to "
+                'variability in the NCCL performance! Disable by "sudo sysctl '
+                'kernel.numa_balancing=0"'
+            ),
+            (
+                "E0000 00:00:1732095600.123456    123 cuda_dnn.cc:8310] Unable to register "
+                "cuDNN factory: Attempting to register factory for plugin cuDNN when one "
+                "has already been registered"
+            ),
+            (
+                "[2026-11-20 10:00:01,123 E 7 9] file_system_monitor.cc:116: "
+                "/tmp/ray/session_2026 is over 95% full, available space: 20 GB; capacity: "
+                "900 GB. Object creation will fail if spilling is required."
+            ),
+            "(APIServer pid=7) INFO 11-20 10:00:01 [x.py:1] ECC error count 0",
+            "2026-11-20 10:00:01,123 MainProcess INFO no ERROR: fine",
+            "[11/20/26 10:00:00] INFO     fine",
+            '{"level": 30, "msg": "fine"}',
+            '{"levelno": 30, "message": "fine"}',
+            '{"severity": "WARNING", "message": "fine"}',
+            (
+                '{"status": "error", "code": 400, "level": "info", "message": "a request '
+                'was refused"}'
+            ),
+            '{"message": "done", "status": 500}',
+            (
+                '{"text": "fine", "record": {"level": {"name": "INFO", "no": 20}, '
+                '"exception": null}}'
+            ),
+            (
+                '{"levelname": "ERROR", "message": "Error in preprocessing prompt inputs", '
+                r'"exc_info": "Traceback (most recent call last):\n  File \"/v/a.py\", line '
+                r'1\nValueError: too long"}'
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] Error in "
+                "preprocessing prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] Traceback "
+                "(most recent call last):\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1]   File "
+                '"/v/chat.py", line 1, in f\n'
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1]     raise "
+                "ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] ValueError: "
+                "This model's maximum context length is 4608 tokens."
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] Error in "
+                "preprocessing prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] Traceback "
+                "(most recent call last):\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1]   File "
+                '"/v/chat.py", line 1, in f\n'
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1]     raise "
+                "ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] "
+                "pydantic_core._pydantic_core.ValidationError: 1 validation error for Author\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [serving_chat.py:1] role"
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [openai_tool_parser.py:1] Error "
+                "decoding JSON tool call from response.\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [openai_tool_parser.py:1] "
+                "Traceback (most recent call last):\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [openai_tool_parser.py:1]   File "
+                '"/usr/lib/python3.12/json/decoder.py", line 1, in f\n'
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [openai_tool_parser.py:1]     "
+                "raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [openai_tool_parser.py:1] "
+                "json.decoder.JSONDecodeError: Unterminated"
+            ),
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [fa_utils.py:1] Cannot use FA "
+                "version 2 is not supported due to x"
+            ),
+        ),
+    ]
+    assert {lines: errors(tmp_path, lines) for lines in healthy} == {key: [] for key in healthy}
+
+
+KINDS = {name: (kind, rows[name]) for kind, (_, rows) in LOGGED.items() for name in rows}
+
+
+@pytest.mark.parametrize(("kind", "lines"), KINDS.values(), ids=KINDS)
+def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind, lines):
+    reported = errors(tmp_path, lines)
+    assert (kind != "unknown", kind) in reported
+    assert [each for each in reported if each[0]] == [(True, kind)] * (kind != "unknown")
+
+
+def _of_two_ranks(exception: str) -> str:
+    """What both ranks of a Ray server print at once, line by line, as a finalizer raises."""
+    ignored = "Exception ignored in: <function CPUDNNLGEMMHandler.__del__ at 0x7f37>"
+    ranks = ("(CpuRayWorkerProc pid=7) ", "(CpuRayWorkerProc pid=8, ip=10.0.0.2) ")
+    stacks = [stack(rank, ignored, "/v/vllm/_custom_ops.py", exception) for rank in ranks]
+    return "\n".join(
+        line for both in zip(*map(str.splitlines, stacks), strict=True) for line in both
+    )
+
+
+@pytest.mark.parametrize(
+    ("exception", "kinds"),
+    [
+        pytest.param(
+            "RecursionError: maximum recursion depth exceeded in comparison",
+            (),
+            id="RecursionError: maximum recursion depth exceeded in",
+        ),
+        pytest.param(
+            str.format("RuntimeError: {}", ILLEGAL),
+            ((True, "illegal_memory_access"), (True, "illegal_memory_access")),
+            id="builtins.str.format RuntimeError: {} ILLEGAL, True",
+        ),
+    ],
+)
+def test_what_python_ignores_is_no_error_of_the_server(tmp_path, exception, kinds):
+    assert errors(tmp_path, _of_two_ranks(exception)) == [*kinds]
+
+
+@pytest.mark.parametrize(
+    ("lines", "kinds"),
+    [
+        pytest.param(
+            (
+                "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750] Error in "
+                "preprocessing prompt inputs\n"
+                "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750] Traceback "
+                "(most recent call last):\n"
+                "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750]   File "
+                '"/v/a.py", line 1, in f\n'
+                "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750]     raise "
+                "ValueError(why)\n"
+                "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750] ValueError: x"
+            ),
+            ((True, "engine_traceback"),),
+            id="of a process of the engine",
+        ),
+        pytest.param(
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Error in preprocessing "
+                "prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Traceback (most recent "
+                "call last):\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]   File "
+                '"/v/vllm/v1/engine/core.py", line 1, in f\n'
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]     raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] KeyError: x"
+            ),
+            ((True, "engine_traceback"),),
+            id="with a frame of the engine",
+        ),
+        pytest.param(
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Error in preprocessing "
+                "prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Traceback (most recent "
+                "call last):\n"
+                '(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]   File "/v/a.py", line 1, '
+                "in f\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]     raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] RuntimeError: CUDA error: "
+                "an illegal memory access was encountered"
+            ),
+            ((True, "illegal_memory_access"),),
+            id="an illegal access",
+        ),
+        pytest.param(
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Error in preprocessing "
+                "prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] other\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] odd\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Traceback (most recent "
+                "call last):\n"
+                '(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]   File "/v/a.py", line 1, '
+                "in f\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]     raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] ValueError: x"
+            ),
+            ((False, "unknown"), (False, "unknown"), (False, "unknown")),
+            id="a stack under another message",
+        ),
+        pytest.param(
+            (
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Error in preprocessing "
+                "prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Traceback (most recent "
+                "call last):\n"
+                '(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]   File "/v/a.py", line 1, '
+                "in f\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]     raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] ValueError: x\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Error in preprocessing "
+                "prompt inputs\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] Traceback (most recent "
+                "call last):\n"
+                '(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]   File "/v/a.py", line 1, '
+                "in f\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1]     raise ValueError(why)\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [a.py:1] ValueError: x\n"
+                "(APIServer pid=7) ERROR 11-20 10:00:01 [b.py:1] ValueError: x"
+            ),
+            ((False, "unknown"),),
+            id="too many",
+        ),
+    ],
+)
+def test_a_refusal_excuses_the_stack_under_it_alone(tmp_path, lines, kinds):
+    assert errors(tmp_path, lines) == [*kinds]
+
+
+def test_a_row_is_of_its_engine(tmp_path):
+    line = API.format("serving.py") + "Error with model x, type='NotFoundError'"
+    assert errors(tmp_path, line) == []
+    assert errors(tmp_path, line, engine="sglang") == [(False, "unknown")]
+
+
+def test_each_error_is_given_once_as_the_log_grows(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(f"{CORE}{ILLEGAL}\n")
+    reader = ErrorReader("vllm", log.stat().st_size)  # attached to a server that had it before
+    traced = stack(CORE, "x", "/v/a.py", "KeyError: 'x'").replace("\n", "\nINFO: x\n")
+    kinds = []
+    for piece in (traced[:90], traced[90:200], traced[200:], "\nINFO: x", f"\n{CORE}odd\n"):
+        with log.open("a") as file:
+            file.write(piece)
+        kinds.append([error.kind for error in reader.read(log)])
+    assert kinds == [["unknown"], [], [], ["engine_traceback"], ["unknown"]]
+
+
+@pytest.mark.parametrize("kind", REPORTED)
+def test_the_kernel_reports_an_error(kind):
+    clean, variants = REPORTED[kind]
+    lines = [f"[    9.123456] {message}" for _, message in variants.values()]
+    healthy = [f"[    9.123456] {clean[1]}"] * (clean[0] != "cpu" or kind == "ecc")
+    messages = kernel_messages.KernelMessages((*lines, *healthy))
+    assert [*messages.xids, *messages.host_faults] == lines
+    reported = of_the_kernel([*lines, *lines])
+    certain = kind in ("xid", "ecc", "config")
+    assert {(error.certain, error.kind) for error in reported} == {(certain, kind)}
+    assert len(reported) == len(lines)
+
+
+def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
+    """It is a remark, and what a certificate would say beside its levels."""
+    path = kernel_log(tmp_path, *["echo not permitted >&2\nexit 1"] * 2)
+    unread, remarks = [], []
+
+    def doing(session):
+        for arch in ("cpu", "sm121", "sm121"):
+            session.target = dataclasses.replace(session.target, arch=arch)
+            session.judge_kernel()
+            unread.append(session.kernel_unread)
+        remarks.extend(session.file.remarks)
+
+    outcome = outcome_of(tmp_path, doing, PATH=path)
+    assert outcome.green and unread[0] is None and "not permitted" in unread[1]
+    assert remarks.count(unread[1]) == 1
+
+
+NO_MEMORY = (
+    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"
+)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "verdict"),
+    [
+        pytest.param((0.2, 0.3), "PASS", id="0.2 0.3, PASS"),
+        pytest.param((0.2, 2.0), "INCONCLUSIVE", id="0.2 2.0, INCONCLUSIVE"),
+        pytest.param((), "PASS", id="PASS"),
+    ],
+)
+def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
+    tmp_path, offsets, verdict
+):
+    """vllm#56824: of four starts of a healthy GB10 three had the message. `offsets`: seconds after
+    the start began, which took one."""
+
+    def doing(session):
+        lines = [f"[{session.started + offset:.6f}] {NO_MEMORY}" for offset in offsets]
+        executable(tmp_path / "dmesg", "cat <<E\n" + "\n".join(["[    0.1] boot", *lines]) + "\nE")
+        session.target = dataclasses.replace(session.target, arch="sm121")
+        session.pool.start_spans.append((session.started, session.started + 1))
+        session.judge_kernel()
+        assert bool(offsets) == any("vllm#56824" in remark for remark in session.file.remarks)
+
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert outcome_of(tmp_path, doing, PATH=path).verdict == verdict
+
+
+def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
+    for row in failure_tables.load_failures().accepted:
+        assert row.regex.search("an error") is None, row.id
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        pytest.param(
+            ("ImportError: cannot import name '_C' from partially initialized module 'deep_gemm'"),
+            id="ImportError: cannot import name '_C' from partially",
+        ),
+        pytest.param(
+            "OSError: libnvshmem.so.3: cannot open shared object file",
+            id="OSError: libnvshmem.so.3: cannot open shared object file",
+        ),
+        "RuntimeError: no kernel image",
+    ],
+)
+def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised):
+    lines = text_file("start-that-warned.log").format(raised=raised).splitlines()
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*lines, READY]) + "\n", "utf-8")
+    assert ErrorReader("vllm").read(log) == []
+    assert errors(tmp_path, *lines) == [(False, "engine_traceback")], "the same while it serves"
+
+
+@pytest.mark.parametrize(("stamp", "count"), [("[    9.000001] ", 1), ("", 0)])
+def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
+    tmp_path, monkeypatch, stamp, count
+):
+    boot = "[    0.5] boot" if stamp else "boot"
+    flood = f"echo '{boot}\n{stamp}NVRM: Xid (PCI:1): 31'; seq -f '{stamp}%g' 5000"
+    monkeypatch.setenv("PATH", kernel_log(tmp_path, flood))
+    messages = kernel_messages.since(1.0)
+    assert len(messages.xids) == count and (messages.unavailable is None) == bool(count)
+
+
+@pytest.mark.parametrize(
+    ("dmesg", "journal", "unread"),
+    [
+        ("[    9.0] x", None, "its first line is of later than the start"),
+        pytest.param(
+            "[    9.0] x",
+            "[    2.0] host kernel: x",
+            "its first line is of later than the start",
+            id="( 9.0) x, ( 2.0) host kernel: x, its first line is of",
+        ),
+        pytest.param(
+            "[    1.5] NVRM: Xid (PCI:1): 31",
+            None,
+            "its first line is of later than the start",
+            id="( 1.5) NVRM: Xid (PCI:1): 31, its first line is of",
+        ),
+        ("[    0.5] boot", None, ""),
+        ("[    9.0] x", "[    0.5] host kernel: boot", ""),
+        ("", None, ""),
+    ],
+)
+def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
+    tmp_path, monkeypatch, dmesg, journal, unread
+):
+    programs = ("exit 1" if line is None else f"echo '{line}'" for line in (dmesg, journal))
+    monkeypatch.setenv("PATH", kernel_log(tmp_path, *programs))
+    messages = kernel_messages.since(1.0)
+    assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
+    assert len(messages.xids) == ("Xid" in dmesg)
+
+
+@pytest.mark.parametrize(
+    ("arch", "messages", "verdict"),
+    [
+        pytest.param(
+            "sm121",
+            ("[ 9.1] NVRM: Xid (PCI:000f:01:00): 31, pid=7",),
+            "FAIL",
+            id="sm121, ( 9.1) NVRM: Xid (PCI:000f:01:00): 31, pid=7",
+        ),
+        pytest.param(
+            "sm121",
+            ("[ 9.1] NVRM: GPU at PCI:000f:01:00: GPU has fallen off the bus.",),
+            "FAIL",
+            id="sm121, ( 9.1) NVRM: GPU at PCI:000f:01:00: GPU has",
+        ),
+        pytest.param(
+            "sm121",
+            (("[ 9.1] mlx5_core 0000:01:00.0: device's health compromised - reached miss count"),),
+            "INCONCLUSIVE",
+            id="sm121, ( 9.1) mlx5_core 0000:01:00.0: device's health",
+        ),
+        pytest.param(
+            "cpu",
+            ("[ 9.1] Out of memory: Killed process 7 (python3)",),
+            "INCONCLUSIVE",
+            id="cpu, ( 9.1) Out of memory: Killed process 7 (python3)",
+        ),
+        pytest.param(
+            "cpu",
+            ("[ 9.1] NVRM: Xid (PCI:000f:01:00): 31, pid=7",),
+            "PASS",
+            id="cpu, ( 9.1) NVRM: Xid (PCI:000f:01:00): 31, pid=7, PASS",
+        ),
+        pytest.param(
+            "sm121",
+            ("[ 9.1] EDAC MC0: 1 CE memory read error",),
+            "PASS",
+            id="sm121, ( 9.1) EDAC MC0: 1 CE memory read error, PASS",
+        ),
+    ],
+)
+def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict):
+    def doing(session):
+        session.target = dataclasses.replace(session.target, arch=arch)
+        kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
+        session.server_stopped("x", StopReport(0, (), True, Returned(), 1.0, kernels=kernels))
+
+    outcome = outcome_of(tmp_path, doing)
+    assert outcome.verdict == verdict and ("node 1 (spark2)" in outcome.text) != outcome.green
+
+
+@pytest.mark.parametrize(
+    ("rank", "managed", "line", "kinds"),
+    [
+        pytest.param(
+            0,
+            True,
+            (
+                "(EngineCore pid=8) ERROR 11-20 10:00:01 [core.py:1] CUDA error: an "
+                "illegal memory access was encountered"
+            ),
+            ("illegal_memory_access",),
+            id="0, managed, (EngineCore pid=8) ERROR 11-20 10:00:01",
+        ),
+        pytest.param(
+            1,
+            True,
+            (
+                "(Worker_TP1 pid=8) ERROR 11-20 10:00:01 [w.py:1] CUDA error: an illegal "
+                "memory access was encountered"
+            ),
+            ("illegal_memory_access",),
+            id="1, managed, (Worker_TP1 pid=8) ERROR 11-20 10:00:01",
+        ),
+        pytest.param(
+            1,
+            False,
+            ("(Worker_TP1 pid=8) WARNING 11-20 10:00:01 [w.py:1] NaN in logits, request dropped"),
+            ("nan",),
+            id="1, not managed, (Worker_TP1 pid=8) WARNING 11-20",
+        ),
+        pytest.param(
+            1,
+            False,
+            "gb10:7:9 [0] NCCL WARN NET/IB : rocep1s0f0:1 Got async event : port error",
+            ("nccl",),
+            id="1, not managed, gb10:7:9 (0) NCCL WARN NET/IB",
+        ),
+        pytest.param(
+            1,
+            True,
+            "(Worker_TP1 pid=8) ERROR 11-20 10:00:01 [w.py:1] odd",
+            ("unknown",),
+            id="1, managed, (Worker_TP1 pid=8) ERROR 11-20 10:00:01 (2)",
+        ),
+        pytest.param(
+            1,
+            True,
+            "(Worker_TP1 pid=8) INFO 11-20 10:00:01 [w.py:1] as ever",
+            (),
+            id="1, managed, (Worker_TP1 pid=8) INFO 11-20 10:00:01",
+        ),
+        pytest.param(
+            1,
+            False,
+            "s:1:1 [0] NCCL INFO dlvsym failed on f - libmlx5.so: undefined symbol: f",
+            (),
+            id="1, not managed, s:1:1 (0) NCCL INFO dlvsym failed on f",
+        ),
+    ],
+)
+def test_each_node_of_a_server_is_read(tmp_path, rank, managed, line, kinds):
+    logs = [tmp_path / f"rank{number}.log" for number in (0, 1)]
+    for log in logs:
+        log.write_text(f"{READY}\n")
+    nodes = tuple(Node(number, f"spark{number + 1}", log) for number, log in enumerate(logs))
+    server = Server(Endpoint("http://h", None, "m"), managed, "vllm", None, logs[0], None, 1.0,
+                    "vllm", nodes=nodes)  # fmt: skip
+    decisions = []
+    run = SimpleNamespace(
+        attached=server, pool=None, life=SimpleNamespace(accounted=False, state=lambda: None),
+        _errors={}, follow_log=lambda: None, save=lambda: None,
+        decide_silent=lambda errors, source: decisions.extend((e.kind, source) for e in errors),
+    )  # fmt: skip
+    harness.Harness.judge_errors(run)
+    with logs[rank].open("a") as file:
+        file.write(f"{line}\n")
+    harness.Harness.judge_errors(run)
+    harness.Harness.judge_errors(run)
+    source = "log of rank0" if rank == 0 else "log of node 1 (spark2)"
+    assert decisions == [(kind, source) for kind in kinds]

@@ -1,0 +1,333 @@
+"""Kernel benchmarks: a kernel that leaves its work out is INVALID, a slower one has a larger
+number, and what pytest-benchmark saves can be compared. Replays, tactics and a dead device too."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+
+from meta_tests.fakes import past_runs
+from meta_tests.fakes.servers import executable
+from meta_tests.folders import DATA, ROOT
+from sm121.core import level_settings
+from sm121.core.unmet import text
+from sm121.core.verdict import Invalid, NotRun
+from sm121.kernels import benchmarks, cases, checks, child, problems
+from sm121.kernels.protocol import Operation
+from sm121.kernels.serving import Choice
+from sm121.kernels.torch_provider import TorchProvider
+from sm121.kernels.under_test import Kernels
+from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.regression import trend
+from sm121.regression.measured import MeasuredHistory
+from sm121.run.engine_report import EngineReport
+from sm121.run.record import Ledger
+from sm121.run.stored_run import StoredMetric
+from sm121.run.verdict_file import VerdictFile
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def timed(run_pytest):
+    def run(provider, *options):
+        return run_pytest(
+            "tests/test_kernel.py", "--arch", "cpu", "-k", "kernel_speed and lm", *options,
+            "--kernel-provider", f"meta_tests.fakes.kernel_providers:{provider}",
+            environment={"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    return run
+
+
+def only(run) -> dict:
+    (test,) = [t for t in run.verdict["tests"] if "kernel_speed" in t["id"]]
+    return test
+
+
+@pytest.mark.slow("two runs that time")
+def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp_path):
+    files = tmp_path / "clean.json", tmp_path / "slow.json"
+    status, run = timed("clean", f"--benchmark-json={files[0]}")
+    assert status == 0, run.output
+    status, run = timed(
+        "slow", f"--benchmark-json={files[1]}",
+        f"--benchmark-compare={files[0]}", "--benchmark-compare-fail=median:100%",
+    )  # fmt: skip
+    assert status == 1 and "Traceback" not in run.output, run.output
+    verdicts = {test["id"].partition("::")[0]: test["verdict"] for test in run.verdict["tests"]}
+    assert verdicts == {"tests/test_kernel.py": "PASS", "--benchmark-compare-fail": "FAIL"}
+    clean, slow = (json.loads(file.read_text())["benchmarks"][0] for file in files)
+    assert slow["stats"]["median"] > clean["stats"]["median"] + 0.4
+    extra = slow["extra_info"]
+    assert extra["provider"] == "meta_tests.fakes.kernel_providers:slow"
+    assert extra["bytes"] == 2 * (2880 * 201_088 // 16 + 2880 + 201_088 // 16)
+    assert 0 < extra["roofline_share"] < 0.2
+
+
+@pytest.fixture
+def moe(run_pytest, tmp_path):
+    """A run that times the experts of one token, and compares the time."""
+
+    def run(provider, *options):
+        return run_pytest(
+            "tests/test_kernel.py::test_kernel_speed[moe-1]", "tests/test_regression.py",
+            "--arch", "cpu", "--profile", str(DATA / "five-percent.toml"),
+            "--kernel-provider", f"meta_tests.fakes.kernel_providers:{provider}",
+            f"--benchmark-storage={tmp_path / 'storage'}", *options,
+            environment={"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    return run
+
+
+def test_a_slower_moe_kernel_is_red_in_regression_and_against_and_an_equal_one_green(moe):
+    status, trusted = moe("steady", "--benchmark-autosave")
+    assert status == 0, trusted.output
+    metric = trusted.verdict["metrics"]["moe_decode_us"]
+    assert metric["unit"] == "µs" and metric["verdict"] == "PASS" and metric["minimum"] is None
+    assert 390_000 < metric["value"] < 900_000, "microseconds"
+    assert metric["case"] == "fused_moe of 1 x 576 by 4 of 8 experts of 576"
+    compared = ("--benchmark-compare", "--against", str(trusted.report))
+    status, again = moe("steady", *compared)
+    assert status == 0, again.output
+    assert any("moe_decode_us" in line for line in again.verdict["against"]["metrics"])
+    status, slower = moe("slower", *compared)
+    assert status == 1, slower.output
+    tests = {test["id"].partition("::")[2]: test for test in slower.verdict["tests"]}
+    worse = tests["test_no_metric_is_worse"]
+    assert worse["verdict"] == "FAIL" and "moe_decode_us" in worse["message"], worse
+    (line,) = slower.verdict["against"]["worse"]
+    assert line.startswith("moe_decode_us: ") and not slower.verdict["against"]["no_worse"]
+
+
+@pytest.mark.parametrize(
+    ("timed_in_it", "expected"), [("a kernel", ["attention_decode_us@d0"]), ("no kernel", [])]
+)
+def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
+    """``tests/test_performance.py`` alone lacks no kernel's time of a stored run of all levels."""
+    now = [stored_metric("tg32@d0", None)]
+    if timed_in_it == "a kernel":
+        now.append(stored_metric("moe_decode_us", "fused_moe"))
+    before = [*now, stored_metric("attention_decode_us@d0", "decode_attention")]
+    recorder = SimpleNamespace(harness=SimpleNamespace(ledger=Ledger(empty_file())))
+    history = MeasuredHistory(recorder, "unused", Path())
+    vars(history)["_now"] = past_runs.stored_run("now", *now)
+    kept = history._asked_of(past_runs.stored_run("0001", *before))
+    missing = trend.missing(history.current, kept)
+    assert [each.metric for each in missing] == expected
+
+
+def stored_metric(name, case):
+    return StoredMetric(name, "µs", False, None, (1.0,), 1.0, case=case)
+
+
+def empty_file():
+    return VerdictFile(
+        arch="cpu", profile="p", started="", engine=EngineReport(name="e", model="m", managed=False)
+    )
+
+
+def test_times_of_other_sizes_are_not_compared():
+    """``--full-shapes`` on a CPU times the same operations at other sizes under the same names."""
+    before = past_runs.stored_run("0001", stored_metric("moe_decode_us", "8 experts"))
+    limits = level_settings.Regression()
+    for case, judged in (("8 experts", 1), ("128 experts", 0)):
+        now = {"moe_decode_us": stored_metric("moe_decode_us", case)}
+        assert len(trend.compare(now, [before], limits)) == judged
+    names = [case.metric for case in cases.select_timed((0, 4096), full=True)]
+    assert len({*names}) == len(names) and "moe_decode_us" in names
+
+
+def test_a_kernel_that_computes_something_else_is_invalid(timed):
+    status, run = timed("wrong")
+    assert status == 1, run.output
+    assert only(run)["verdict"] == "INVALID"
+    assert "what was timed does not compute lm_head:" in only(run)["message"]
+    assert "slope of the error at most" in only(run)["message"]
+
+
+def test_work_left_out_where_nobody_looks_is_faster_than_memory():
+    """The first and the last columns are right: the share of the roofline gives it away."""
+    case = cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
+    timed = benchmarks.build(TorchProvider(), case)
+    peak = Bandwidth((10.0,), "constructed")
+    output = timed.call()
+    honest = timed.bytes_moved / 5e9
+    assert benchmarks.check(case, honest, timed, output, peak) == pytest.approx(0.5)
+    with pytest.raises(Invalid, match=r"seen: 1\.5 of it: .*did not do its work"):
+        benchmarks.check(case, timed.bytes_moved / 15e9, timed, output, peak)
+
+
+@pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
+def test_what_is_timed_is_judged(case):
+    """Clean: right. With a stale output, which is what skipping the call leaves: wrong. Faster than
+    memory it is only where there is much to read; for one token there is not."""
+    if case.tokens > 64:
+        case = dataclasses.replace(case, tokens=33)
+    timed = benchmarks.build(TorchProvider(), case)
+    before = timed.call()
+    assert timed.judge(before) == []
+    timed.renew()
+    assert timed.judge(timed.call()) == []
+    assert timed.judge(before), "required: detected, seen: what the last call gave passes"
+    timed = benchmarks.build(TorchProvider(), case)
+    output = timed.call()
+    for part in as_parts(output):
+        part.view(torch.uint8).fill_(0)
+    assert timed.judge(output), "required: detected, seen: zeros pass"
+
+
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+@pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
+def test_work_left_out_in_the_middle_is_noticed(operation, tokens, value):
+    """A kernel that is bound by its sums is not faster than memory when it does half of them."""
+    every = cases.select_timed((0,), full=False)
+    case = next(case for case in every if (case.operation, case.tokens) == (operation, tokens))
+    timed = benchmarks.build(TorchProvider(), case)
+    output = timed.call()
+    flat = output.view(-1)
+    flat[flat.numel() // 3 : flat.numel() // 2] = value
+    assert timed.judge(output)
+
+
+# Replays
+
+
+def recorded(call):
+    output = call()
+
+    def replay():
+        fresh = call()
+        for old, new in zip(as_parts(output), as_parts(fresh), strict=True):
+            old.copy_(new)
+
+    return replay, output
+
+
+def as_parts(output):
+    return output if isinstance(output, tuple) else (output,)
+
+
+class Captured(TorchProvider):
+    def __init__(self):
+        super().__init__()
+        attention = ("decode_attention", "decode_attention_fp8")
+        self.graphs = frozenset({"route", "fused_moe", "mxfp4_linear", *attention})
+
+
+REPLAYED = [case for case in cases.GROUPS["graph_replay"] if str(case).startswith(("rou", "dec"))]
+
+
+@pytest.mark.parametrize("case", REPLAYED, ids=str)
+def test_a_right_replay_passes(case):
+    assert checks.check_replay(Captured(), problems.build(case), recorded) == []
+
+
+def test_a_replay_of_the_captured_values_is_noticed():
+    class Frozen(Captured):
+        def prepare(self, operation, *arguments, **keywords):
+            if operation != "route":
+                return None
+            logits = arguments[0].clone()
+            return lambda: self.route(logits, arguments[1])
+
+    problem = problems.build(REPLAYED[0])
+    wrong = checks.check_replay(Frozen(), problem, recorded)
+    assert "replayed into" in text(wrong)
+
+
+def test_a_replay_that_writes_nothing_is_noticed():
+    problem = problems.build(REPLAYED[0])
+    wrong = checks.check_replay(Captured(), problem, lambda call: (lambda: None, call()))
+    assert "into NaN" in text(wrong)
+
+
+def test_what_is_not_declared_capturable_is_not_run():
+    problem = problems.build(cases.GROUPS["graph_replay"][0])
+    with pytest.raises(NotRun, match="does not declare fused_moe capturable"):
+        checks.check_replay(TorchProvider(), problem, recorded)
+
+
+# Tactics
+
+
+def kernels_of(provider: str) -> Kernels:
+    choice = Choice(None, provider=f"meta_tests.fakes.kernel_providers:{provider}")
+    process = child.of_this_process()
+    return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
+
+
+@pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
+def test_each_tactic_is_judged_in_a_process_of_its_own():
+    kernels = kernels_of("tuned")
+    wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
+    assert "tactic right" not in wrong
+    assert "tactic wrong: fused_moe into memory of NaN: required: " in wrong and "slope" in wrong
+    assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in wrong
+    assert "tactic hang: required: an end within 30 s" in wrong
+    kernels.child_of("").close()
+
+
+class Reusing(TorchProvider):
+    """Gives the same memory each time, with other low bits in it."""
+
+    name = "reusing"
+    deterministic = frozenset({"fused_moe"})
+    memory = None
+    calls = 0
+
+    def fused_moe(self, *arguments, **keywords):
+        y = super().fused_moe(*arguments, **keywords)
+        self.memory = y if self.memory is None else self.memory.copy_(y)
+        self.calls += 1
+        flat = self.memory.view(-1)
+        flat.view(torch.int16)[flat.abs().argmin()] ^= self.calls & 1
+        return self.memory
+
+
+@pytest.mark.slow("nine seconds of experts")
+def test_two_runs_into_the_same_memory_are_compared():
+    (line,) = checks.check(Reusing(), problems.build(cases.GROUPS["tactics"][0]))
+    assert "as declared, seen: two runs differ" in str(line)
+
+
+def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
+    """Before, one abort ended pytest, and one fault of the device left the rest NOT_RUN."""
+    kernels = kernels_of("faulty")
+    aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
+    reason = "tokens-1: required: a result, seen: the process ended with SIGABRT"
+    assert text(kernels.wrong(aborted)).startswith(reason)
+    assert "an illegal memory access" in text(kernels.wrong(faulted))
+    assert "a result, seen: the process ended with 0" in text(kernels.wrong(ended))
+    assert kernels.wrong(right) == []
+    with pytest.raises(NotRun, match="lists no autotune tactics"):
+        kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])
+    kernels.child_of("").close()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("python", r"cannot be judged with .*python: No module named '\w+'; torch"),
+        ("none", "none cannot be started"),
+    ],
+)
+def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
+    """One without its packages, and one that is not there."""
+    executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
+    other = child.Child(str(tmp_path / name), {"PATH": os.environ["PATH"]})
+    with pytest.raises(NotRun, match=reason):
+        other.ask("packages", "torch")
+
+
+def test_one_clock_for_all_tests():
+    """It holds three times the last-level cache, and pytest-benchmark keeps each test's timer: on a
+    CPU with 480 MiB of L3 one for each test took 20 GB, and the kernel ended the run."""
+    assert benchmarks.clock_of("cpu") is benchmarks.clock_of("cpu")

@@ -1,0 +1,311 @@
+"""`--kernel-provider`: which kernels are tested, and what a run says when they cannot be."""
+
+import ast
+import functools
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from meta_tests.fakes.installed import dist_info
+from meta_tests.fakes.servers import executable
+from meta_tests.folders import ROOT
+from sm121.core.verdict import NotRun
+from sm121.kernels import builds, cases, checks, problems, registry, vllm_cuda
+from sm121.kernels.flashinfer_provider import FlashInferProvider
+from sm121.kernels.flashinfer_releases import since
+from sm121.oracles import attention
+
+pytestmark = pytest.mark.timeout(300)
+
+HERE = {"PYTHONPATH": str(ROOT)}
+NUMERICS = ("tests/test_kernel.py", "-k", "routing_takes", "--arch", "cpu")
+
+
+def judged(run) -> list[dict]:
+    return [t for t in run.verdict["tests"] if "routing_takes" in t["id"]]
+
+
+def not_run(run_pytest, provider: str, *more: str, **options) -> str:
+    """Why a provider is not judged."""
+    status, run = run_pytest(*NUMERICS, "--kernel-provider", provider, *more, **options)
+    assert status == 5, run.output
+    assert {test["verdict"] for test in judged(run)} == {"NOT_RUN"}
+    return judged(run)[0]["message"]
+
+
+def test_a_provider_of_ones_own_is_judged(run_pytest):
+    provider = ("--kernel-provider", "meta_tests.fakes.kernel_providers:wrong")
+    status, run = run_pytest(*NUMERICS, *provider, environment=HERE)
+    assert status == 1, run.output
+    failed = [t for t in judged(run) if t["verdict"] == "FAIL"]
+    assert failed and "required: max of the error at most" in failed[0]["message"]
+
+
+@pytest.mark.slow("a run more")
+def test_what_a_provider_lacks_is_not_run(run_pytest):
+    message = not_run(run_pytest, "meta_tests.fakes.kernel_providers:empty", environment=HERE)
+    assert "provider object has no route" in message
+
+
+def test_cases_and_plugin_are_there_without_torch():
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "import sm121.kernels.cases, sm121.kernels.registry, sm121.plugin.kernels, sm121.cli\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def another_build(tmp_path):
+    """An interpreter that imports another build of vLLM, as a user's environment does."""
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.33.0'\n")
+    dist_info(package.parent, "vllm", "0.33.0")
+    script = f'PYTHONPATH={package.parent}:$PYTHONPATH exec {sys.executable} "$@"'
+    return executable(tmp_path / "python", script)
+
+
+def test_it_is_known_of_each_provider_whose_kernels_it_calls():
+    """Else it would run beside the suite, and not with the engine."""
+    of_nobody = {name for name in registry.NAMES if not registry.packages(name)}
+    assert of_nobody == {"torch", "torch-cuda"}
+
+
+def test_the_suites_own_interpreter_has_the_engines_build(tmp_path):
+    names = registry.packages("vllm") + registry.packages("flashinfer")
+    assert set(names) == {"vllm", "flashinfer", "torch"}
+    # Another interpreter with the same packages has it too.
+    link = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
+    for python in (sys.executable, str(link)):
+        assert builds.differences(names, python, dict(os.environ)) is None
+
+
+def test_another_build_of_the_engine_is_seen(another_build):
+    text = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
+    assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in text
+    assert "torch" not in text, "that is the same"
+    environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
+    assert "0.33.0" in str(builds.differences(("vllm",), sys.executable, environment))
+
+
+def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
+    bare = executable(tmp_path / "bare", f'exec {sys.executable} -I -S "$@"')
+    for python, reason in ((bare, "serves with no vllm"), (tmp_path / "none", "cannot be started")):
+        assert reason in builds.differences(("vllm",), str(python), dict(os.environ))
+    assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
+
+
+@pytest.mark.slow("a run of all numerics; test_benchmarks.py has such a child")
+def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
+    """Before, they were NOT_RUN with another build than pytest's."""
+    log = tmp_path / "seen"
+    notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
+    python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
+    status, run = run_pytest(*NUMERICS, f"--engine-python={python}")
+    assert status == 0, run.output
+    assert {t["verdict"] for t in judged(run)} == {"PASS"}
+    assert log.read_text("utf-8").split() == [str(python)], "one process for all of them"
+    (route,) = [k for k in run.verdict["engine"]["served"] if k["operation"] == "route"]
+    assert (route["judged"], route["provider"]) == (True, "vllm-cpu-float32")
+    assert route["cases"] == len(judged(run))
+
+
+@pytest.mark.slow("a run more")
+def test_an_engine_without_the_kernels_is_named(run_pytest, another_build):
+    message = not_run(run_pytest, "vllm-cpu", f"--engine-python={another_build}")
+    assert "provider vllm-cpu needs vLLM for the CPU" in message
+    assert f"{another_build.parent}" in message, "where that interpreter's vLLM lies"
+
+
+@pytest.mark.slow("a run more; the build of an engine is compared in this process above")
+def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
+    run_pytest, tmp_path, another_build
+):
+    (tmp_path / "mine.py").write_text(
+        "import importlib.util, sys\n"
+        "found = importlib.util.find_spec('vllm')\n"
+        "sys.modules['vllm'] = importlib.util.module_from_spec(found)\n"  # as if imported
+        "from sm121.kernels.torch_provider import TorchProvider\n"
+        "provider = TorchProvider()\n"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    python = f"--engine-python={another_build}"
+    message = not_run(run_pytest, "mine:provider", python, environment=environment)
+    assert "vllm 0.33.0" in message
+    assert "that build was not judged" in message
+    assert "pip install sm121-conformance" in message
+
+
+@pytest.mark.slow("a run of all numerics")
+def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
+    attached = ("--kernel-provider", "vllm-cpu", *fault_server("none").options)
+    _, run = run_pytest(*NUMERICS, *attached)
+    assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
+    remarks = "\n".join(run.verdict["remarks"])
+    assert "whether the attached server serves with that build cannot be known" in remarks
+
+
+class OldFlashInfer:
+    """FlashInfer's API at a release, without a kernel: the arguments of the published wheels."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str, capability=(12, 1)) -> None:
+        import torch
+
+        new = tuple(int(part) for part in version.split(".")[:3]) >= (0, 6, 16)
+        main, decode = ModuleType("flashinfer"), ModuleType("flashinfer.decode")
+        main.__version__ = version
+
+        class SfLayout:
+            layout_linear = 2
+
+        def before(a, backend="cuda", enable_pdl=None):
+            raise AssertionError("not called")
+
+        def mxfp4_quantize(a, backend="cuda", enable_pdl=None, sfLayout=0):  # noqa: N803
+            raise TypeError("expected a tensor on a GPU")
+
+        def xqa(query, kv_cache, workspace, table, lens, longest, bmm1_scale=1.0, bmm2_scale=1.0,
+                window_left=-1, out=None, sinks=None, kv_layout="NHD"):  # fmt: skip
+            raise RuntimeError("an illegal instruction")
+
+        main.SfLayout = SfLayout
+        quantise = mxfp4_quantize if new else before
+        main.mxfp4_quantize = functools.wraps(quantise)(lambda *a, **k: quantise(*a, **k))
+        decode.xqa_batch_decode_with_kv_cache = xqa
+        for module in (main, decode):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", ModuleType("flashinfer.fused_moe"))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        self.provider = FlashInferProvider()
+        self.provider.device = "cpu"
+        self.x = torch.zeros(2, 64, dtype=torch.bfloat16)
+
+    def decode(self):
+        import torch
+
+        q, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 1, 16, 64)
+        table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        keywords = {"sinks": torch.zeros(8), "window": None, "scale": 1.0}
+        return self.provider.decode_attention(q, cache, table, lens, **keywords)
+
+
+def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
+    """0.6.15 has no `sfLayout=`. The reason names the release. Its XQA has no sinks on SM12x, where
+    the sink wrapper decodes."""
+    old = OldFlashInfer(monkeypatch, "0.6.15.post1")
+    with pytest.raises(NotRun, match=r"0\.6\.15\.post1 has no sfLayout= .*0\.6\.16 or newer"):
+        old.provider.mxfp4_quantize(old.x)
+    with pytest.raises(NotRun, match=r"no flashinfer\.BatchAttentionWithAttentionSinkWrapper"):
+        old.decode()
+    older = OldFlashInfer(monkeypatch, "0.6.8", (9, 0))
+    problem = experts()
+    with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights.*0\.6\.12"):
+        older.provider.fused_moe(**problem)
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        older.decode()  # sm90 had sinks
+
+
+def test_a_kernel_that_raises_is_a_failure(monkeypatch):
+    """Also where it raises a TypeError: the release has what is called."""
+    new = OldFlashInfer(monkeypatch, "0.6.16")
+    with pytest.raises(TypeError, match="expected a tensor on a GPU"):
+        new.provider.mxfp4_quantize(new.x)
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        new.decode()
+
+
+def test_every_argument_of_the_installed_flashinfer_is_there():
+    """The names that the provider calls are those of the real package."""
+    folder = Path(importlib.util.find_spec("flashinfer").origin).parent
+    texts = [file.read_text("utf-8") for file in folder.rglob("*.py")]
+    defining = [text for text in texts if any(f"def {name}(" in text for name, _ in since())]
+    arguments: dict[str, set[str]] = {}
+    for node in (node for text in defining for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.FunctionDef):
+            names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+            arguments[node.name] = arguments.get(node.name, set()) | names
+    for name, argument in since():
+        if " " not in name:
+            assert argument is None or argument in arguments[name], (name, argument)
+            assert name in arguments
+
+
+def experts():
+    import torch
+
+    def packed(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(torch.zeros(2, rows, columns, dtype=torch.uint8) for columns in (32, 2))
+
+    return {
+        "x": torch.zeros(1, 64, dtype=torch.bfloat16), "weights": torch.ones(1, 1),
+        "ids": torch.zeros(1, 1, dtype=torch.int32), "w1": packed(128), "w1_bias": None,
+        "w2": packed(64), "w2_bias": None, "alpha": 1.7, "limit": 7.0,
+    }  # fmt: skip
+
+
+def flash_attention(fault: str, q, k, v, out, *, window_size, s_aux, **planned):
+    import torch
+
+    assert planned["causal"] and planned["fa_version"] == 3
+    assert s_aux is None or s_aux.dtype == torch.bfloat16
+    sinks = None if fault == "sinks" or s_aux is None else s_aux.double()
+    window = None if fault == "window" or window_size[0] < 0 else window_size[0] + 1
+    spans = itertools.pairwise(planned["cu_seqlens_q"].tolist())
+    for table, length, (start, end) in zip(
+        planned["block_table"].long(), planned["seqused_k"].tolist(), spans, strict=True
+    ):
+        length += fault == "length"
+        pages = table.roll(1) if fault == "pages" else table
+        keys, values = (part[pages].flatten(0, 1)[:length].double() for part in (k, v))
+        visible = attention.visible_keys(torch.arange(length)[start - end :], len(keys), window)
+        out[start:end] = attention.attend(
+            *(q[start:end].double(), keys, values, visible),
+            sinks=sinks, scale=planned["softmax_scale"],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["", "sinks", "window", "pages", "length"])
+def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
+    call = functools.partial(flash_attention, fault)
+    module = SimpleNamespace(
+        current_platform=SimpleNamespace(is_cuda=lambda: True),
+        flash_attn_supports_sinks=lambda: True,
+        get_flash_attn_version=lambda: 3,
+        flash_attn_varlen_func=call,
+    )
+    monkeypatch.setattr(vllm_cuda, "_module", lambda _name: module)
+    monkeypatch.setattr(vllm_cuda.VllmFlashAttentionProvider, "device", "cpu")
+    provider = registry.load("vllm-flash-attn")
+    names = {"sinks-none", "sinks-mixed", "window-page-64", "window-0"}
+    noticed = {
+        case.operation
+        for group in ("prefill", "prefill_sinks", "decode", "decode_sinks")
+        for case in cases.GROUPS[group]
+        if case.name in names and checks.check(provider, problems.build(case))
+    }
+    assert noticed == ({"prefill_attention", "decode_attention"} if fault else set())
+    module.flash_attn_supports_sinks = lambda: False
+    with pytest.raises(NotRun, match="FlashAttention 3 has no sinks here"):
+        registry.load("vllm-flash-attn")
+
+
+def test_what_an_operator_leaves_undefined_is_handed_back():
+    import torch
+
+    from sm121.kernels import poison
+
+    right = torch.ones(2)
+    call = functools.partial(lambda *_: (right, None))
+    call.overloadpacket = None
+    result = poison.Poisoned(poison.NAN).__torch_dispatch__(call, ())
+    assert result[0] is right and isinstance(result[1], torch.Tensor)

@@ -1,0 +1,289 @@
+"""The machine's state: each defect is seen, a healthy machine is QUALIFIED, nothing is guessed."""
+
+import pytest
+
+from meta_tests.fakes.box_readings import GB10, reading
+from sm121.core import profile
+from sm121.measure import box, machine
+from sm121.measure.box import BoxState
+
+
+def judged(*readings, **options) -> tuple[BoxState, str]:
+    judgement = box.judge(*readings, **options)
+    return judgement.state, judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        pytest.param(
+            {"bandwidth_gb_s": 150.0},
+            "memory bandwidth: required 200 GB/s",
+            id="memory at 150 GB/s",
+        ),
+        pytest.param(
+            {"sm_clock_mhz": 799, "power_w": 19.5},
+            "SM clock under load: required 2050 MHz",
+            id="stuck at 799 MHz",
+        ),
+        pytest.param(
+            {"matrix_tflop_s": 36.5},
+            "matrix rate: required 70 TFLOP/s",
+            id="matrices at half",
+        ),
+        pytest.param(
+            {"bandwidth_gb_s": 70.0},
+            "memory bandwidth: required 200 GB/s",
+            id="memory at a third",
+        ),
+        pytest.param(
+            {"matrix_tflop_s": 60.0},
+            "matrix rate: required 70 TFLOP/s",
+            id="a cap at 100 W, by the matrix rate",
+        ),
+        pytest.param(
+            {"sm_clock_mhz": 1900},
+            "SM clock under load: required 2050 MHz",
+            id="a cap at 100 W, by the clock",
+        ),
+        pytest.param(
+            {"power_limit_w": 100.0, "power_limit_default_w": 140.0},
+            "the GPU's power is limited: required its default of 140 W, seen 100 W",
+            id="a cap at 100 W, by its limit",
+        ),
+        pytest.param(
+            {"power_capped": 0.95, "power_w": 74.0},
+            "seen in 95% of the samples at 74 W",
+            id="a cap at 100 W, by its samples",
+        ),
+        pytest.param(
+            {"bandwidth_spread": 0.4},
+            "memory bandwidth is unsteady",
+            id="unsteady memory",
+        ),
+        pytest.param(
+            {"matrix_spread": 0.4},
+            "matrix rate is unsteady",
+            id="unsteady matrices",
+        ),
+        pytest.param({"throttled": True}, "clocks are throttled", id="throttled"),
+        pytest.param(
+            {"other_load": 0.6, "others": ["make (7): 300%"]},
+            "others work here",
+            id="somebody compiles",
+        ),
+        pytest.param(
+            {"gpu_others": [4711]},
+            "others are on the GPU: processes [4711]",
+            id="somebody is on the GPU",
+        ),
+    ],
+)
+def test_each_defect_degrades_the_box(fields, why):
+    state, reason = judged(GB10, reading(**fields))
+    assert state is BoxState.DEGRADED and why in reason, reason
+    state, after = judged(GB10, reading(), reading(**fields))
+    assert state is BoxState.DEGRADED and "after the measurements" in after
+
+
+@pytest.mark.parametrize(
+    ("profile_of", "before", "after", "load_during", "state", "why"),
+    [
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {"bandwidth_gb_s": 250.0},
+            {"bandwidth_gb_s": 219.0},
+            None,
+            "DEGRADED",
+            "changed from 250 to 219",
+            id="it changes in between",
+        ),
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {},
+            {},
+            0.6,
+            "DEGRADED",
+            "during the measurements",
+            id="others worked in between",
+        ),
+        pytest.param("sm121-gpt-oss-120b", {}, {}, 0.1, "QUALIFIED", None, id="hardly anybody did"),
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {},
+            {"other_load": 0.9},
+            0.1,
+            "QUALIFIED",
+            None,
+            id="others come at the end",
+        ),
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {"other_load": 0.9},
+            {},
+            0.1,
+            "DEGRADED",
+            None,
+            id="others were there at first",
+        ),
+        pytest.param("sm121-gpt-oss-120b", {}, {}, None, "QUALIFIED", None, id="healthy"),
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {"sm_clock_mhz": None, "power_w": None, "temperature_c": None, "throttled": None},
+            None,
+            None,
+            "QUALIFIED",
+            None,
+            id="healthy, and NVML says nothing",
+        ),
+        # Data centre GPUs reach their power limit under any matrix load, and their profiles
+        # have no other limit.
+        pytest.param(
+            "sm90-tiny-gpt-oss",
+            {"power_capped": 1.0, "power_limit_w": 700.0},
+            None,
+            None,
+            "QUALIFIED",
+            None,
+            id="at the power limit of a data centre's GPU",
+        ),
+        pytest.param(None, {}, None, None, "UNKNOWN", None, id="no box is required"),
+        pytest.param(
+            "sm121-gpt-oss-120b", None, None, None, "UNKNOWN", None, id="nothing was measured"
+        ),
+        pytest.param(
+            "sm121-gpt-oss-120b",
+            {"problem": "measuring cuda:0 needs torch"},
+            None,
+            None,
+            "UNKNOWN",
+            "needs torch",
+            id="it could not be measured",
+        ),
+    ],
+)
+def test_readings_give_a_state(profile_of, before, after, load_during, state, why):
+    """Of the box that a profile requires, by two readings."""
+    required = profile_of and profile.load(profile_of).box
+    readings = (fields if fields is None else reading(**fields) for fields in (before, after))
+    judgement = box.judge(required, *readings, load_during=load_during)
+    assert judgement.state is BoxState[state] and (why or "") in judgement.reason, judgement
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "refuted"),
+    [
+        pytest.param({"bandwidth_gb_s": 201.0}, {}, ("FAIL", "INCONCLUSIVE"), id="faster"),
+        pytest.param(
+            {"bandwidth_gb_s": 201.0},
+            {"matrix_tflop_s": 75.0},
+            ("FAIL", "INCONCLUSIVE", "PASS"),
+            id="memory faster, matrices slower",
+        ),
+        pytest.param({}, {"bandwidth_gb_s": 201.0}, ("FAIL", "INCONCLUSIVE", "PASS"), id="slower"),
+        pytest.param(
+            {"bandwidth_gb_s": 201.0},
+            {"throttled": True},
+            ("FAIL", "INCONCLUSIVE", "PASS"),
+            id="faster and throttled",
+        ),
+        pytest.param({}, {}, (), id="the same"),
+    ],
+)
+def test_a_machine_that_became_faster_refutes_no_pass(before, after, refuted):
+    """What passed on the slower machine passes on this one; what failed may not have to."""
+    judgement = box.judge(GB10, reading(**before), reading(**after))
+    assert judgement.refuted == {*refuted}
+    assert (judgement.state is BoxState.DEGRADED) == bool(refuted), "no baseline for later runs"
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        pytest.param(
+            {"bandwidth_gb_s": 208.8, "matrix_tflop_s": 75.2, "sm_clock_mhz": 2184},
+            id="one of eight nodes, p10",
+        ),
+        pytest.param(
+            {"bandwidth_gb_s": 206.5, "matrix_tflop_s": 75.4, "sm_clock_mhz": 2190},
+            id="one of eight nodes, least",
+        ),
+        pytest.param(
+            {"bandwidth_gb_s": 218.5, "matrix_tflop_s": 78.8, "sm_clock_mhz": 2184},
+            id="one of eight nodes, median",
+        ),
+        pytest.param(
+            {"bandwidth_gb_s": 230.0, "matrix_tflop_s": 76.9, "sm_clock_mhz": 2190},
+            id="medians of another (tonyd2wild#1)",
+        ),
+        pytest.param(
+            {"matrix_tflop_s": 91.6, "sm_clock_mhz": 2281, "power_w": 92.5},
+            id="after it was stuck (trap 124)",
+        ),
+        pytest.param(
+            {"matrix_tflop_s": 91.5, "sm_clock_mhz": 2385, "power_capped": 0.1},
+            id="hours after it was stuck (trap 124)",
+        ),
+        pytest.param(
+            {"power_limit_w": 140.0, "power_limit_default_w": 140.0, "power_capped": 0.0},
+            id="at its default power limit",
+        ),
+    ],
+)
+def test_healthy_gb10s_are_qualified(published):
+    state, reason = judged(GB10, reading(**published), reading(**published))
+    assert state is BoxState.QUALIFIED, reason
+
+
+@pytest.mark.parametrize(
+    ("clock", "share"),
+    [
+        # locked at 2,200 MHz, as published, and at 2,100
+        (2184, "2184 MHz under load, 96%"),
+        (2190, "2190 MHz under load, 96%"),
+        (2085, "2085 MHz under load, 91%"),
+        # without a lock, and where nothing is told
+        (2281, None),
+        (2405, None),
+        (None, None),
+    ],
+)
+def test_a_capped_clock_is_said_with_its_share(clock, share):
+    """Of a machine that is fit: `nvidia-smi -lgc 0,2200` slows every rate by a little."""
+    capped = reading(sm_clock_mhz=clock)
+    state, reason = judged(GB10, capped, capped)
+    assert state is BoxState.QUALIFIED and ("the SM clock is capped" in reason) is bool(share)
+    assert reason.count(share or "GB/s") == 1 and box.capped(None, capped) is None
+
+
+@pytest.mark.parametrize(
+    ("system", "arch", "name"),
+    [
+        pytest.param(
+            "Linux 6.17.0-1008-nvidia, driver 580.126.09",
+            None,
+            "Linux 6.17.0-1008-nvidia",
+            id="Linux 6.17.0-1008",
+        ),
+        ("Linux 7.0.0-1019-nvidia, driver 580.173.02", None, "Linux 7.0.0-1019-nvidia"),
+        ("Linux 7.0.0-31-generic, driver 580.173.02", None, "Linux 7.0.0-31"),
+        pytest.param(
+            "Linux 6.11.0-1016-nvidia, driver 580.95.05",
+            None,
+            "Linux 6.11.0-1016-nvidia, driver 580.95.05",
+            id="Linux 6.11.0-1016 with driver 580.95.05",
+        ),
+        ("Linux 6.17.0-1031-nvidia, driver 610.43.02", None, "driver 610.43.02"),
+        # eight healthy nodes, the effort's, a release before and after, another GPU
+        ("Linux 6.17.0-1032-nvidia, driver 580.173.02", None, None),
+        ("Linux 6.17.0-1026-nvidia, driver 580.173.02", None, None),
+        ("Linux 7.0.0-30-generic, driver 580.173.02", None, None),
+        ("Linux 6.17.0-10080-nvidia, driver 580.126.09", None, None),
+        ("Linux 6.11.0-1016-nvidia, driver 580.126.09", None, None),
+        ("Linux 6.18.5, driver None", None, None),
+        ("Linux 7.0.0-1019-nvidia, driver 580.159.04", "sm90", None),
+    ],
+)
+def test_a_system_that_is_known_to_be_bad_is_said(system, arch, name):
+    lines = machine.faults(arch or "sm121", system)
+    assert [line.partition(": ")[0] for line in lines] == ([name] if name else [])

@@ -1,0 +1,245 @@
+"""``--benchmark-compare`` and pytest-benchmark's other options in runs of the levels: a build that
+is 10 % slower is never green, what cannot be compared is refused before anything starts, and the
+screen, the exit status and verdict.json say the same."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+SCENARIO = "meta_tests/whole/scenarios/measurements.py"
+LEVEL = "tests/test_regression.py"
+GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
+SLOWER = {"tg32@d0": [81.0, 81.3, 80.7, 81.2, 80.8]}
+COMPARE = "--benchmark-compare"
+FAIL = "--benchmark-compare-fail=median:5%"
+
+
+@pytest.fixture
+def judged(run_pytest, fault_server, tmp_path):
+    """A run that measures these samples; its exit status and the run. The storage is beside it."""
+    server, storage = fault_server(), tmp_path / "storage"
+
+    def run(samples: dict, *arguments: str):
+        return run_pytest(
+            "--arch", "sm121", *server.options, "--served-model-name", "canary",
+            f"--benchmark-storage={storage}", *arguments,
+            environment={"SM121_META_SAMPLES": json.dumps(samples)},
+        )  # fmt: skip
+
+    run.storage = storage
+    return run
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory) -> Path:
+    """The storage of the run that all tests here are compared with; empty before it."""
+    return tmp_path_factory.mktemp("history")
+
+
+@pytest.fixture
+def stored(judged, history):
+    """The same with one stored run in the history."""
+    if not any(history.iterdir()):
+        status, run = judged(GOOD, SCENARIO, "--benchmark-autosave")
+        assert status == 0, run.output
+        shutil.copytree(judged.storage, history, dirs_exist_ok=True)
+    shutil.copytree(history, judged.storage, dirs_exist_ok=True)
+    return judged
+
+
+def refused(status: int, run) -> str:
+    """The one line of a refusal: nothing was started, and nothing was judged."""
+    assert status == 4, run.output
+    assert not (run.report / "verdict.json").exists(), run.output
+    for word in ("Traceback", "INTERNALERROR"):
+        assert word not in run.output
+    (line,) = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
+    return line
+
+
+def edit(storage: Path, change) -> None:
+    (file,) = storage.glob("*/0001*.json")
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((COMPARE,), id="the-latest"),
+        pytest.param((COMPARE, FAIL), id="the-latest-with-a-limit"),
+        pytest.param((COMPARE, "--benchmark-autosave"), id="the-latest-and-stored"),
+    ],
+)
+def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
+    line = refused(*judged(GOOD, SCENARIO, LEVEL, *options))
+    assert "--benchmark-compare: expected a stored run in " in line
+    assert line.endswith("Store one of a build that you trust first: pytest --benchmark-autosave")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        pytest.param(
+            (COMPARE, "tests/test_regression.py", SCENARIO),
+            "expected the number of a stored run or its file, got neither",
+            id="a-path-taken-for-a-number",
+        ),
+        pytest.param(
+            (COMPARE, "meta_tests/whole/scenarios/measurements.py::test_metric", SCENARIO),
+            "expected the number of a stored run or its file, got neither",
+            id="a-test-taken-for-a-number",
+        ),
+        pytest.param((SCENARIO, f"{COMPARE}=0099"), "the latest are 0001_", id="no-such-run"),
+        pytest.param(
+            (SCENARIO, f"{COMPARE}="), "expected the number of a stored run", id="an-empty-number"
+        ),
+        pytest.param((SCENARIO, FAIL), f"expected {COMPARE} beside it", id="only-a-limit"),
+        pytest.param(
+            (SCENARIO, COMPARE, "--benchmark-disable"),
+            "Leave out --benchmark-disable",
+            id="nothing-timed",
+        ),
+        pytest.param(
+            (SCENARIO, "--benchmark-autosave", "--benchmark-disable"),
+            "Leave out --benchmark-disable",
+            id="nothing-timed-to-store",
+        ),
+        pytest.param(
+            (SCENARIO, COMPARE, "--benchmark-skip"),
+            "Leave out --benchmark-skip",
+            id="nothing-measured",
+        ),
+        pytest.param(
+            ("meta_tests/whole/scenarios/verdicts.py::test_pass", COMPARE),
+            "expected a test that measures, none is selected",
+            id="no-test-that-measures",
+        ),
+        pytest.param(
+            (SCENARIO, "--benchmark-json=/no/such/folder/x.json"),
+            "expected a file in a folder that exists",
+            id="no-folder-for-the-json",
+        ),
+        pytest.param(
+            (SCENARIO, COMPARE, "--benchmark-group-by=param:x"),
+            "--benchmark-group-by param:x: expected one of",
+            id="a-parameter-that-no-test-has",
+        ),
+        pytest.param(
+            (SCENARIO, "--benchmark-storage=README.md"),
+            "expected a folder, got a file",
+            id="storage-is-a-file",
+        ),
+        pytest.param(
+            (SCENARIO, "--benchmark-storage=s3://bucket"),
+            "expected a folder or file://PATH",
+            id="storage-is-no-file-system",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(stored, options, why):
+    assert why in refused(*stored(SLOWER, *options))
+
+
+def test_a_limit_that_is_no_expression_is_refused(stored):
+    status, run = stored(SLOWER, SCENARIO, COMPARE, "--benchmark-compare-fail=five")
+    assert status == 4 and "Could not parse value: 'five'" in run.output, run.output
+
+
+@pytest.mark.slow("two workers")
+def test_workers_time_nothing_so_that_nothing_is_compared(stored):
+    line = refused(*stored(SLOWER, "-n", "2", SCENARIO, LEVEL, COMPARE))
+    assert "--benchmark-compare with -n" in line
+
+
+# What is judged
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((SCENARIO, LEVEL, COMPARE), id="with-the-level"),
+        pytest.param((SCENARIO, COMPARE), id="without-the-level"),
+        pytest.param((SCENARIO, LEVEL, COMPARE, "--benchmark-only"), id="benchmarks-only"),
+        pytest.param((SCENARIO, LEVEL, f"{COMPARE}=0001"), id="by-number"),
+        pytest.param((SCENARIO, COMPARE, FAIL), id="with-a-limit"),
+        pytest.param(
+            (SCENARIO, COMPARE, "--benchmark-compare-fail=median:50%"), id="with-a-wide-limit"
+        ),
+    ],
+)
+def test_ten_percent_slower_is_red_and_the_same_again_is_green(stored, options):
+    status, run = stored(GOOD, *options)
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    status, run = stored(SLOWER, *options)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    assert "Traceback" not in run.output
+    lines = run.output.strip().splitlines()
+    assert any(line.startswith("FAIL") and "tg32@d0" in line for line in lines[-6:]), run.output
+    assert "(NOW)" in run.output, "pytest-benchmark's table is shown"
+    assert any("10.0% worse" in test["message"] for test in run.verdict["tests"])
+
+
+def test_nothing_comparable_in_the_history_is_no_success(stored):
+    """The stored run is of another GPU; the comparison was asked for, and there was none."""
+
+    def of_another_machine(content: dict) -> None:
+        for benchmark in content["benchmarks"]:
+            benchmark["extra_info"]["machine"]["gpu"] = "NVIDIA H200"
+
+    edit(stored.storage, of_another_machine)
+    status, run = stored(SLOWER, SCENARIO, LEVEL, COMPARE)
+    assert status == 1 and run.verdict["verdict"] == "INCONCLUSIVE", run.output
+    assert "no stored run of this machine" in run.verdict["reason"]
+
+
+def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):
+    def renamed(content: dict) -> None:
+        for benchmark in content["benchmarks"]:
+            benchmark["fullname"] += "-of-another-name"
+
+    edit(stored.storage, renamed)
+    status, run = stored(GOOD, SCENARIO, LEVEL, COMPARE, FAIL)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+    assert "the stored run has none of 1 benchmarks" in run.verdict["reason"]
+
+
+def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
+    """pytest-benchmark 5.3.1 ends with ValueError there: it wants a path relative to the folder."""
+
+    def renamed(content: dict) -> None:
+        content["machine_info"]["node"] = "another-name"
+
+    edit(stored.storage, renamed)
+    status, run = stored(SLOWER, SCENARIO, LEVEL, COMPARE)
+    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
+
+
+def test_a_run_that_regressed_is_no_baseline(stored):
+    """A limit below the profile's threshold: what it finds is stored as a run that failed."""
+    slightly = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
+    limit = "--benchmark-compare-fail=median:2%"
+    status, run = stored(slightly, SCENARIO, COMPARE, limit, "--benchmark-autosave")
+    assert status == 1, run.output
+    (file,) = stored.storage.glob("*/0002*.json")
+    (benchmark,) = json.loads(file.read_text())["benchmarks"]
+    assert benchmark["extra_info"]["run"] == "FAIL"
+
+
+def test_an_error_of_pytest_benchmark_is_red_and_the_run_is_judged(stored, tmp_path):
+    """A disk that is full when the run is stored: a folder stands where the file should be."""
+    broken = tmp_path / "out.json"
+    plugin = tmp_path / "in_the_way.py"
+    plugin.write_text(f"import os\ndef pytest_runtest_teardown():\n    os.mkdir({str(broken)!r})\n")
+    status, run = stored(
+        GOOD, SCENARIO, f"--benchmark-json={broken}", "--override-ini", f"pythonpath={tmp_path}",
+        "-p", "in_the_way",
+    )  # fmt: skip
+    assert status == 1 and run.verdict["finished"], run.output
+    assert "IsADirectoryError" in run.verdict["reason"] and "Traceback" not in run.output

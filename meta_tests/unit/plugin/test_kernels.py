@@ -1,0 +1,166 @@
+"""What the kernel level compiles, and where: FlashInfer's own generators and ninja, and a compiler
+that writes down the type of the cache that it was asked to compile for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meta_tests.folders import FAKES
+from sm121.core.configuration import ServerConfiguration
+from sm121.plugin.kernels import _Processes
+
+pytest.importorskip("flashinfer")
+
+COMPILER = """#!{python}
+import pathlib, sys
+given = sys.argv[1:]
+if "--version" in given:
+    print("Cuda compilation tools, release 13.0, V13.0.88")
+log = pathlib.Path({log!r})
+if "-o" in given:
+    output = pathlib.Path(given[given.index("-o") + 1])
+    objects = [pathlib.Path(name) for name in given if name.endswith(".o")]
+    text = "".join(file.read_text() for file in objects if file != output)
+    for name in given:
+        config = pathlib.Path(name).with_name("batch_prefill_config.inc")
+        if name.endswith(".cu") and config.is_file():
+            lines = config.read_text().splitlines(keepends=True)
+            text += "".join(line for line in lines if line.startswith("using DTypeKV"))
+    output.write_text(text)
+    with log.open("a") as file:
+        file.write(output.name + chr(10))
+for flag in ("-MF", "--dependency-output"):
+    if flag in given:
+        pathlib.Path(given[given.index(flag) + 1]).write_text("x:")
+"""
+
+
+class Toolkit:
+    """A CUDA toolkit that compiles nothing, and an empty cache."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "compiled"
+        self.cache = folder / ".cache" / "flashinfer"
+        binaries = folder / "toolkit" / "bin"
+        binaries.mkdir(parents=True)
+        for name in ("nvcc", "c++"):
+            (binaries / name).write_text(COMPILER.format(python=sys.executable, log=str(self.log)))
+            (binaries / name).chmod(0o755)
+        path = (binaries, Path(sys.executable).parent, os.environ["PATH"])
+        self.environment = {
+            **os.environ,
+            "CUDA_HOME": str(folder / "toolkit"),
+            "CXX": str(binaries / "c++"),
+            "PATH": os.pathsep.join(map(str, path)),
+            "FLASHINFER_WORKSPACE_BASE": str(folder),
+            "FLASHINFER_CUDA_ARCH_LIST": "12.1a",
+        }
+
+    def build(self, how: str, *kinds: str, **environment: str) -> dict[str, Path]:
+        """Have a process for each kind of cache build a module, all at once.
+
+        Returns:
+            The libraries, by kind of cache.
+        """
+        for file in self.folder.glob("ready-*"):
+            file.unlink()
+        (self.folder / "expected").write_text(f"{len(kinds)}")
+        script = FAKES / "building_process.py"
+        processes = {
+            kind: subprocess.Popen(
+                [sys.executable, str(script), str(self.folder), kind, how],
+                env={**self.environment, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for kind in kinds
+        }
+        built = {}
+        for kind, process in processes.items():
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            built[kind] = Path(output.splitlines()[-1])
+        return built
+
+    @property
+    def compiled(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path) -> Toolkit:
+    return Toolkit(tmp_path)
+
+
+@pytest.mark.timeout(240)
+def test_two_processes_at_once_get_a_module_each(toolkit):
+    """On one cold cache, a BF16 and an FP8 one, where FlashInfer has one name for both."""
+    built = toolkit.build("suite", "bf16", "fp8")
+    types = {kind: set(library.read_text().splitlines()) for kind, library in built.items()}
+    assert types == {
+        "bf16": {"using DTypeKV = nv_bfloat16;"},
+        "fp8": {"using DTypeKV = __nv_fp8_e4m3;"},
+    }
+    assert built["bf16"].parent.name != built["fp8"].parent.name
+
+
+@pytest.mark.slow("FlashInfer is imported and its sources are written several times")
+@pytest.mark.timeout(240)
+def test_by_flashinfers_own_name_two_processes_share_one_module(toolkit):
+    """The fault: whoever comes last rebuilds the other's module, or gets it."""
+    built = toolkit.build("flashinfer", "bf16", "fp8")
+    assert built["bf16"] == built["fp8"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_level_leaves_the_engines_sink_module_alone(toolkit):
+    engines = toolkit.build("flashinfer", "fp8")["fp8"]
+    written = engines.stat().st_mtime_ns
+    assert engines not in toolkit.build("suite", "bf16", "fp8").values()
+    assert engines.stat().st_mtime_ns == written
+    before = toolkit.compiled
+    assert toolkit.build("flashinfer", "fp8")["fp8"] == engines
+    assert toolkit.compiled == before, "the next start is warm"
+
+
+def environment_of_the_level(start: dict[str, str], bounds: dict[str, str]) -> dict[str, str]:
+    """The environment of the process of the kernels, for a start in this one."""
+    configuration = ServerConfiguration(
+        name="c", engine="vllm", model="m", served_name="m", python=sys.executable
+    )
+    session = SimpleNamespace(
+        settings=SimpleNamespace(worker=None, base_url=None, engine="vllm", certify=False),
+        profile=SimpleNamespace(under_test="c"),
+        managed_configuration=lambda _name: configuration,
+        engine_environment=lambda _configuration: start,
+        bound_compilers=lambda _configuration: bounds,
+    )
+    return dict(_Processes(session).engine.environment)
+
+
+BOUNDS = {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"}
+
+
+def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
+    """Without it twenty compile jobs of 9 GiB ran beside the server."""
+    level = environment_of_the_level({"HOME": "/home/me"}, BOUNDS)
+    assert level == {"HOME": "/home/me", **BOUNDS}
+
+
+@pytest.mark.timeout(240)
+def test_the_engine_starts_warm_after_the_level(toolkit):
+    """XQA has the engine's name and is compiled by the engine's command: nothing is rebuilt."""
+    level = environment_of_the_level(toolkit.environment, BOUNDS)
+    library = toolkit.build("xqa", "fp8", **level)["fp8"]
+    before = toolkit.compiled
+    assert before, "the level has compiled it"
+    assert toolkit.build("xqa", "fp8", **BOUNDS)["fp8"] == library
+    assert toolkit.compiled == before
+    toolkit.build("xqa", "fp8", **BOUNDS | {"FLASHINFER_NVCC_THREADS": "4"})
+    assert len(toolkit.compiled) == 2 * len(before), "with other flags it would be cold"

@@ -1,0 +1,198 @@
+"""The options: their groups, and that the documents have each."""
+
+import argparse
+import re
+
+import pytest
+from _pytest.config.argparsing import Parser
+
+from meta_tests.folders import ROOT
+from sm121 import cli
+from sm121.core import errors, own_options
+from sm121.plugin import options
+from sm121.regression.ab import parse_sides
+from sm121.session import settings
+from tools.reference import options as reference
+
+DOCS = ROOT / "docs"
+
+
+def parser() -> Parser:
+    made = Parser(_ispytest=True)
+    options.add(made)
+    return made
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Those of a parser of pytest, which has them in another place before 8.4."""
+    made = parser()
+    return made.optparser if hasattr(made, "optparser") else made._getparser()
+
+
+def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
+    text = arguments().format_help()
+    titles = re.findall(r"^SM121: (.+):$", text, re.M)
+    assert titles == ["target", "engine", "what is asked", "measuring", "comparing", "report"]
+    names = set(re.findall(r"--[a-z][a-z-]+", "\n".join(re.findall(r"^  --.*", text, re.M))))
+    assert {*own_options.every()} <= names
+    with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):
+        arguments().parse_args(["--nsys"])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(
+            ("--base-ulr", "http://x"),
+            "--base-ulr; did you mean --base-url?",
+            id="--base-ulr http://x, --base-ulr; did you mean",
+        ),
+        pytest.param(
+            ("--engine-agrs=x",),
+            "--engine-agrs; did you mean --engine-args?",
+            id="--engine-agrs=x, --engine-agrs; did you mean",
+        ),
+        pytest.param(
+            ("--concurency", "2"),
+            "did you mean --concurrency?",
+            id="--concurency 2, did you mean --concurrency?",
+        ),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(words, expected):
+    with pytest.raises(pytest.UsageError) as refused:
+        options.refuse_misspelt(parser(), words)
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [["--cov-report", "x"], ["-x", "tests"], ["--depth", "64"]])
+def test_an_option_of_others_is_left_to_them(words):
+    options.refuse_misspelt(parser(), words)
+
+
+def engine_arguments(text, folder):
+    """What is read of --engine-arg=-x and --engine-args."""
+    values = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
+    read = settings.read(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
+    return read.engine_arguments
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param(
+            "--max-model-len 8192 --enforce-eager",
+            ("--max-model-len", "8192", "--enforce-eager"),
+            id="--max-model-len 8192 --enforce-eager, --max-model-len",
+        ),
+        pytest.param(
+            "--a 'two words' --b=\"x y\"",
+            ("--a", "two words", "--b=x y"),
+            id="--a 'two words' --b=\"x y\", --a two words --b=x y",
+        ),
+        pytest.param(
+            "--a 1 \\\n  --b $HOME `id` ; ls",
+            ("--a", "1", "--b", "$HOME", "`id`", ";", "ls"),
+            id="--a 1  --b $HOME `id` ; ls, --a 1 --b $HOME `id` ; ls",
+        ),
+        pytest.param("", (), id="nothing"),
+    ],
+)
+def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
+    assert engine_arguments(text, tmp_path) == ("-x", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("--a 'b", "No closing quotation"),
+        ("--port 1", "--port is set by the suite itself"),
+    ],
+)
+def test_wrong_engine_args_are_one_line(text, line, tmp_path):
+    with pytest.raises(errors.UsageError, match=line):
+        engine_arguments(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(
+            ("--enforce-eager", "tests/test_regression.py"),
+            "tests/test_regression.py is none of",
+            id="--enforce-eager tests/test_regression.py",
+        ),
+        pytest.param(
+            ("--enforce-eager", "--rounds"),
+            "--rounds is an option of the suite",
+            id="--enforce-eager --rounds, --rounds is an option of the",
+        ),
+        pytest.param(
+            ("--percentiles", ""),
+            "--percentiles is an option of the suite",
+            id="--percentiles, --percentiles is an option of the suite",
+        ),
+        pytest.param(
+            ("http://a:1", "tests"),
+            "tests is none of them",
+            id="http://a:1 tests, tests is none of them",
+        ),
+    ],
+)
+def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
+    with pytest.raises(errors.UsageError) as refused:
+        parse_sides(words)
+    assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(("--ab", "", "--enforce-eager", "tests"), id="--ab --enforce-eager tests"),
+        pytest.param(("--ab", "--enforce-eager", "", "tests"), id="--ab --enforce-eager tests (2)"),
+        pytest.param(("tests", "--ab", "", "--enforce-eager"), id="tests --ab --enforce-eager"),
+        pytest.param(
+            ("tests", "--ab", "", " -q fp8", "--rounds", "3"), id="tests --ab -q fp8 --rounds 3"
+        ),
+        pytest.param(
+            ("--ab", "KEY=1 --x y", "--slow", "tests"), id="--ab KEY=1 --x y --slow tests"
+        ),
+    ],
+)
+def test_two_words_are_taken_whatever_they_begin_with(given):
+    parsed = parser().parse([*given])
+    start = given.index("--ab") + 1
+    assert parsed.ab == [*given[start : start + 2]] and parsed.file_or_dir == ["tests"]
+    assert not parsed.slow
+
+
+@pytest.mark.parametrize("words", [[], ["--enforce-eager"]])
+def test_a_word_that_is_missing_is_one_line(words):
+    with pytest.raises(pytest.UsageError, match="argument --ab: expected 2 arguments"):
+        parser().parse(["tests", "--ab", *words])
+
+
+def test_the_documents_have_every_option_of_pytest():
+    rows = (DOCS / "options.md").read_text("utf-8").splitlines()
+    for option in reference.declared()[0]:
+        named = [row for row in rows if re.match(rf"\| (`|<code>){option.names[0]}\b(?!-)", row)]
+        assert len(named) == 1, f"{option.names[0]}: expected one row in docs/options.md"
+
+
+def test_the_documents_have_every_argument_of_every_command():
+    text = (DOCS / "commands.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## sm121 (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    commands = cli.parser()._subparsers._group_actions[0].choices
+    assert {*sections} == {*commands}
+    for name, command in commands.items():
+        words = [a for a in command._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+        rows = re.findall(r"^\| `(.*?)` \|", sections[name], re.M)
+        assert len(rows) == len(words), (name, rows)
+        named = {word for row in rows for word in re.findall(r"--?[a-z][a-z-]*", row)}
+        assert {flag for argument in words for flag in argument.option_strings} <= named, name
+
+
+def test_a_control_of_a_named_configuration_with_itself_is_allowed():
+    """A against A shows how far two equal servers are apart."""
+    one, other = parse_sides(["A=1", "A=1"])
+    assert one == other and one.environment == (("A", "1"),)

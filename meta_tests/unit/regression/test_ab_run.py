@@ -1,0 +1,249 @@
+"""``--ab``: a slower B is worse, and pairs are added while a promise is open."""
+
+import itertools
+import json
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from meta_tests.texts import text_file
+from sm121.core import profile
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import Invalid, NotRun, Verdict
+from sm121.engines.life import Alive, Dead
+from sm121.engines.signs import Signs
+from sm121.regression import ab, ab_run, hypothesis
+from sm121.regression.ab import MetricOfStart, Visit
+from sm121.regression.ab_run import AbRun
+
+CPU = profile.load("cpu-tiny-gpt-oss")
+SIDES = ab.parse_sides(["", "--x"])
+
+
+@pytest.fixture
+def compared(run_pytest, timed_server, tmp_path):
+    text = profile.shipped()["sm121-gpt-oss-120b"].read_text("utf-8")
+    for before, after in (
+        ("prompt_tokens = 2048", "prompt_tokens = 256"),
+        ("generated_tokens = [32, 128]", "generated_tokens = [32, 64]\nmeasuring.rounds = 5"),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    (tmp_path / "short.toml").write_text(text)
+
+    def go(rate_a: float, rate_b: float, *arguments: str):
+        urls = [timed_server("--rate", str(rate)).base_url for rate in (rate_a, rate_b)]
+        status, run = run_pytest(
+            "--profile", str(tmp_path / "short.toml"), "--ab", *urls, "--depths", "0",
+            f"--benchmark-storage={tmp_path}/s", "tests/test_regression.py", *arguments,
+            timeout_s=240.0,
+        )  # fmt: skip
+        tests = {test["id"].split("::")[-1]: test for test in run.verdict["tests"]}
+        return status, tests, run
+
+    return go
+
+
+@pytest.fixture
+def promise(tmp_path) -> tuple[str, str]:
+    (tmp_path / "promise.toml").write_text(text_file("promise.toml"))
+    return "--hypothesis", str(tmp_path / "promise.toml")
+
+
+@pytest.mark.slow("a run more; the slower of two servers is judged below")
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+def test_a_faster_server_holds_its_promise(compared, promise):
+    status, tests, run = compared(500, 575, *promise)
+    assert status == 0, run.output
+    assert tests["test_b_is_not_worse_than_a"]["verdict"] == "PASS"
+    assert tests["test_the_hypothesis_holds"]["verdict"] == "PASS"
+    ratio = run.verdict["metrics"]["ab:tg32@d0"]
+    assert ratio["starts"] == (ratio["rounds"] if run.verdict["engine"]["managed"] else 1)
+    assert ratio["value"] == pytest.approx(1.15, rel=0.01)
+    assert ratio["ci_low"] <= ratio["value"] <= ratio["ci_high"] and ratio["rounds"] >= 3
+    review = (run.report / "review.md").read_text()
+    assert "# Feature: a faster server" in review and "| PASS |" in review
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(400)
+def test_a_slower_server_is_worse(compared, promise):
+    status, tests, run = compared(500, 450, *promise)
+    assert status == 1, run.output
+    failed = {name: test["message"] for name, test in tests.items() if test["verdict"] == "FAIL"}
+    worse = "tg32@d0: required: B is not worse than A, seen: it is"
+    assert worse in failed["test_b_is_not_worse_than_a"]
+    assert "changes by at least +10 %" in failed["test_the_hypothesis_holds"]
+    assert "| FAIL |" in (run.report / "review.md").read_text()
+    record = json.loads((run.report / "ab.json").read_text())
+    assert [visit["side"] for visit in record["visits"][:4]] == ["A", "B", "B", "A"]
+
+
+def test_the_words_of_a_side_are_its_own(run_pytest):
+    """``--enforce-eager`` is no option of pytest's; and a side may say what is one."""
+    status, run = run_pytest(
+        "--collect-only", "-q", "tests/test_regression.py", "--ab", "", "--enforce-eager"
+    )
+    assert status == 0 and "test_b_is_not_worse_than_a" in run.output, run.output
+    status, run = run_pytest("tests/test_regression.py", "--ab", "--port 1", "--model")
+    assert status == 4 and "--port 1" in run.output, run.output
+
+
+ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        pytest.param(ONE, True, id="itself"),
+        pytest.param(
+            Signs(started=1763.25), True, id="behind a proxy: another listener, the same engine"
+        ),
+        pytest.param(Signs(ONE.processes, 1763.26), False, id="a proxy in front of both"),
+        pytest.param(Signs(ONE.processes), True, id="the process alone"),
+        pytest.param(Signs(frozenset({(8, 1763.2)})), False, id="another process"),
+        pytest.param(Signs(frozenset({(7, 1800.0)})), False, id="its pid was given again"),
+        pytest.param(Signs(), None, id="no sign"),
+    ],
+)
+def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
+    assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
+
+
+def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatch, tmp_path):
+    starts = iter([1.0, 2.0])
+    states = iter([*[Alive()] * 3, Dead("it ended", None, 0.0, None, "its process began at 3.0")])
+    monkeypatch.setattr(ab_run, "AttachedLife", lambda _server: SimpleNamespace(
+        unwatched=None, signs=Signs(started=next(starts)), state=lambda: next(states)
+    ))  # fmt: skip
+    sides = ab.parse_sides(["http://a:1", "http://a:2"])
+    unproven: dict[str, None] = {}  # a line once
+    harness = SimpleNamespace(unproven=unproven.setdefault)
+    run = AbRun(harness, sides, None, lambda _side: None)
+    server = Server(Endpoint("http://a:1", "x", "m"), False, "x", None, None, None, None)
+    for name, side in zip("ABA", (*sides, sides[0]), strict=True):
+        run._check(Visit(name), server, side)
+    assert len(unproven) == 2, "the path of either is called unproven, once"
+    assert "http://a:1 --server-log PATH" in next(iter(unproven))
+    with pytest.raises(Invalid, match="another process answers at http://a:2"):
+        run._check(Visit("B"), server, sides[1])
+
+
+def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
+    unproven: list[str] = []
+    harness = SimpleNamespace(redact=str, profile=CPU, unproven=unproven.append)
+    clever, noise = fault_server(), timed_server("--model", "canary", "--rate", "5000").base_url
+
+    def forgotten(run: AbRun, side: str, url: str) -> str | None:
+        endpoint = Endpoint(url, clever.key, "canary")
+        return run._forgotten(side, Server(endpoint, False, "x", None, None, None, None))
+
+    run, dull = (AbRun(harness, SIDES, None, lambda _side: None) for _ in range(2))
+    assert forgotten(run, "A", clever.base_url) is None
+    assert forgotten(run, "B", clever.base_url) is None
+    reason = forgotten(run, "B", noise)
+    assert reason is not None and "'The capital of France is'" in reason and "A knew" in reason
+    with pytest.raises(Invalid, match="A answers"):
+        forgotten(run, "A", noise)
+    assert forgotten(dull, "A", noise) is None and forgotten(dull, "B", noise) is None
+    assert any("answers sensibly" in line for line in unproven)
+
+
+def test_a_comparison_that_was_broken_off_is_not_begun_again():
+    run = AbRun(SimpleNamespace(), SIDES, None, lambda _side: None)
+    run._visit = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.judge()
+    with pytest.raises(NotRun, match="broken off"):
+        run.judge()
+
+
+@pytest.mark.parametrize(
+    ("promise", "pairs"),
+    [
+        # Without a promise: B is no worse, which is clear at once.
+        (None, 3),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            3,
+            id="3 % allowed: clear at once",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_most": 0.004},
+            4,
+            id="0.4 % allowed: one pair more",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "change_at_least": 0.0},
+            6,
+            id="any gain promised: to the last pair",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "difference_at_most": 0.08},
+            4,
+            id="0.08 ms allowed: one pair more",
+        ),
+        pytest.param(
+            {"metric": "ttft_p50", "value_at_most": 20.0},
+            3,
+            id="a limit of 20 ms: more starts never narrow a range",
+        ),
+    ],
+)
+def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
+    harness = SimpleNamespace(
+        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
+        file=SimpleNamespace(metrics={}, changes=[]),
+    )  # fmt: skip
+    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
+    monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
+    milliseconds = {"A": itertools.repeat(20.0), "B": itertools.cycle([20.0, 20.02, 19.98])}
+
+    def visit(name, _which):
+        metrics = {"ttft_p50": MetricOfStart(next(milliseconds[name]), "ms", False)}
+        run.visits.append(Visit(name, metrics))
+
+    run._visit = visit
+    assert run.outcomes[0].pairs == pairs
+
+
+NOISY_TTFT = {"metric": "ttft_p50", "change_at_least": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("slower", "promise", "pairs"),
+    [
+        pytest.param(1.3, None, 3, id="a-FAIL-ends-it"),
+        pytest.param(1.3, NOISY_TTFT, 6, id="a-FAIL-beside-an-open-hypothesis-goes-on"),
+        pytest.param(1.0, None, 6, id="an-open-metric-alone-goes-on"),
+    ],
+)
+def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
+    tmp_path, monkeypatch, slower, promise, pairs
+):
+    """TTFT stays open; the rate is decided after three pairs."""
+    harness = SimpleNamespace(
+        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
+        file=SimpleNamespace(metrics={}, changes=[]),
+    )  # fmt: skip
+    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
+    monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
+    noisy = itertools.cycle([20.0, 23.0, 17.0, 24.0])
+
+    def visit(name, _which):
+        metrics = {
+            "ttft_p50": MetricOfStart(next(noisy), "ms", False),
+            "tpot_p50": MetricOfStart(20.0 * (slower if name == "B" else 1.0), "ms", False),
+        }
+        run.visits.append(Visit(name, metrics))
+
+    run._visit = visit
+    verdicts = {outcome.metric: outcome.verdict for outcome in run.outcomes}
+    assert verdicts["ttft_p50"] is Verdict.INCONCLUSIVE
+    assert run.outcomes[0].pairs == pairs

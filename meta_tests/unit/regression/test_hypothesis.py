@@ -1,0 +1,100 @@
+"""A feature's promise: each kind of criterion is held to."""
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from meta_tests.fakes.ab_visits import answer, visits
+from sm121.core.verdict import Verdict
+from sm121.regression import hypothesis
+from sm121.regression.ab import Visit
+
+
+@pytest.mark.parametrize(
+    ("factor", "criterion", "verdict"),
+    [
+        pytest.param(
+            1.2,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "PASS",
+            id="20 % faster, 10 promised",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "FAIL",
+            id="as fast, 10 % promised",
+        ),
+        pytest.param(
+            1.1,
+            {"metric": "tg32@d0", "change_at_least": 0.1},
+            "INCONCLUSIVE",
+            id="10 % faster, 10 promised",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            "PASS",
+            id="as late, 3 % allowed",
+        ),
+        pytest.param(
+            0.9,
+            {"metric": "ttft_p50", "change_at_most": 0.03},
+            "FAIL",
+            id="11 % later, 3 allowed",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "memory_gib", "difference_at_most": 2.0},
+            "PASS",
+            id="as much memory",
+        ),
+        pytest.param(
+            0.9,
+            {"metric": "memory_gib", "difference_at_most": 2.0},
+            "FAIL",
+            id="9 GiB more, 2 allowed",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "ttft_p50", "value_at_most": 1000.0},
+            "PASS",
+            id="early enough",
+        ),
+        pytest.param(
+            0.4,
+            {"metric": "ttft_p50", "value_at_most": 1000.0},
+            "FAIL",
+            id="too late",
+        ),
+        pytest.param(
+            1.0,
+            {"metric": "pp2048@d0", "value_at_least": 4500.0},
+            "NOT_RUN",
+            id="a metric that was not measured",
+        ),
+        pytest.param(1.0, {"no_crash": True}, "PASS", id="no crash"),
+        pytest.param(1.0, {"moe": "CUTLASS"}, "PASS", id="the promised kernels"),
+        pytest.param(1.0, {"moe_not": "MARLIN"}, "PASS", id="not the excluded kernels"),
+        pytest.param(1.0, {"moe": "MARLIN"}, "FAIL", id="other kernels than promised"),
+    ],
+)
+def test_each_kind_of_criterion(factor, criterion, verdict):
+    assert answer(visits(factor, boot=0.001, pairs=4, seed=2), **criterion).verdict == verdict
+
+
+def test_a_crash_and_a_level_that_failed_are_seen():
+    crashed = [*visits(1.2, seed=1), Visit("B", failure="the engine ended with -9")]
+    result = answer(crashed, no_crash=True)
+    assert result.verdict is Verdict.FAIL and "-9" in result.note
+    runs = visits(1.0, seed=1)
+    assert answer(runs, {"correctness": Verdict.FAIL}, level="correctness").verdict is Verdict.FAIL
+    assert answer(runs, level="correctness").verdict is Verdict.NOT_RUN
+
+
+def test_the_phases_and_the_example_are_valid():
+    for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
+        assert all(hypothesis.gate_behind(phase))
+    example = files("sm121.fixtures") / "hypotheses" / "example.toml"
+    assert len(hypothesis.load(Path(str(example))).criteria) == 4

@@ -1,0 +1,90 @@
+"""The A/B section of a report and its forest plot."""
+
+import json
+import math
+import re
+
+from meta_tests.fakes import ab_runs, report_runs
+from sm121.core.verdict import Verdict
+from sm121.regression.change import Change
+from sm121.report import forest, page, stored
+
+
+def test_better_is_to_the_right_whatever_is_better():
+    rate = Change("tg32@d0", "tok/s", True, 50.0, 45.0, 0.9, 0.89, 0.91, 1, 0.05, Verdict.FAIL)
+    time = Change("ttft_p50", "ms", False, 400.0, 440.0, 1.1, 1.09, 1.11, 1, 0.05, Verdict.FAIL)
+    drawn = forest.draw([rate, time])
+    (_, one), (_, two) = drawn.rows
+    assert one.point == two.point < one.band[0] < one.band[1] == drawn.zero
+    assert one.interval[0] < one.point < one.interval[1]
+    assert (rate.percent, rate.bounds) == ("-10.0 %", "[-11.0, -9.0]")
+    assert (time.percent, time.bounds) == ("+10.0 %", "[+9.0, +11.0]")
+    assert "0 %" in [label for _, label in drawn.ticks]
+    assert all(0 <= x <= 100 for x, _ in drawn.ticks)
+
+
+def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
+    near = Change("a", "tok/s", True, 1.0, 1.01, 1.01, None, None, 1, 0.25, Verdict.PASS)
+    far = Change("b", "tok/s", True, 1.0, 9.0, 9.0, 8.0, 10.0, 1, 0.05, Verdict.PASS)
+    none = Change("c", "tok/s", True, 0.0, 1.0, None)
+    drawn = forest.draw([near, far, none])
+    marks = [mark for _, mark in drawn.rows]
+    assert marks[0].band[0] > 0 and marks[0].beyond is None
+    assert marks[1].beyond == "right" and marks[1].point == 100
+    assert marks[2].point is None and none.percent == "not known"
+    assert forest.draw([]) is None
+
+
+def section_of(folder) -> str:
+    """The A/B comparison in the page of a report."""
+    text = page.html(stored.read(folder))
+    assert 'href="#ab"' in text
+    return text[text.index('<section id="ab"') :].partition("</section>")[0]
+
+
+def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
+    section = section_of(ab_runs.ab(tmp_path / "ab"))
+    assert "B is worse than A in 1 of 5 metrics: decode tg32 -9.7 % [-10.2, -9.1]." in section
+    assert len(re.findall(r'<circle class="point" cx="[\d.]+%"', section)) == 4
+    assert len(re.findall(r'<circle class="point hollow" cx="[\d.]+%"', section)) == 1
+    assert "(as it is)" in section and ">--moe-backend marlin</td>" in section
+    assert "FLASHINFER_CUTLASS_MXFP4_MXFP8" in section and "MARLIN" in section
+    assert "[-10.2, -9.1]</span>" in section and "server-B.log" in section
+    alone = stored.read(report_runs.write("pass", tmp_path / "pass"))
+    assert '<section id="ab"' not in page.html(alone)
+
+
+def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
+    section = section_of(ab_runs.ab(tmp_path / "ab", proven=False, text=report_runs.HOSTILE))
+    for side in "AB":
+        assert f"{side}&#39;s attention and MoE experts not proven" in section.partition("</p>")[0]
+    assert section.count(">not proven</td>") == 4
+    assert "<script" not in section and "\x1b" not in section
+
+
+def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
+    """A request of B failed: its time is infinite, and null in the file."""
+    folder = ab_runs.ab(tmp_path / "ab")
+    file = folder / "ab.json"
+    record = json.loads(file.read_text())
+    record["outcomes"][3] |= {"b": None, "ratio": None, "ci_low": None, "ci_high": None,
+                             "verdict": "FAIL"}  # fmt: skip
+    file.write_text(json.dumps(record))
+    report = stored.read(folder)
+    assert report.ab is not None and not [r for r in report.run.remarks if "ab.json" in r]
+    assert "B is worse than A in 2 of 5 metrics" in page.html(report)
+    never = Change("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
+                       0.05, Verdict.FAIL)  # fmt: skip
+    reported = never.report("A")
+    assert (reported.here, reported.worse) == (None, None), "verdict.json has no infinity"
+
+
+def test_a_comparison_may_be_void_or_none(tmp_path):
+    folder = ab_runs.ab(tmp_path / "ab")
+    file = folder / "ab.json"
+    void = json.loads(file.read_text()) | {"void": "a warm cache", "outcomes": []}
+    file.write_text(json.dumps(void))
+    assert "Nothing of it counts: a warm cache" in page.html(stored.read(folder))
+    file.write_text('{"sides": 3}')
+    report = stored.read(folder)
+    assert report.ab is None and any("ab.json" in line for line in report.run.remarks)

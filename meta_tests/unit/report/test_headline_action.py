@@ -1,0 +1,89 @@
+"""Beside its headline a failed run has one action, and both fit the end of a screen."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meta_tests.fakes.headline_runs import ALL, CRASH, ended, passed, rate, run_of
+from meta_tests.whole import terminal_samples
+from sm121.core.verdict import Verdict
+from sm121.report import headline, stored
+from sm121.report.crash_list import Crash
+from sm121.report.stored import StoredReport
+from sm121.run.details import Details, FailureDetail
+from sm121.run.verdict_file import (
+    CrashReport,
+    VerdictFile,
+)
+
+AGAIN = "python -m pytest x::test_one --engine-python /opt/e"
+
+
+def report_of(run: VerdictFile, folder: Path, **fields) -> StoredReport:
+    failed = [FailureDetail(id=test.id, logs=["server.log"]) for test in run.tests]
+    stored = Details(command="python -m pytest --against trusted", failures=failed)
+    return StoredReport(run, folder, details=stored, **fields)
+
+
+def test_there_is_one_action(tmp_path):
+    gate = run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)})
+    report = report_of(gate, tmp_path)
+    whole = headline.Action("run again", "python -m pytest --against trusted")
+    assert headline.action(report) == whole, "of a run that has not ended"
+    report.details.again = AGAIN
+    assert headline.action(report) == headline.Action("run again", AGAIN)
+    assert headline.action(report_of(passed(*ALL), tmp_path)) is None
+
+
+def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
+    run = run_of(ended("test_many", level="stress"), crashes=[CRASH])
+    for remedy, action in (
+        ("lower --max-num-seqs", ("remedy", "lower --max-num-seqs")),
+        (None, ("read", str(tmp_path / "server.log"))),
+    ):
+        crash = Crash(**CRASH.model_dump(), remedy=remedy)
+        report = report_of(run, tmp_path, crashes=(crash,))
+        assert headline.action(report) == headline.Action(*action)
+
+
+def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
+    """The log of another test's server is not read, and what no failure is about leads nothing."""
+    floor = CrashReport(kind="memory_floor", summary="1 GiB left", owner="the machine")
+    tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
+    run = run_of(*tests, crashes=[floor, CRASH])
+    sentence = "the server died in stress: CUDA out of memory (and 1 more check)"
+    assert headline.of(run).sentence == sentence
+    logs = {"x::test_moe": "other.log", "x::test_many": "its.log"}
+    failures = [FailureDetail(id=test, logs=[log]) for test, log in logs.items()]
+    crashes = tuple(Crash(**crash.model_dump()) for crash in run.crashes)
+    report = StoredReport(run, tmp_path, details=Details(failures=failures), crashes=crashes)
+    assert headline.action(report) == headline.Action("read", str(tmp_path / "its.log"))
+    assert headline.of(run_of(ended("test_moe"), crashes=[floor])).sentence == "test_moe: it broke"
+
+
+def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
+    why = ended("test_one", Verdict.NOT_RUN, "no GPU is here", skipped=True)
+    run = run_of(why)
+    assert headline.of(run).sentence.endswith(" (1 of 1: no GPU is here)")
+    assert headline.action(report_of(run, tmp_path)) is None
+    assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
+
+
+@pytest.mark.parametrize("name", terminal_samples.RUNS)
+def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
+    report = tmp_path / "report"
+    text = terminal_samples.sample(name, report)
+    assert terminal_samples.rows(text) <= terminal_samples.LINES
+    read = stored.read(report)
+    sentence = str(headline.of(read.run))
+    assert sentence in (line.rstrip() for line in text.splitlines()), text
+    assert json.loads((report / "verdict.json").read_text())["verdict"] == "FAIL"
+    then = headline.action(read)
+    assert then is not None and f"{then.kind}: " in text
+    if name == "failed-start":
+        assert "remedy: lower --gpu-memory-utilization" in text
+        assert text.count("CUDA out of memory") == 2, "the cause, and the sentence"
+    published = (terminal_samples.FOLDER / f"{name}.txt").read_text("utf-8")
+    assert terminal_samples.rows(published) <= terminal_samples.LINES
+    assert sentence in published, "python -m meta_tests.whole.terminal_samples writes it anew"

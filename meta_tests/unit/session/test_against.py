@@ -1,0 +1,376 @@
+"""``--against RUN``: not worse than a trusted run, and each way of being worse is seen."""
+
+import copy
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from meta_tests.fakes.against_runs import (
+    ORACLE,
+    OWN,
+    PATH,
+    REFUSED,
+    TESTS,
+    a_run,
+    changed,
+    held,
+    of,
+    rates,
+    stored,
+)
+from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact, alike
+from sm121.core.verdict import Severity, Verdict
+from sm121.evidence.kernel_path import RequestReport
+from sm121.run import details
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.stored_run import StoredMetric
+from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session import against
+
+
+@pytest.fixture
+def trusted(tmp_path) -> against.Trusted:
+    return against.load(str(stored(a_run(*TESTS), tmp_path / "trusted")), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_an_honest_run_is_no_worse(trusted, seed):
+    """Ten of them: ids, times, words and what was measured differ."""
+    again = replace(REFUSED, evidence=f"chatcmpl-abcdef{seed:04}")
+    nearly = replace(ORACLE, value=0.0912 + seed / 1000, required="no more than")
+    tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
+    run, facts = held(a_run(*tests), trusted, seed=seed)
+    assert facts == [] and run.verdict is Verdict.PASS and run.against.no_worse
+    assert run.why() == (
+        "not worse than the run of 2026-11-23T08:00:00+00:00; 1 check passed; "
+        "2 failed and are known"
+    )
+
+
+def test_what_was_mended_is_told(trusted):
+    run, facts = held(a_run(*changed(1, "PASS", "")), trusted)
+    assert facts == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "part"),
+    [
+        pytest.param(
+            {"tests": changed(0, "FAIL", Fact("400", "200"))},
+            "new",
+            "tests/a.py::holds",
+            id="a new deviation",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="404 x"))},
+            "changed",
+            "refuses",
+            id="another status",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="500 y"))},
+            "changed",
+            "refuses",
+            id="the same status with another text",
+        ),
+        pytest.param(
+            {"tests": changed(1, "FAIL", replace(REFUSED, observed="garbage"))},
+            "changed",
+            "refuses",
+            id="wrong mathematics where it was red for another reason",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, value=0.912))},
+            "changed",
+            "computes",
+            id="ten times as far off",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, unit="%"))},
+            "changed",
+            "computes",
+            id="as far off, in another unit",
+        ),
+        pytest.param(
+            {"tests": changed(2, "FAIL", replace(ORACLE, observed="token 15"))},
+            "changed",
+            "computes",
+            id="off at another token",
+        ),
+        pytest.param(
+            {"tests": changed(2, "INVALID", "wrong path")},
+            None,
+            "wrong path",
+            id="a known one that is no longer decided",
+        ),
+        pytest.param(
+            {
+                "tests": [
+                    ["tests/a.py::refuses", "FAIL", REFUSED],
+                    ["tests/a.py::computes", "FAIL", ORACLE],
+                ]
+            },
+            "missing",
+            "tests/a.py::holds",
+            id="a test that is gone",
+        ),
+        pytest.param(
+            {"tests": changed(0, "NOT_RUN", "no nvcc")},
+            "missing",
+            "no nvcc",
+            id="a test that does not run",
+        ),
+        pytest.param(
+            {"tests": changed(1, "NOT_RUN", "no nvcc")},
+            "missing",
+            "no nvcc",
+            id="a known failure that does not run",
+        ),
+        pytest.param(
+            {"path": {"attention": "TORCH_SDPA"}},
+            "path",
+            "attention: CPU_ATTN there",
+            id="another path",
+        ),
+        pytest.param(
+            {"path": {"moe": None}}, "path", "no evidence of any", id="a path without evidence"
+        ),
+        pytest.param(
+            {"path": {"fallbacks": ["marlin"]}}, "path", "fallbacks: marlin", id="a fallback"
+        ),
+        pytest.param({"rate": 44.0}, "worse", "tg32@d0", id="a slower engine"),
+        pytest.param({"machine": "two"}, "worse", "another machine", id="another machine"),
+        pytest.param({"box": "DEGRADED"}, "worse", "DEGRADED", id="a busy box"),
+    ],
+)
+def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
+    run = a_run(*change.get("tests", TESTS))
+    run.engine.path = PATH.model_copy(update=change.get("path", {}))
+    run.fingerprint.machine["cpu_model"] = change.get("machine", "one")
+    run.box.state = change.get("box", "QUALIFIED")
+    run, _ = held(run, trusted, rate=change.get("rate", 50.0))
+    assert run.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
+    assert where is None or not run.against.no_worse
+    lines = [f"{test.id} {test.message}" for test in run.tests if test.counted is run.verdict]
+    assert any(part in line for line in lines), lines
+    assert where is None or any(part in line for line in getattr(run.against, where)) or lines
+
+
+def test_what_was_not_asked_for_is_not_missing(trusted):
+    run, facts = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
+    assert facts == [] and run.against.no_worse
+    run = a_run()
+    run.tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
+    run, facts = held(run, trusted, left_out={name for name, *_ in TESTS})
+    assert facts == [] and run.against.not_asked == ["correctness"]
+    assert "(correctness not compared)" in run.why()
+
+
+def test_a_path_that_was_asked_for_is_told(trusted):
+    """Only where the request speaks of that value, and never the loss of evidence."""
+    request = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
+    requested = [RequestReport(by="--kv-cache-dtype=fp8", **request)]
+    run = a_run(*TESTS)
+    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8", "requested": requested})
+    run, facts = held(run, trusted)
+    assert facts == [] and run.against.path_told == ["kv_cache_dtype: auto there, fp8 here"]
+    for change in ({"attention": "TORCH_SDPA"}, {"kv_cache_dtype": None}, {"also": {"moe": ["X"]}}):
+        run = a_run(*TESTS)
+        run.fingerprint.environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
+        run.engine.path = PATH.model_copy(update={"requested": requested, **change})
+        run, facts = held(run, trusted)
+        assert len(facts) == 1 and run.against.path, change
+
+
+def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted):
+    run = a_run(*TESTS)
+    _, (test,) = held(run, trusted, rate=0.0)
+    assert test.id == "--against::tg32@d0"
+    run = a_run(*TESTS)
+    run.metrics["tg32@d0"].verdict = Verdict.NOT_RUN
+    _, (test,) = held(run, trusted, rate=0.0)
+    assert test.verdict is Verdict.INCONCLUSIVE and "measured on a busy machine" in test.message
+    folder = stored(a_run(*TESTS), tmp_path / "run")
+    (folder / details.NAME).unlink()
+    with pytest.raises(UsageError, match=r"details\.json next to it has no samples of tg32@d0"):
+        against.load(str(folder), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        pytest.param({}, True, id="the same"),
+        pytest.param({"value": 0.17}, True, id="less than twice as far off"),
+        pytest.param({"value": 0.19}, False, id="more than twice as far off"),
+        pytest.param({"value": -0.0912}, False, id="the other direction"),
+        pytest.param({"value": None}, False, id="no value"),
+        pytest.param({"value": float("nan")}, False, id="a value that is no number"),
+        pytest.param({"limit": 0.06}, True, id="another limit of the same size"),
+        pytest.param({"limit": 0.58}, False, id="a limit ten times as large"),
+        pytest.param({"unit": "%"}, False, id="another unit"),
+        pytest.param({"required": "no more than"}, True, id="other words for the same kind"),
+        pytest.param(
+            {"required": "no more than", "kind": ""},
+            False,
+            id="other words, and no kind",
+        ),
+        pytest.param({"kind": "order"}, False, id="another kind"),
+        pytest.param(
+            {"evidence": "port 4001, /tmp/x/server.log, at 09:10:11"},
+            True,
+            id="other evidence",
+        ),
+        pytest.param({"about": "prompt digits"}, False, id="about another prompt"),
+        pytest.param({"observed": "at token 15"}, False, id="another observation"),
+    ],
+)
+def test_failures_are_compared_by_what_does_not_hold(change, same):
+    """Never by the words: the value by its size, the unit, the kind, and what was observed."""
+    other = replace(ORACLE, **change)
+    assert alike([ORACLE], [other]) is same
+    assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
+    assert not alike([ORACLE], [ORACLE, other]), "a known failure hides no other one"
+    assert alike([REFUSED, ORACLE], [other]) is same, "less that does not hold is not worse"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"arch": "sm121"}, id="another architecture"),
+        pytest.param({"profile": "another"}, id="another profile"),
+        pytest.param({"fingerprint": Fingerprint(model="other")}, id="another model"),
+    ],
+)
+def test_a_run_of_something_else_is_refused(trusted, change):
+    run = a_run(*TESTS).model_copy(update=change)
+    with pytest.raises(UsageError, match="is of another"):
+        against.refuse(trusted, run)
+
+
+def test_a_failure_that_the_profile_does_not_need_is_listed():
+    file = a_run(("tests/a.py::holds", "PASS", ""), ("tests/a.py::form", "FAIL", "no error object"))
+    file.tests[1].severity = Severity.COURTESY
+    file.tests[1].tolerated = "listed"
+    file.judge()
+    assert file.verdict is Verdict.PASS and file.levels["correctness"].listed == 1
+    assert file.why() == "1 check passed; 1 failed and is listed"
+
+
+def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
+    """It is known of this release, and so excused; but the build that is trusted did it right."""
+    served = ["empty-messages: served"]
+
+    def judged(before: list[str] | None) -> tuple[VerdictFile, list[TestReport]]:
+        trusted.newest.file.tests[0] = of(trusted.newest.file.tests[0], deviations=before)
+        run = a_run(*TESTS)
+        run.tests[0] = of(run.tests[0], deviations=served)
+        return held(run, trusted)
+
+    run, (fact,) = judged([])
+    assert run.verdict is Verdict.FAIL and run.against.changed == ["tests/a.py::holds"]
+    assert served[0] in fact.message
+    # In both: it is as it was. Of a suite that did not note it: nobody knows.
+    for before in (served, None):
+        run, facts = judged(before)
+        assert not facts and run.against.no_worse
+
+
+def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
+    file = a_run(("tests/p.py::one", "PASS", ""), ("tests/p.py::two", "PASS", ""))
+    file.tests = [
+        of(test, level="performance", metrics=[name])
+        for test, name in zip(file.tests, ("startup_s", "tg32@d0"), strict=True)
+    ]
+    file.levels = {}
+    file.judge()
+    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    run = a_run()
+    run.tests = [of(file.tests[0])]
+    _, facts = held(run, trusted, rate=0.0, left_out={"tests/p.py::two"})
+    assert not facts, "its test was not asked"
+    run = a_run()
+    run.tests = [of(file.tests[0]), of(file.tests[1], metrics=[])]
+    _, facts = held(run, trusted, rate=0.0)
+    assert [test.id for test in facts] == ["--against::tg32@d0"], "it ran, and measured nothing"
+
+
+@pytest.mark.parametrize("change", [{"unit": "s"}, {"higher_is_better": False}], ids=str)
+def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
+    samples = rates(50.0, 2)
+    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
+    now = replace(now, **change)
+    facts = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
+    assert [(test.id, test.verdict) for test in facts] == [("--against::tg32@d0", Verdict.INVALID)]
+
+
+def test_what_is_not_judged_is_said(trusted):
+    """A percentile nearly twice as long: one run decides nothing, and nobody calls it fine."""
+    rate = trusted.newest.metrics["tg32@d0"]
+    of_a_tail = {"unit": "ms", "higher_is_better": False, "quantile": 0.99}
+    tail = replace(rate, name="itl_p99", samples=(90.0, 91.0), value=90.0, **of_a_tail)
+    trusted.newest.metrics["itl_p99"] = tail
+    run = a_run(*TESTS)
+    for test in run.tests[1:]:
+        test.tolerated = "known"
+    now = {"tg32@d0": rate, "itl_p99": replace(tail, samples=(80.0, 170.0), value=170.0)}
+    run.tests += against.judge(run, trusted, OWN, now, lambda _test: True)
+    run.judge()
+    assert run.verdict is Verdict.PASS and run.against.unjudged == ["itl_p99"]
+    assert "(itl_p99 not judged)" in run.why()
+
+
+def test_a_failure_that_counts_is_not_called_known(trusted):
+    """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
+    run = a_run(*TESTS)
+    facts = against.judge(run, trusted, OWN, {**trusted.newest.metrics}, lambda _test: True)
+    run.judge()
+    assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
+    assert not run.against.known and len(run.against.changed) == 2
+
+
+def test_a_new_courtesy_is_listed(trusted):
+    run = a_run(*TESTS, ("tests/a.py::form", "FAIL", "no error object"))
+    run.tests[-1] = of(run.tests[-1], severity=Severity.COURTESY, tolerated="listed")
+    run, facts = held(run, trusted)
+    assert not facts and run.against.no_worse and run.against.listed == ["tests/a.py::form"]
+
+
+def test_copies_are_of_the_file(trusted):
+    """What is compared with a run does not change that run."""
+    before = copy.deepcopy(trusted.newest.file)
+    held(a_run(*TESTS), trusted)
+    assert trusted.newest.file == before
+
+
+@pytest.mark.slow("eight runs")
+def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
+    """By -k, -m and the plan, as if it were still there."""
+    attached = ("--arch", "cpu", *fault_server().options)
+    file = "meta_tests/whole/scenarios/vanishing.py"
+    status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
+    assert status == 0, old.output
+    missed = ("", "-k 'old or stays'", "-m correctness", "-m 'smoke or never_waived'")
+    for options in (*missed, "-k stays", "-m smoke", "--plan quick"):
+        words = ("--against", str(old.report), *shlex.split(options))
+        _status, run = run_pytest(*attached, file, *words)
+        missing = [f"{file}::test_old"] * (options in missed)
+        assert run.verdict["against"]["missing"] == missing, (options, run.output)
+        assert (run.verdict["verdict"] == "FAIL") is bool(missing), (options, run.output)
+
+
+def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
+    """And an error of anything else may not: it says nothing of the server."""
+    file = "meta_tests/whole/scenarios/refused.py"
+    common = ("--arch", "cpu", *fault_server().options, file)
+    for broken, status, key, name in (
+        ({}, 0, "known", "test_is_refused"),
+        ({"SM121_META_BROKEN": "1"}, 1, "changed", "test_holds"),
+    ):
+        red, first = run_pytest(*common, environment=broken)
+        assert red == 1, first.output
+        ended, again = run_pytest(*common, "--against", str(first.report), environment=broken)
+        assert ended == status, again.output
+        assert again.verdict["against"][key] == [f"{file}::{name}"]
+        assert broken or first.verdict["levels"]["correctness"]["failed"] == 1

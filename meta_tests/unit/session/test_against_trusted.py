@@ -1,0 +1,239 @@
+"""Which runs can be trusted, and what a later run is compared with after ``sm121 trust``."""
+
+import json
+from dataclasses import replace
+from operator import mul
+from pathlib import Path
+
+import pytest
+
+from meta_tests.documents import altered
+from meta_tests.fakes.against_runs import ORACLE, TESTS, a_run, changed, ended, held, of, stored
+from sm121 import cli
+from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
+from sm121.run import details, verdict_file
+from sm121.run.details import Details, Samples
+from sm121.run.verdict_file import VerdictFile
+from sm121.session import against
+
+
+def test_nothing_gets_worse_step_by_step(tmp_path):
+    """Each is alike the one before, and each rate within what is allowed."""
+    rate, off = 50.0, 0.09
+    for step in range(4):
+        tests = (TESTS[0], (*TESTS[2][:2], replace(ORACLE, value=off)))
+        folder = stored(a_run(*tests, rate=rate, seed=step), tmp_path / f"{step}", rate, step)
+        if step:
+            trusted = against.load("trusted", tmp_path)
+            run, _ = held(a_run(*tests, rate=rate, seed=step), trusted, rate=rate, seed=step)
+            assert (run.verdict is Verdict.PASS) == (step == 1), (step, run.against)
+        against.trust(folder, tmp_path)
+        rate, off = rate * 0.97, off * 1.8
+
+
+@pytest.mark.parametrize("how", [{"waived": True}, {"tolerated": "listed"}])
+def test_what_another_reason_excused_is_not_known(tmp_path, how):
+    file = a_run(*TESTS)
+    file.tests[1] = file.tests[1].model_copy(update=how)
+    file.judge()
+    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    assert trusted.known(a_run(*TESTS).tests[1]) is None
+    assert trusted.known(a_run(*TESTS).tests[2]) is not None
+
+
+def test_a_run_of_the_first_version_is_read(tmp_path):
+    """It has the text of a failure alone: the same text is the same failure."""
+    folder = stored(a_run(*TESTS), tmp_path / "run")
+    run = json.loads((folder / "verdict.json").read_text())
+    run["schema_version"] = 1
+    for test in run["tests"]:
+        test["said"] = test["message"]
+        del test["unmet"]
+    (folder / "verdict.json").write_text(json.dumps(run))
+    trusted = against.load(str(folder), tmp_path)
+    assert all(trusted.known(test) for test in a_run(*TESTS).tests[1:])
+    assert trusted.known(a_run(*changed(2, "FAIL", replace(ORACLE, value=0.095))).tests[2]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "why"),
+    [
+        pytest.param({"finished": False}, None, "has not finished", id="not finished"),
+        pytest.param(
+            {"tests.0.verdict": "FAIL", "tests.0.message": "x"},
+            None,
+            "changed after",
+            id="a test that was edited to FAIL",
+        ),
+        pytest.param(
+            {"fingerprint": None},
+            None,
+            "does not say what was asked",
+            id="without a fingerprint",
+        ),
+        pytest.param(
+            {"crashes": [{"kind": "oom", "summary": "died", "owner": "us"}]},
+            None,
+            "crashed in it: died",
+            id="it crashed",
+        ),
+        pytest.param(
+            {"tests": "x"},
+            None,
+            "expected a report directory",
+            id="tests that are text",
+        ),
+        pytest.param(
+            {"schema_version": 99},
+            None,
+            "schema 99 is of a later version",
+            id="a later schema",
+        ),
+        pytest.param({"levels": {}}, None, "changed after", id="levels that were taken out"),
+        pytest.param(
+            {"metrics.tg32@d0.value": 0.0},
+            None,
+            "its tg32@d0 holds a 0",
+            id="a rate of 0",
+        ),
+        pytest.param(
+            {"metrics.tg32@d0.value": -1.0},
+            None,
+            "its tg32@d0 holds a 0",
+            id="a negative rate",
+        ),
+        pytest.param(
+            {"metrics.tg32@d0.value": float("nan")},
+            None,
+            "its tg32@d0 has no value",
+            id="a rate that is no number",
+        ),
+        pytest.param(
+            None, mul("[", 100000), "expected a report directory", id="a list in a list in a list"
+        ),
+        (None, "{}", "expected a report directory"),
+        (None, "null", "expected a report directory"),
+        (None, "", "expected a report directory"),
+    ],
+)
+def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, text, why):
+    folder = stored(a_run(("tests/a.py::holds", "PASS", "")), tmp_path / "run")
+    file = folder / "verdict.json"
+    if text is None:
+        text = json.dumps(altered(json.loads(file.read_text()), changes))
+    file.write_text(text)
+    with pytest.raises(UsageError, match=why):
+        against.load(str(folder), tmp_path)
+    with pytest.raises(UsageError, match=why):
+        against.trust(folder, tmp_path / "storage")
+
+
+def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
+    with pytest.raises(UsageError, match="sm121 trust REPORT"):
+        against.load("trusted", tmp_path)
+    for number, message in enumerate(("one", "two"), 1):
+        folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
+        copy_of_run, *_ = against.trust(folder, tmp_path)
+        assert copy_of_run.name == f"{number:04}"
+    newest = against.load("trusted", tmp_path).newest
+    assert newest.file.tests[0].message == "two" and len(newest.metrics["tg32@d0"].samples) == 20
+    by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path).newest
+    assert by_file.file.tests[0].message == "one" and by_file.metrics
+
+
+def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
+    few, reports = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0]), []
+    for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):
+        reports.append(f"{stored(a_run(*TESTS, seed=count), tmp_path / f'run-{count}')}")
+        details.write(Details(samples={"tg32@d0": few}), Path(reports[-1]))
+        assert cli.main(["trust", "--anew", *reports, f"--benchmark-storage={tmp_path}"]) == 0
+        printed = capsys.readouterr().out
+        assert text in printed and ("tg32@d0" in printed) == bool(text)
+
+
+def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
+    """What was accepted since counts: another failure of the same test was trusted later."""
+    for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
+        tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
+        against.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
+    run, facts = held(a_run(*tests), against.load("trusted", tmp_path))
+    assert not facts and run.against.no_worse and run.against.known == ["tests/a.py::a"]
+
+
+def test_what_is_worse_can_be_accepted(tmp_path):
+    for n in range(3):
+        against.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
+    folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
+    against.trust(folder, tmp_path)
+    with pytest.raises(UsageError, match=r"not kept yet, it is .*0004"):
+        against.trust(folder, tmp_path)
+    run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
+    assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
+    copy_of_run, *_ = against.trust(folder, tmp_path, anew=True)
+    trusted = against.load("trusted", tmp_path)
+    assert len(trusted.runs) == 1 and copy_of_run.stat().st_mode & 0o755 == 0o755
+    run, facts = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
+    assert not facts and run.verdict is Verdict.PASS
+
+
+def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
+    file = a_run(("tests/s.py::s", "FAIL", "x"), TESTS[0])
+    smoke, test = file.tests
+    not_run = {"verdict": Verdict.NOT_RUN, "message": "smoke failed"}
+    file.tests = [of(smoke, level="smoke"), of(test, **not_run)]
+    file.judge()
+    with pytest.raises(UsageError, match="its smoke level failed"):
+        against.load(str(stored(file, tmp_path / "run")), tmp_path)
+
+
+def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
+    copy_of_run, *_ = against.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
+    (copy_of_run / "verdict.json").write_text("{")
+    with pytest.raises(UsageError, match=str(copy_of_run)):
+        against.load("trusted", tmp_path)
+    _, _, narrower = against.trust(stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True)
+    assert "not known" in narrower[0]
+    assert against.load("trusted", tmp_path).newest.file.tests[0].id == TESTS[0][0]
+
+
+def of_a_sick_box(**fields) -> VerdictFile:
+    """A run whose answers are known and whose rates are not: the box was DEGRADED."""
+    box = verdict_file.BoxReport(state="DEGRADED", reason="others are on the GPU: processes [7]")
+    file = a_run(*TESTS, box=box, **fields)
+    file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
+    file.tests.append(ended("end of the run::box", "INCONCLUSIVE", "DEGRADED", "performance"))
+    file.judge()
+    return file
+
+
+def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
+    """And its rates are judged by nobody, which trust and the run both say."""
+    folder = stored(of_a_sick_box(), tmp_path / "sick")
+    assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
+    assert "its rates and times are not judged, its answers are" in capsys.readouterr().out
+    trusted = against.load("trusted", tmp_path)
+    run, facts = held(a_run(*TESTS), trusted)
+    assert not facts and run.verdict is Verdict.PASS and run.against.no_worse
+    assert "(rates not judged: the box of the run of" in run.why(), run.why()
+    assert run.against.measured == {} and run.against.metrics == []
+    slower, facts = held(a_run(*TESTS, rate=20.0), trusted, rate=20.0)
+    assert not facts and "rates not judged" in slower.why()
+    worse, _ = held(a_run(*changed(0, "FAIL", "wrong")), trusted)
+    assert worse.verdict is Verdict.FAIL and worse.against.new == ["tests/a.py::holds"]
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
+def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
+    """A run on a sick box that is trusted later hides no slower build."""
+    against.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
+    sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
+    _, _, narrower = against.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)
+    assert not narrower
+    trusted = against.load("trusted", tmp_path)
+    run, _ = held(a_run(*TESTS, rate=rate), trusted, rate=rate)
+    assert run.verdict.value == verdict and run.against.rates_not_judged is None
+    assert "compared with the run of 2026-11-23" in run.against.differs[-1]
+    assert run.against.measured["tg32@d0"].value == pytest.approx(50.0, rel=0.01)
+    run, (test,) = held(a_run(*TESTS), trusted, rate=0.0)
+    assert test.id == "--against::tg32@d0" and run.verdict is Verdict.FAIL

@@ -1,0 +1,199 @@
+"""Which plan a run has where none is named, and what an option adds to a plan."""
+
+import json
+import re
+import types
+from pathlib import Path
+
+import pytest
+
+from sm121.core.profile import FULL
+from sm121.plugin.larger_plans import LargerPlan, LeftOut
+from sm121.run.fingerprint import Fingerprint
+from sm121.session import plan_choice
+from sm121.session.plan_choice import DEFAULT, PlanChoice, Reason
+
+PLANS = ("quick", "merge")
+NOTHING = Reason.NOTHING_NAMED.value
+TESTS = Reason.TESTS.value
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        pytest.param({}, (DEFAULT, Reason.NOTHING_NAMED), id="nothing named"),
+        pytest.param({"named": "merge", "shard": True}, ("merge", Reason.NAMED), id="named"),
+        pytest.param({"names_tests": True}, (FULL, Reason.TESTS), id="a level named"),
+        pytest.param({"certify": True}, (FULL, Reason.CERTIFICATE), id="certificate"),
+        pytest.param({"shard": True}, (FULL, Reason.SHARD), id="shard"),
+        pytest.param({"trusted": "merge"}, ("merge", Reason.TRUSTED), id="trusted run of merge"),
+        pytest.param({"trusted": FULL}, (DEFAULT, Reason.NOTHING_NAMED), id="trusted run of full"),
+        pytest.param({"plans": ()}, (FULL, Reason.NO_DEFAULT), id="profile without quick"),
+    ],
+)
+def test_the_plan_is_chosen_in_one_place(given, chosen):
+    arguments = {"named": None, "plans": PLANS, **given}
+    assert plan_choice.choose(**arguments) == PlanChoice(*chosen)
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory) -> Path:
+    """The storage of the run that all tests here are compared with; empty before it."""
+    return tmp_path_factory.mktemp("storage")
+
+
+@pytest.fixture
+def history(run_pytest, fault_server, storage):
+    """Option of a storage that has a run."""
+    option = f"--benchmark-storage={storage}"
+    if any(storage.iterdir()):
+        return option
+    samples = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
+    status, run = run_pytest(
+        "--arch", "sm121", *fault_server().options, "--served-model-name", "canary", option,
+        "meta_tests/whole/scenarios/measurements.py", "--benchmark-autosave",
+        environment={"SM121_META_SAMPLES": json.dumps(samples)},
+    )  # fmt: skip
+    assert status == 0, run.output
+    return option
+
+
+def asked(run_pytest, *arguments):
+    """The plan and its reason in the header, and the tests that would run."""
+    status, run = run_pytest("--collect-only", *arguments)
+    assert status == 0, run.output
+    header = re.search(r"^plan: (\w+) \((.*)\)$", run.output, re.M)
+    assert header, run.output
+    levels = re.search(r"^would run: \d+ checks \((.*)\)$", run.output, re.M)
+    return header.groups(), re.findall(r"[a-z]+", levels[1]), run.output
+
+
+QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "header", "levels"),
+    [
+        pytest.param((), (DEFAULT, NOTHING), QUICK_LEVELS, id="bare"),
+        pytest.param(("--arch", "cpu", "-m", "cpu"), (DEFAULT, NOTHING), QUICK_LEVELS, id="-m cpu"),
+        pytest.param(("tests",), (DEFAULT, NOTHING), QUICK_LEVELS, id="tests"),
+        pytest.param(("-m", "not smoke"), (DEFAULT, NOTHING), QUICK_LEVELS[1:], id="-m not smoke"),
+        pytest.param(("-m", "stress"), (FULL, TESTS), ["stress"], id="-m stress"),
+        pytest.param(("-m", "cpu and stress"), (FULL, TESTS), ["stress"], id="-m cpu and stress"),
+        pytest.param(("tests/test_stress.py",), (FULL, TESTS), ["stress"], id="a file"),
+        pytest.param(
+            ("tests/test_smoke.py::test_baseline_starts_and_answers",),
+            (FULL, TESTS), ["smoke"], id="a node id",
+        ),
+        pytest.param(("-k", "sustained"), (FULL, TESTS), ["stress"], id="-k"),
+        pytest.param(
+            ("--plan", "quick", "--benchmark-compare"),
+            (DEFAULT, Reason.NAMED.value), [*QUICK_LEVELS, "regression"], id="compare in a plan",
+        ),
+        pytest.param(
+            ("--benchmark-autosave",),
+            (DEFAULT, NOTHING), [*QUICK_LEVELS, "regression"], id="autosave",
+        ),
+        pytest.param(
+            ("tests/test_performance.py", "--benchmark-compare"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside a file",
+        ),
+        pytest.param(
+            ("--benchmark-compare", "-k", "test_decode_rate"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside -k",
+        ),
+        pytest.param(
+            ("--benchmark-compare", "-m", "performance"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside -m",
+        ),
+        pytest.param(
+            ("--benchmark-compare", "-m", "performance and not regression"),
+            (FULL, TESTS), ["performance"], id="regression excluded by name",
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_asks_quick_unless_it_names_more(run_pytest, request, arguments, header, levels):
+    if "--benchmark-compare" in arguments:  # what it compares with must be there
+        arguments = (request.getfixturevalue("history"), *arguments)
+    assert asked(run_pytest, *arguments)[:2] == (header, levels)
+
+
+def test_an_attached_server_is_asked_the_same(run_pytest, fault_server):
+    server = fault_server()
+    found, levels, _ = asked(run_pytest, "--arch", "cpu", *server.options)
+    assert (found, levels) == ((DEFAULT, NOTHING), QUICK_LEVELS)
+
+
+def test_a_part_that_was_named_lacks_no_metric_of_the_others(run_pytest, history):
+    """The history of a whole run has metrics that a named test does not measure."""
+    _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
+    assert "test_no_metric_is_worse" in output and "test_no_metric_is_missing" not in output
+
+
+def test_a_plan_asks_all_that_compares(run_pytest, history):
+    _, _, output = asked(run_pytest, history, "--benchmark-compare")
+    assert "test_no_metric_is_missing" in output
+
+
+def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest, tmp_path):
+    """A run of plan merge can be held against no smaller one."""
+    from sm121.run import verdict_file
+    from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+
+    engine = EngineReport(name="vllm", managed=True, model="m")
+    test = TestReport(id="tests/test_smoke.py::test_health", level="smoke", verdict="PASS")
+    file = VerdictFile(
+        arch="cpu", profile="cpu-tiny-gpt-oss", started="2026-11-22T10:00:00", finished=True,
+        engine=engine, fingerprint=Fingerprint(plan="merge"), tests=[test],
+    )  # fmt: skip
+    file.judge()
+    file.reason = file.why()
+    (tmp_path / "trusted").mkdir()
+    verdict_file.write(file, tmp_path / "trusted" / "verdict.json")
+    found, levels, _ = asked(run_pytest, f"--against={tmp_path / 'trusted'}")
+    assert found == ("merge", Reason.TRUSTED.value) and "stress" in levels
+
+
+def test_what_a_plan_left_out_is_said_with_its_price():
+    larger = (LargerPlan("merge", 474, "about 29 min"), LargerPlan("full", 565, None))
+    assert str(LeftOut("quick", 530, larger)) == (
+        "plan quick left out 530 checks: --plan merge (474 checks, about 29 min), "
+        "--plan full (565 checks)"
+    )
+
+
+def test_head_and_end_of_a_run_say_what_was_left_out(run_pytest, fault_server):
+    server = fault_server()
+    _, run = run_pytest("--arch", "cpu", *server.options, "--plan", "quick", "tests/test_smoke.py")
+    line = r"^plan quick left out 2 checks: --plan merge \(13 checks, .*\), --plan full \(13 "
+    assert len(re.findall(line, run.output, re.M)) == 2, run.output
+    assert run.output.rindex("plan quick left out") > run.output.index("sm121 conformance")
+
+
+def test_a_machine_that_cannot_is_one_line(run_pytest):
+    status, run = run_pytest("-m", "sm121", environment={"CUDA_VISIBLE_DEVICES": ""})
+    lines = [line for line in run.output.splitlines() if line.strip()]
+    assert status == 5 and len(lines) == 1, run.output
+    assert re.match(r"NOT_RUN: sm121 was asked for, this machine is \w+ \(", lines[0])
+    assert "--base-url URL --arch sm121" in lines[0]
+    assert run.verdict["verdict"] == "NOT_RUN" and run.verdict["exit_status"] == 5
+    assert run.verdict["tests"]
+
+
+def test_v_shows_the_levels_of_a_machine_that_cannot(run_pytest):
+    status, run = run_pytest("-m", "sm121", "-v", "tests/test_smoke.py")
+    assert status == 5 and re.search(r"^smoke +NOT_RUN", run.output, re.M), run.output
+
+
+def test_workers_have_the_plan_of_their_controller():
+    """A worker reads the command line again, and sees other paths in it."""
+    from sm121.plugin import spine, stash
+
+    planned = PlanChoice("merge", Reason.TRUSTED)
+    option = types.SimpleNamespace(dist="loadgroup", maxworkerrestart="0")
+    kept = {stash.SETTINGS: types.SimpleNamespace(planned=planned)}
+    config = types.SimpleNamespace(stash=kept, option=option)
+    node = types.SimpleNamespace(config=config, workerinput={})
+    spine.pytest_configure_node(node)
+    name, reason = node.workerinput["sm121_plan"]
+    assert PlanChoice(name, Reason(reason)) == planned

@@ -1,0 +1,293 @@
+"""Plans: rows of a profile that say how much is asked, and what a run says of the one it had."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from meta_tests.folders import ROOT
+from sm121.cli import main
+from sm121.compilation import jit
+from sm121.core import data_file, engine_settings, errors, profile, profile_fields
+from sm121.core.profile import FULL, Profile
+from sm121.measure import machine
+from sm121.measure.box import Device, Reading
+from sm121.measure.plan import Plan, Sizes
+from sm121.plugin import planning, selection
+from sm121.run import verdict_file
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.record import Target
+from sm121.run.verdict_file import BoxReport, EngineReport, VerdictFile
+from sm121.session.settings import Settings
+
+TESTS = ROOT / "tests"
+CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
+ROWS = [(name, plan) for name in profile.shipped() for plan in profile.load(name).plans]
+
+
+def level_module(level: str):
+    spec = importlib.util.spec_from_file_location(f"test_{level}", TESTS / f"test_{level}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def level_modules():
+    return {level: level_module(level) for level in profile_fields.LEVELS}
+
+
+def test_every_shipped_profile_has_the_plans():
+    assert all({*profile.load(name).plans} == {"quick", "merge"} for name in profile.shipped())
+
+
+@pytest.mark.parametrize(("name", "plan"), ROWS, ids="-".join)
+def test_a_shipped_plan_names_tests_that_there_are(name, plan, level_modules):
+    row = profile.load(name).plan(plan)
+    assert {level: selection.strange_names(row, level_modules[level]) for level in row.tests} == {
+        level: [] for level in row.tests
+    }
+
+
+def planned(**rows) -> Profile:
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in rows.items())
+    text = CPU.replace("\n[certify]", f'\n[plans.nightly]\npurpose = "a try"\n{lines}\n\n[certify]')
+    return data_file.parse(text, Profile, "cpu.toml")
+
+
+def test_a_profile_cannot_make_full_smaller():
+    text = CPU.replace("[plans.quick]", "[plans.full]").replace("plans.quick", "plans.full")
+    with pytest.raises(data_file.DataFileError, match=r"plans.full: expected another name"):
+        data_file.parse(text, Profile, "cpu.toml")
+    with pytest.raises(errors.UsageError, match="--plan nightly: expected one of profile cpu"):
+        profile.load("cpu-tiny-gpt-oss").plan("nightly")
+
+
+def test_a_plan_asks_by_name_and_by_marker():
+    rows = {"levels": ["kernel", "smoke"], "tests.kernel": ["never_waived", "test_moe_*"]}
+    row = planned(**rows).plan("nightly")
+    assert row.asks("smoke", "test_health", ())
+    assert row.asks("kernel", "test_any", {"never_waived"})
+    assert row.asks("kernel", "test_moe_routing", ())
+    assert not row.asks("kernel", "test_routing", {"kernel"})
+    assert not row.asks("stress", "test_moe_routing", {"never_waived"})
+
+
+def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
+    settings = planned(depths=[512], generated_tokens=[32], concurrency=[8], rounds=7)
+
+    def of_plan(*sizes, **more):
+        plan = Plan.of(settings, plan="nightly", sizes=Sizes(*sizes, **more))
+        measuring = plan.measuring
+        return plan.generated_tokens, plan.depths, measuring.concurrency, measuring.rounds
+
+    assert of_plan() == ((32,), (512,), (8,), 7)
+    over = of_plan((16,), (0,), (64, 0), (4,), 3)
+    assert over == ((16, 32), (0, 64), (4, 8), 3), "each gate keeps its number"
+    assert of_plan(depths=(0, 512))[1] == (512, 0), "loads are at the plan's first depth"
+    assert Plan.of(settings).depths == (0, 512)
+
+
+def test_gates_that_depths_leave_without_a_number_are_named():
+    gb10 = profile.load("sm121-gpt-oss-120b")
+    every = Sizes(only_depths=gb10.performance.depths)
+    for sizes in (Sizes(depths=(64,)), every):
+        assert Settings(sizes=sizes).without_number(gb10) == []
+    missing = Settings(sizes=Sizes(only_depths=(0,))).without_number(gb10)
+    assert "tg32@d4096" in missing and not {"tg32@d0", "ttft_p99"} & {*missing}
+
+
+def test_plans_differ_in_the_fingerprint():
+    one, other = Fingerprint(profile="d"), Fingerprint(profile="d", plan="quick")
+    (difference,) = one.differences(other)
+    assert (difference.field, difference.one, difference.other) == ("plan", FULL, "quick")
+
+
+def collected(run_pytest, *arguments):
+    """The tests that would run: nothing is started."""
+    status, run = run_pytest("--collect-only", "-q", *arguments)
+    assert status == 0, run.output
+    return re.findall(r"^tests/test_\w+\.py::\S+", run.output, re.M), run.output
+
+
+def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
+    """By the real selection; that of a parameter is no name of one of the plan's."""
+    tests, output = collected(run_pytest, "--plan", "quick")
+    assert any("test_decode_rate[d512-tg32]" in test for test in tests)
+    assert not any("tg128" in test or "test_stress" in test for test in tests)
+    assert not any("test_baseline_starts" in test for test in tests)
+    tests, output = collected(run_pytest, "--slow", "tests/test_correctness.py")
+    assert "deselected" not in output
+    assert any("test_token_counts_are_exact[1]" in test for test in tests)
+
+
+def test_what_an_option_asks_for_is_in_every_plan(run_pytest):
+    options = ("--plan", "quick", "--matrix", "1", "--soak", "30s")
+    tests, _ = collected(run_pytest, *options, "tests/test_matrix.py", "tests/test_stress.py")
+    assert any(test.startswith("tests/test_matrix.py::test_cell") for test in tests)
+    assert [test for test in tests if "stress" in test] == ["tests/test_stress.py::test_soak"]
+
+
+def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(CPU.replace('"test_known_answers"', '"test_knwon_answers"', 1), "utf-8")
+    arguments = ("--profile", str(file), "--plan", "quick")
+    status, run = run_pytest(*arguments, "tests/test_correctness.py")
+    assert (status, run.left()) == (4, [])
+    error = next(line for line in run.output.splitlines() if line.startswith("ERROR"))
+    assert "plans.quick.tests" in error and error.endswith("got test_knwon_answers")
+
+
+# What `sm121 plan` says of a start and of gates.
+
+
+def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
+    """The verdict of a finished run of this machine, unless something else is asked."""
+    fingerprint = Fingerprint(**{"machine": machine.identity(), **changes})
+    engine = EngineReport(name="vllm", managed=True, model="m")
+    whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
+    file = VerdictFile(arch=arch, engine=engine, fingerprint=fingerprint, **whole)
+    verdict_file.write(file, folder / "verdict.json")
+
+
+def facts_of_a_start(of: Profile, folder: Path) -> list[str]:
+    chosen = Target(of.arch, profile=of, obstacle=None)
+    return [*planning._start(Settings(profile=of, report_dir=folder), chosen, of)]
+
+
+@pytest.mark.parametrize("gib", [0.01, 1e6])
+def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
+    cpu = profile.load("cpu-tiny-gpt-oss")
+    engine = cpu.engine.model_copy(update={"needs": engine_settings.Needs(memory_gib=gib)})
+    lines = facts_of_a_start(cpu.model_copy(update={"engine": engine}), tmp_path)
+    assert len(lines) == (gib > 1) and all(re.match(r"start: error: .*GiB", x) for x in lines)
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        pytest.param(
+            "0.24.0",
+            "path that is asked for: attention TRITON_ATTN, moe MARLIN",
+            id="0.24.0, path that is asked for: attention TRITON_ATTN",
+        ),
+        pytest.param(
+            "0.32.0",
+            "path that is asked for: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV",
+            id="0.32.0, path that is asked for: attention FLASHINFER or",
+        ),
+    ],
+)
+def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(None, version)
+    chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
+    (line,) = planning._path(Settings(profile=gb10), chosen, gb10)
+    assert line.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "kernels"),
+    [
+        pytest.param("sm90", (), (), id="sm90"),
+        pytest.param(
+            "sm90",
+            ("--attention-backend", "TRITON_ATTN"),
+            (),
+            id="sm90, --attention-backend TRITON_ATTN",
+        ),
+        pytest.param(
+            "sm100",
+            (),
+            ("prefill_attention", "decode_attention"),
+            id="sm100, prefill_attention decode_attention",
+        ),
+        pytest.param(
+            "sm90", ("--moe-backend", "triton"), ("route",), id="sm90, --moe-backend triton, route"
+        ),
+    ],
+)
+def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
+    tiny = profile.load("sm90-tiny-gpt-oss")
+    chosen = Target(arch, profile=tiny, obstacle="elsewhere")
+    lines = [*planning._certificate(Settings(profile=tiny, engine_arguments=more), chosen, tiny)]
+    assert tuple(line.split()[2] for line in lines) == kernels
+    assert all("would not be judged: " in line for line in lines)
+
+
+def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
+    chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
+    settings = Settings(profile=gb10, report_dir=folder, engine_arguments=more)
+    return [*planning._gates(settings, chosen, gb10)]
+
+
+def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
+    d0, d4096 = gates_said(None, "0.33.0", tmp_path)
+    assert d0 == (
+        "gate tg32@d0: 52 tok/s (asked of every build) is above the bound: configuration stock "
+        "reads 5.17 GB a token: at most 45.4 tok/s on the fastest healthy machine (235 GB/s); "
+        "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head --kv-cache-dtype fp8) reads 2.83"
+    )
+    assert d4096.startswith("gate tg32@d4096: 47 tok/s")
+    for able in ((None, "0.14.0+mxfp4"), ("stock", "0.33.0"), ("cutlass", "0.33.0")):
+        assert gates_said(*able, tmp_path) == [], able
+    more = ("--mxfp4-layers", "all")
+    assert gates_said(None, "0.33.0", tmp_path, *more) == [], "what the user adds counts"
+    less = gates_said(None, "0.14.0+mxfp4", tmp_path, "--mxfp4-layers", "moe")
+    assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
+
+
+@pytest.mark.parametrize(
+    ("state", "where"),
+    [
+        ("QUALIFIED", "41.5 tok/s on this machine (215 GB/s)"),
+        pytest.param(
+            "DEGRADED",
+            "45.4 tok/s on the fastest healthy machine (235 GB/s)",
+            id="DEGRADED, 45.4 tok/s on the fastest healthy machine",
+        ),
+    ],
+)
+def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, state, where):
+    device = Device(
+        device="cuda:0", bandwidth_gb_s=210, bandwidth_spread=0, bandwidth_best_gb_s=215,
+        bandwidth_method="", buffer_mib=1, matrix_tflop_s=1, matrix_spread=0, matrix_method="",
+    )  # fmt: skip
+    reading = Reading(device=device, memory_available_gib=1, other_load=0, seconds=1)
+    box = BoxReport(state=state, before=reading)
+    store(tmp_path, "sm121", "sm121-gpt-oss-120b", {"plan": "quick"}, box=box)
+    assert f"at most {where}" in gates_said(None, "0.33.0", tmp_path)[0]
+
+
+def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
+    """The same modules, asked of GB10: none is built, then each."""
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
+    cache, gb10 = tmp_path / ".cache" / "flashinfer", profile.load("sm121-gpt-oss-120b")
+    (cold,) = (line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line)
+    assert "is cold" in cold
+    arguments = (*gb10.engine.arguments, *gb10.configurations[gb10.under_test].arguments)
+    for module in jit.needed(gb10.engine.needs, arguments, {}):
+        name = module.module.replace("*", "x")
+        if module.generated is not None:
+            sources = cache / "0.7" / "121a" / "generated" / name
+            sources.mkdir(parents=True)
+            (sources / "batch_prefill_config.inc").write_text(module.generated.pattern)
+        built = cache / "0.7" / "121a" / "cached_ops" / name / "m.so"
+        built.parent.mkdir(parents=True)
+        built.touch()
+    warm = [line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line]
+    assert warm == [f"start: the JIT cache in {cache} is warm"]
+
+
+@pytest.mark.slow("a collection more")
+def test_plan_takes_what_a_run_takes(capsys):
+    words = ["--profile=cpu-tiny-gpt-oss", "--engine-arg=--dtype=auto", "-k", "test_known_answers"]
+    assert main(["plan", "--plan", "quick", *words]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("would run: 1 checks (correctness 1)"), output
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "the same arguments" in capsys.readouterr().out

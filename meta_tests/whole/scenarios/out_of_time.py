@@ -1,0 +1,12 @@
+"""A test that does not end in its time; started by meta_tests/whole/test_order_of_events.py."""
+
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
+
+
+@pytest.mark.timeout(1)
+def test_waits(server):
+    time.sleep(600)

