@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sm121.regression import ab, hypothesis, trend
+from sm121.regression import ab, hypothesis, start_pairs
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.hypothesis import Criterion
 
@@ -23,6 +23,6 @@ def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float
 
 
 def answer(starts, levels=None, **criterion) -> hypothesis.CriterionResult:
-    outcomes = trend.compare_starts(starts, {}, default=0.05)
+    outcomes = start_pairs.compare_starts(starts, {}, default=0.05)
     (result,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, starts, levels or {}, 1)
     return result

@@ -20,7 +20,7 @@ from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
 from sm121.measure.timeline import Sample
-from sm121.regression import trend
+from sm121.regression import metric_levels
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
@@ -119,7 +119,9 @@ def _details(run: VerdictFile, decode: float) -> Details:
             for test in run.tests
         },
         samples={name: details.samples_of(item) for name, item in samples.items()},
-        history=trend.series_of({"tg32@d0": stored(decode)}, history, "2026-01-12T09:14:03+00:00"),
+        history=metric_levels.series_of(
+            {"tg32@d0": stored(decode)}, history, "2026-01-12T09:14:03+00:00"
+        ),
     )
 
 

@@ -24,7 +24,7 @@ from sm121.measure.measurement import Measurement
 from sm121.oracles import scores
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.plugin import answers
-from sm121.regression import trend
+from sm121.regression import start_pairs, trend
 from sm121.regression.ab import AbFile, MetricOfStart, Visit
 from sm121.regression.change import compare_prices, price_change
 from sm121.report import comparison, headline, summary
@@ -412,7 +412,7 @@ def test_speed_for_quality_in_ab():
     ]
     for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
         allowed = {name: limits.of_price(name) for name in PRICES}
-        changes = trend.compare_starts(visits, allowed, default=0.05)
+        changes = start_pairs.compare_starts(visits, allowed, default=0.05)
         by_name = {change.metric: change for change in changes}
         assert by_name[KL].verdict is verdict and by_name[KL].fact.unit == "nats"
         section = AbSection(AbFile(sides=("", "x"), outcomes=changes)).headline

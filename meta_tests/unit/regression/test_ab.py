@@ -8,13 +8,13 @@ import pytest
 from meta_tests.fakes.ab_visits import answer, visits
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
-from sm121.regression import ab, trend
+from sm121.regression import ab, start_pairs, visit_checks
 from sm121.regression.ab import Visit
 from sm121.regression.change import Change
 
 
 def judged(*args, **kwargs) -> dict[str, Change]:
-    all_ = trend.compare_starts(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
+    all_ = start_pairs.compare_starts(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
     return {outcome.metric: outcome for outcome in all_}
 
 
@@ -167,6 +167,8 @@ def test_sides_that_are_none(texts, why):
 def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
     sides = ab.parse_sides(["", second.replace("PYTHON", sys.executable)])
     a = {"moe": "MARLIN", "cuda_graphs": False}
-    why, unproven = ab.the_same(sides, "vllm", Visit("A", path=a), Visit("B", path=b))
+    why, unproven = visit_checks.compare_sides(
+        sides, "vllm", Visit("A", path=a), Visit("B", path=b)
+    )
     assert (why is not None and "B ran what A ran" in why) is same
     assert (unproven is None) if silent is None else silent in unproven

@@ -14,6 +14,7 @@ from meta_tests.folders import ROOT
 from sm121.core import level_settings, profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
+from sm121.regression import metric_levels
 from sm121.regression import trend as regression
 from sm121.regression.change import Change, is_price
 from sm121.run import stored_run
@@ -285,7 +286,7 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
         noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))
         series = [metric("tg32@d0", [v]) for v in np.array(levels) * noise]
         runs = [run(i, m) for i, m in enumerate(series[:-1])]
-        steps = regression.changes({"tg32@d0": series[-1]}, runs, LIMITS)
+        steps = metric_levels.find_falls({"tg32@d0": series[-1]}, runs, LIMITS)
         assert bool(steps) == changed, (seed, steps)
     if changed and levels[5] == 60:
         assert "beginning with 0006_x.json" in steps[0].text
@@ -295,7 +296,7 @@ def first_red(name: str, times_as_bad, history=(), **fields) -> int | None:
     runs = [*history]
     for number, factor in enumerate(times_as_bad):
         now = metric(name, [60 / factor if name.startswith("tg") else 60 * factor], **fields)
-        if regression.changes({name: now}, runs, LIMITS):
+        if metric_levels.find_falls({name: now}, runs, LIMITS):
             return number
         runs.append(run(len(runs), now))
     return None
@@ -335,7 +336,7 @@ def test_each_metric_of_a_run_is_red_by_the_tenth_merge_of_one_percent(name):
             level = 60 * 1.01 ** (-number if rate else number)
             fields = {"unit": unit, "higher_is_better": rate, "quantile": tail}
             now[key] = metric(key, [level], **fields)
-        red |= {change.metric for change in regression.changes(now, runs, limits)}
+        red |= {change.metric for change in metric_levels.find_falls(now, runs, limits)}
         runs.append(run(number, *now.values()))
     assert red == {*units}
 
@@ -620,7 +621,7 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
         now = {"tg32@d0": _start(generator, 60.0 * share)}
         judged = [
             *regression.compare(now, history, LIMITS),
-            *regression.changes(now, history, LIMITS),
+            *metric_levels.find_falls(now, history, LIMITS),
         ]
         counted[max((change.verdict for change in judged), key=worst.index)] += 1
     assert verdicts[1.0][Verdict.FAIL] <= 2, verdicts

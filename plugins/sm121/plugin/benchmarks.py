@@ -21,7 +21,7 @@ from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.performance.starts import EarlierStarts
 from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL
-from sm121.regression import measured, trend
+from sm121.regression import measured, metric_levels
 from sm121.run import details
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -221,7 +221,7 @@ def keep_history(config: pytest.Config, session: Session, known: details.Details
         return
     history = history_of(config, session)
     try:
-        known.history = trend.series_of(history.current, history.runs, session.file.started)
+        known.history = metric_levels.series_of(history.current, history.runs, session.file.started)
     except (Sm121Error, AssertionError):
         return  # nothing to compare with; the regression level says why
     if HISTORY in config.stash:

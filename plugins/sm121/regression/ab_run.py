@@ -2,18 +2,15 @@
 
 import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psutil
 
 from sm121.answers import exam
-from sm121.core import architecture, templates
+from sm121.core import architecture
 from sm121.core.configuration import environment_items
-from sm121.core.files import write_text
 from sm121.core.level_settings import PRICES
-from sm121.core.numbers import number
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
@@ -29,54 +26,72 @@ from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.regression import ab, hypothesis, trend
+from sm121.regression import ab, ab_report, hypothesis, start_pairs, visit_checks
 from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
-from sm121.regression.hypothesis import CriterionResult, Hypothesis
+from sm121.regression.hypothesis import Criterion, CriterionResult, Hypothesis
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import BoxReport, MetricReport
+from sm121.run.verdict_file import BoxReport
 
-#: How much worse B may be in what varies from start to start on any machine.
-_ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10, "device_memory_gib": 0.10}
+#: How much worse B may be in metrics that vary from start to start on any machine, as a fraction.
+_ALLOWED = {
+    "startup_s": 0.25,
+    "memory_gib": 0.10,
+    "device_memory_gib": 0.10,
+}
 
-#: What B is held against, in words.
-_A = "A"
+
+def _no_prices(_server: Server) -> Mapping[str, MetricOfStart]:
+    return {}
 
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least,
-    twice as many at most. ``plan``: what is measured of each, at its first depth; ``attach``: gives
-    the server of a URL; ``look_at_box``: reads the machine's state after the last visit;
-    ``hypothesis``: what the feature promised; ``obstacle``: why no server can be started."""
+    """The starts of both sides, made on first use.
+
+    There are at least ``pairs`` pairs of starts, and at most twice as many.
+    """
 
     harness: Harness
     sides: tuple[Side, Side]
+    #: The measurements of each start, at its first depth.
     plan: Plan
+    #: Returns the server of a side that has a URL.
     attach: Callable[[Side], Server]
+    #: Reads the machine's state after the last visit.
     look_at_box: Callable[[], BoxReport] = BoxReport
     pairs: int = 3
+    #: The hypothesis of the feature that B has.
     hypothesis: Hypothesis | None = None
+    #: Why no server can be started.
     obstacle: str | None = None
-    price: Callable[[Server], Mapping[str, MetricOfStart]] = lambda _server: {}
+    #: Measures the price of a server's rounding.
+    price: Callable[[Server], Mapping[str, MetricOfStart]] = _no_prices
     visits: list[Visit] = field(default_factory=list)
 
-    #: What came of it, good or bad: it is done once, whoever asks.
+    #: The result of the comparison, which is made once; None before.
     _ended: list[Change] | Exception | None = None
     #: The machine while the pairs were measured, read after the last visit.
     _box: BoxReport = field(default_factory=BoxReport)
-    #: Of the server at the URL of a side, since its first visit.
+    #: By side: the life of the server at its URL, since the first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
+    #: By side: the reader of its server's log.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
+    #: By side: the prices, which are the same for each start.
     _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
-    #: Prompts of known answers that A knew at its first visit.
+    #: The prompts that A continued rightly at its first visit.
     _answered: frozenset[str] | None = None
 
     @property
     def outcomes(self) -> list[Change]:
-        """B against A in every metric, after as many pairs of starts as it took to decide. Raises
-        NotRun: A does not start, or an earlier call was broken off; Invalid: a visit does not
-        count. A second call starts nothing and says the same."""
+        """The change of B against A in every metric, after as many pairs as it took to decide.
+
+        A second call starts nothing and gives the same result.
+
+        Raises:
+            NotRun: A does not start, or an earlier call was interrupted.
+            Invalid: A visit does not count.
+        """
         if self._ended is None:
             self._ended = NotRun("the comparison was broken off; run it again")
             try:
@@ -92,45 +107,54 @@ class AbRun:
         return self._ended
 
     def _compared(self) -> list[Change]:
-        least, most = self.pairs, 2 * self.pairs
-        outcomes: list[Change] = []
+        """Start pairs until the comparison and the hypothesis are decided."""
+        most = 2 * self.pairs
         turns = ab.order(most)
+        outcomes: list[Change] = []
         for pair in range(most):
             for side in turns[2 * pair : 2 * pair + 2]:
-                self._visit(side, f"{pair + 1} of {least} to {most}")
+                self._visit(side, f"{pair + 1} of {self.pairs} to {most}")
                 if self._broken:
                     self._write(outcomes)
                     return outcomes
             self._check_that_they_differ()
-            if pair + 1 < least:
+            if pair + 1 < self.pairs:
                 continue
-            limits = self.harness.profile.regression
-            prices = {name: limits.of_price(name) for name in PRICES}
-            allowed = {**_ALLOWED, **limits.metrics, **prices}
-            outcomes = trend.compare_starts(
-                self.visits, allowed, default=limits.threshold, looks=self._looks
-            )
-            measured = {name for visit in self.visits for name in visit.metrics}
-            if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
-                self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
+            outcomes = self._compare_starts()
             self._write(outcomes)
             if not self._more_pairs_can_decide(outcomes):
                 break
         self._box = self.look_at_box()
         return outcomes
 
+    def _compare_starts(self) -> list[Change]:
+        limits = self.harness.profile.regression
+        prices = {name: limits.of_price(name) for name in PRICES}
+        allowed = {**_ALLOWED, **limits.metrics, **prices}
+        outcomes = start_pairs.compare_starts(
+            self.visits, allowed, default=limits.threshold, looks=self._looks
+        )
+        lost = {name for visit in self.visits for name in visit.metrics}
+        lost.difference_update(outcome.metric for outcome in outcomes)
+        if lost:
+            names = sorted(lost)
+            self.harness.unproven(f"A/B: not known at every visit, and not compared: {names}")
+        return outcomes
+
     def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
-        """Whether the comparison or the hypothesis is open. A FAIL of one metric decides the
-        comparison, whatever the other metrics come to."""
+        """Return whether the comparison or the hypothesis is open.
+
+        A FAIL of one metric decides the comparison, whatever the verdicts of the other metrics.
+        """
         verdicts = [change.verdict for change in outcomes]
         if Verdict.INCONCLUSIVE in verdicts and Verdict.FAIL not in verdicts:
             return True
-        if (chosen := self.hypothesis) is None:
+        if self.hypothesis is None:
             return False
-        gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
-        of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
-        answers = hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
-        return any(answer.verdict is Verdict.INCONCLUSIVE for answer in answers)
+        criteria = [*self.hypothesis.criteria, *_gate_criteria(self.hypothesis)]
+        of_pairs = [criterion for criterion in criteria if criterion.is_of_pairs]
+        results = hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
+        return any(result.verdict is Verdict.INCONCLUSIVE for result in results)
 
     @property
     def _looks(self) -> int:
@@ -138,70 +162,75 @@ class AbRun:
         return self.pairs + 1
 
     def judge(self) -> None:
-        """B is not worse than A. Raises AssertionError: it is, or it does not run; Invalid, NotRun:
-        a visit does not count, or A does not run; Inconclusive: the starts differ too much among
-        themselves, or the box is unfit."""
+        """Require that B is not worse than A.
+
+        Raises:
+            AssertionError: B is worse, or does not serve.
+            Invalid: A visit does not count.
+            NotRun: A does not serve.
+            Inconclusive: The starts differ too much among themselves, or the box is degraded.
+        """
         outcomes = self.outcomes
         require(not self._broken, "B serves as A does", self._broken)
         if self._box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         if not outcomes:
             raise Invalid("A and B have no metric in common")
-        worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
-        requirement = "B is not worse than A"
-        require_none([Fact(requirement, "it is", o.metric, evidence=o.text) for o in worse])
-        open_ones = [o.text for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
-        if open_ones:
-            raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
+        facts = []
+        undecided = []
+        for outcome in outcomes:
+            if outcome.verdict is Verdict.FAIL:
+                requirement = "B is not worse than A"
+                facts.append(Fact(requirement, "it is", outcome.metric, evidence=outcome.text))
+            elif outcome.verdict is Verdict.INCONCLUSIVE:
+                undecided.append(outcome.text)
+        require_none(facts)
+        if undecided:
+            raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(undecided)}")
 
     def review(self) -> None:
-        """What the feature promised holds; review.md is written either way. Raises NotRun: no
-        hypothesis; AssertionError, Inconclusive: a criterion does not hold, or is open."""
+        """Require that the hypothesis holds; review.md is written in any case.
+
+        Raises:
+            NotRun: There is no hypothesis.
+            AssertionError: A criterion does not hold.
+            Inconclusive: A criterion is undecided, or was not evaluated.
+        """
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
         outcomes, undecided = self._outcomes_or_why_none()
         self.harness.save()  # which judges the levels by the tests that have ended
-        levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
-        gate_text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
-        answers, gate = (
-            hypothesis.evaluate(promises, outcomes, self.visits, levels, self._looks)
-            if undecided is None
-            else [CriterionResult(p, undecided.verdict, "", "", str(undecided)) for p in promises]
-            for promises in (chosen.criteria, criteria)
+        answers = self._evaluate(chosen.criteria, outcomes, undecided)
+        gate = self._evaluate(_gate_criteria(chosen), outcomes, undecided)
+        results = [*answers, *gate]
+        verdict = worst(result.verdict for result in results)
+        file = ab_report.write_review(
+            self.harness, self.sides, chosen, answers, gate, verdict, outcomes
         )
-        every, file = [*answers, *gate], self.harness.directory / "review.md"
-        verdict = worst(answer.verdict for answer in every)
-        filled = templates.rendered(
-            "review.md.j2",
-            hypothesis.cell,
-            hypothesis=chosen,
-            answers=answers,
-            gate_text=gate_text,
-            gate=gate,
-            verdict=verdict,
-            sides=self.sides,
-            outcomes=outcomes,
-            number=number,
-            run=self.harness.file,
-        )
-        write_text(filled, file)
         if undecided is not None:
             raise type(undecided)(f"{undecided}; the review is in {file}")
-        lines = [
-            f"{answer.criterion}: {answer.verdict.value}, A {answer.baseline or '-'}, "
-            f"B {answer.actual or '-'} ({answer.note})"
-            for answer in every
-            if answer.verdict is not Verdict.PASS
-        ]
+        lines = [_line_of(result) for result in results if result.verdict is not Verdict.PASS]
         text = f"{'; '.join(lines)}; the review is in {file}"
         if verdict is Verdict.INCONCLUSIVE:
             raise Inconclusive(text)
-        if verdict is Verdict.NOT_RUN:  # a promise that nobody looked at is not kept
+        if verdict is Verdict.NOT_RUN:  # a promise that was not checked is not kept
             raise Inconclusive(f"not everything that was promised could be looked at: {text}")
         if verdict is not Verdict.PASS:
-            broken = ", ".join(f"{a.criterion}" for a in every if a.verdict is verdict)
-            raise Unmet(Fact("what was promised", f"not {broken}", evidence=text))
+            broken = [f"{result.criterion}" for result in results if result.verdict is verdict]
+            raise Unmet(Fact("what was promised", f"not {', '.join(broken)}", evidence=text))
+
+    def _evaluate(
+        self, criteria: Sequence[Criterion], outcomes: list[Change], undecided: Undecided | None
+    ) -> list[CriterionResult]:
+        """Evaluate criteria; ``undecided`` is the reason that there are no outcomes."""
+        if undecided is not None:
+            return [
+                CriterionResult(criterion, undecided.verdict, note=str(undecided))
+                for criterion in criteria
+            ]
+        levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
+        return hypothesis.evaluate(criteria, outcomes, self.visits, levels, self._looks)
 
     def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
         try:
@@ -214,99 +243,137 @@ class AbRun:
 
     @property
     def _broken(self) -> str | None:
-        return next((v.failure for v in self.visits if v.side == "B" and v.failure), None)
+        """The failure of B; None while it serves."""
+        for visit in self.visits:
+            if visit.side == "B" and visit.failure:
+                return visit.failure
+        return None
 
     def _visit(self, name: str, which: str) -> None:
-        side = self.sides[0 if name == "A" else 1]
+        """Start a side, measure it, check it, and append the visit."""
+        side = self.sides[0] if name == "A" else self.sides[1]
         self.harness.say("A/B", f"{name}, pair {which}: {side.text or '(as it is)'}")
         visit = Visit(name)
         try:
-            server, memory = self._server(name, side)
-            visit.log = server.log.name if server.log is not None else None
-            self._check(visit, server, side)
-            try:
-                visit.metrics = self._measure(name, server)
-                if name not in self._prices:  # of each start the same
-                    self._prices[name] = self.price(server)
-                visit.metrics.update(self._prices[name])
-            finally:  # of a server that has died, its death is what is said
-                self.harness.check_alive()
-            if server.why_cold:
-                self.harness.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
-            elif server.startup_s is not None:
-                visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
-            visit.metrics.update(self._memory(memory))
-            visit.failure = self._forgotten(name, server)
-            self._check(visit, server, side)  # a fallback may come with the first request
+            self._measure_visit(visit, side)
         except Undecided:
             self.visits.append(visit)  # for the record
             raise
         except ServerError as error:
             visit.failure = self.harness.redact(str(error).splitlines()[0])
             if name == "A":
-                raise NotRun(f"A does not serve, so there is nothing to compare with: "
-                             f"{visit.failure}") from error  # fmt: skip
+                raise NotRun(
+                    f"A does not serve, so there is nothing to compare with: {visit.failure}"
+                ) from error
         self.visits.append(visit)
 
+    def _measure_visit(self, visit: Visit, side: Side) -> None:
+        name = visit.side
+        server, memory = self._server(name, side)
+        visit.log = server.log.name if server.log is not None else None
+        self._check(visit, server, side)
+        try:
+            visit.metrics = self._measure(name, server)
+            if name not in self._prices:
+                self._prices[name] = self.price(server)
+            visit.metrics.update(self._prices[name])
+        finally:  # the death of a server hides the errors that follow from it
+            self.harness.check_alive()
+        if server.why_cold:
+            self.harness.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
+        elif server.startup_s is not None:
+            visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
+        visit.metrics.update(self._memory(memory))
+        visit.failure = self._forgotten(name, server)
+        self._check(visit, server, side)  # a fallback may come with the first request
+
     def _forgotten(self, name: str, server: Server) -> str | None:
-        """What A knew at its first visit and this one does not: a rate of noise is none. Raises
-        Invalid: A itself does not know it any more."""
+        """Return a wrong answer to a prompt that A continued rightly at its first visit, or None.
+
+        The rate of a server that answers with noise is no rate. Raises Invalid if A itself answers
+        wrongly now.
+        """
         questions = exam.load(self.harness.profile.correctness.exam).completions
-        wrong = exam.unknown(server.endpoint, questions)
+        mistakes = exam.unknown(server.endpoint, questions)
         if self._answered is None:
-            self._answered = frozenset(fact.prompt for fact in questions) - wrong.keys()
+            prompts = frozenset(completion.prompt for completion in questions)
+            self._answered = prompts - mistakes.keys()
             if not self._answered:
-                self.harness.unproven(f"A/B: that a side answers sensibly: A says {wrong}")
-        lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._answered]
+                self.harness.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
+        lost = [prompt for prompt in mistakes if prompt in self._answered]
         if not lost:
             return None
-        message = self.harness.redact(f"{name} answers {lost[0]}, which A knew at its first visit")
+        message = self.harness.redact(
+            f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A knew at its first visit"
+        )
         if name == "A":
             raise Invalid(message)
         return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """What runs is what the side was to be, and what it was at its first visit. Raises Invalid:
-        it is not; names all of it and the evidence."""
-        harness, name = self.harness, visit.side
-        where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
+        """Raise Invalid if the server is not as its side was configured, or not as at first.
+
+        The message names all deviations and the evidence.
+        """
+        name = visit.side
+        number = 1 + sum(earlier.side == name for earlier in self.visits)
+        where = f"{name}, visit {number}"
         if side.url is not None:
             self._check_process(where, name, server, side.url)
-            if server.log is not None:  # what it reports is never green, as of one server
-                new = ErrorReader(server.reader or "", server.log.stat().st_size)
-                errors = self._errors.setdefault(name, new).read(server.log)
-                harness.decide_silent(errors, f"log of {name}")
+            self._decide_silent(name, server)
         if server.log is None:
-            how = f"give --ab '{side.url} --server-log PATH'" if side.log is None else None
-            why = how or server.why_no_log
+            why = server.why_no_log
+            if side.log is None:
+                why = f"give --ab '{side.url} --server-log PATH'"
             self.harness.unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
-        path = harness.kernel_path(server)
-        visit.path = {name: getattr(path, name) for name in ab.EFFECTS}
+        deviations = self._path_deviations(visit, server, side)
+        if deviations:
+            raise Invalid(f"{where}: {'; '.join(deviations)}. Evidence: {server.log}")
+
+    def _path_deviations(self, visit: Visit, server: Server, side: Side) -> list[str]:
+        """Note the kernel path of a visit, and return its deviations, one line each."""
+        path = self.harness.kernel_path(server)
+        visit.path = {name: getattr(path, name) for name in visit_checks.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
-        under_test = harness.profile.under_test
-        configuration = harness.managed_configuration(under_test) if side.url is None else None
+        under_test = self.harness.profile.under_test
+        configuration = None
+        if side.url is None:
+            configuration = self.harness.managed_configuration(under_test)
         requests = requested.patterns(configuration) if configuration is not None else ()
-        required = harness.profile.path_of(under_test, requests)
-        wrong = ab.not_as_asked(required, server, path, configuration, under_test)
-        wrong += ab.moved(visit, self.visits)
-        if wrong:
-            raise Invalid(f"{where}: {'; '.join(wrong)}. Evidence: {server.log}")
+        required = self.harness.profile.path_of(under_test, requests)
+        deviations = visit_checks.path_deviations(required, server, path, configuration, under_test)
+        return deviations + visit_checks.changes_since_first(visit, self.visits)
+
+    def _decide_silent(self, name: str, server: Server) -> None:
+        """Decide on new errors in the log of a server at a URL."""
+        if server.log is None:
+            return
+        if name not in self._errors:
+            size = server.log.stat().st_size
+            self._errors[name] = ErrorReader(server.reader or "", size)
+        errors = self._errors[name].read(server.log)
+        self.harness.decide_silent(errors, f"log of {name}")
 
     def _check_process(self, where: str, name: str, server: Server, url: str) -> None:
+        """Raise Invalid if the server was replaced, or if both URLs are of one server."""
         if name not in self._lives:
             self._lives[name] = AttachedLife(server)
-            if (unwatched := self._lives[name].unwatched) is not None:
+            unwatched = self._lives[name].unwatched
+            if unwatched is not None:
                 self.harness.unproven(f"A/B: of {name}: {unwatched}")
         life = self._lives[name]
-        if isinstance(state := life.state(), Dead):
-            raise Invalid(f"{where}: another process answers at {url} than at the first visit: "
-                          f"{state.detail}")  # fmt: skip
-        if (other := self._lives.get("A")) is None or name == "A":
+        state = life.state()
+        if isinstance(state, Dead):
+            raise Invalid(
+                f"{where}: another process answers at {url} than at the first visit: {state.detail}"
+            )
+        life_of_a = self._lives.get("A")
+        if life_of_a is None or name == "A":
             return
-        same = other.signs.is_one_with(life.signs)
+        same = life_of_a.signs.is_one_with(life.signs)
         if same:
-            urls = " and ".join(str(each.url) for each in self.sides)
+            urls = " and ".join(str(side.url) for side in self.sides)
             raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
         if same is None:
             self.harness.unproven(
@@ -315,17 +382,21 @@ class AbRun:
             )
 
     def _check_that_they_differ(self) -> None:
-        a, b = (next(v for v in reversed(self.visits) if v.side == name) for name in ("A", "B"))
+        """Raise Invalid if the configurations of both sides are one and the same server."""
         if self.sides[0].url is not None:
             return
+        last = {visit.side: visit for visit in self.visits}
+        a = last["A"]
+        b = last["B"]
         configuration = self.harness.managed_configuration(self.harness.profile.under_test)
-        why, silent = ab.the_same(self.sides, configuration.engine, a, b)
-        if why is not None:
-            raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
-        if silent is not None:
-            self.harness.unproven(silent)
+        comparison = visit_checks.compare_sides(self.sides, configuration.engine, a, b)
+        if comparison.void is not None:
+            raise Invalid(f"{comparison.void}. Evidence: {a.log}, {b.log}")
+        if comparison.unproven is not None:
+            self.harness.unproven(comparison.unproven)
 
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
+        """Start or attach the server of a side; one with a URL has no reader of its memory."""
         if side.url is not None:
             return self.attach(side), None
         if self.harness.pool is None:
@@ -343,7 +414,9 @@ class AbRun:
         return self.harness.start(configuration), memory
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
+        """Measure the plan's first depth. Raises Invalid if a measurement is INVALID."""
         directory = self.harness.directory / "ab" / f"{len(self.visits):02}-{name}"
+        values: dict[str, MetricOfStart] = {}
         with MeasuredServer.open(
             server.endpoint,
             self.plan,
@@ -353,7 +426,6 @@ class AbRun:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
             rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
-            values: dict[str, MetricOfStart] = {}
             for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
                 measurement = metric.settle(cell)
                 if measurement.invalid:
@@ -366,52 +438,39 @@ class AbRun:
         return values
 
     def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:
+        """Return the memory of the server that runs, in GiB; empty for a server at a URL."""
         pool = self.harness.pool
         if pool is None or reader is None:
             return {}
-        pids, resident = set(), 0
+        pids = set()
+        resident = 0
         for process in pool.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 resident += process.memory_info().rss
                 pids.add(process.pid)
         memory = reader.read(pids, resident)
+        sizes = {"memory_gib": memory.total, "device_memory_gib": memory.device}
         return {
             name: MetricOfStart(round(size / 2**30, 4), "GiB", False)
-            for name, size in (("memory_gib", memory.total), ("device_memory_gib", memory.device))
+            for name, size in sizes.items()
             if size
         }
 
-    def _write(self, outcomes: list[Change], why: str | None = None) -> None:
-        for outcome in (each for each in outcomes if each.difference is None):
-            rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
-            self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
-                value=statistics.finite(outcome.ratio),
-                ci_low=statistics.finite(outcome.ci_low),
-                ci_high=statistics.finite(outcome.ci_high),
-                confidence=statistics.CONFIDENCE,
-                unit="B/A",
-                rounds=outcome.pairs,
-                starts=outcome.pairs if self.harness.pool is not None else 1,
-                verdict=outcome.verdict,
-                minimum=1.0 - allowed if rate else None,
-                at_most=None if rate else 1.0 + allowed,
-            )
-        others = [change for change in self.harness.file.changes if change.beside != _A]
-        worse = [o for o in outcomes if o.verdict is not Verdict.PASS]
-        self.harness.file.changes = [*others, *(change.report(_A) for change in worse)]
-        record = {
-            "sides": [side.text for side in self.sides],
-            "void": why,
-            "visits": [dataclasses.asdict(visit) for visit in self.visits],
-            "outcomes": [
-                {
-                    name: statistics.finite(value) if isinstance(value, float) else value
-                    for name, value in dataclasses.asdict(outcome).items()
-                    if value != ""
-                }
-                for outcome in outcomes
-            ],
-        }
-        text = self.harness.redact(json.dumps(record, indent=2))
-        write_text(text + "\n", self.harness.directory / ab.FILE)
+    def _write(self, outcomes: list[Change], void: str | None = None) -> None:
+        """Write the record and save the run; ``void`` says why the comparison does not count."""
+        ab_report.note_outcomes(self.harness, outcomes)
+        ab_report.write_record(self.harness, self.sides, self.visits, outcomes, void)
         self.harness.save()
+
+
+def _gate_criteria(chosen: Hypothesis) -> Sequence[Criterion]:
+    """Return the criteria of the gate behind a hypothesis' phase."""
+    gate = hypothesis.gate_behind(chosen.phase)
+    return gate.criteria if gate is not None else ()
+
+
+def _line_of(result: CriterionResult) -> str:
+    return (
+        f"{result.criterion}: {result.verdict.value}, A {result.baseline or '-'}, "
+        f"B {result.actual or '-'} ({result.note})"
+    )

@@ -1,6 +1,8 @@
 """A change of one metric: B against A, this run against stored ones, or against a trusted one.
-Speed that is bought with quality, by a price of rounding, is a regression, unless the profile
-allows that."""
+
+A higher price of rounding is a regression even if the server got faster, unless the profile allows
+it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,62 +17,75 @@ from sm121.measure import statistics
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import ChangeReport
 
+#: The value of each metric by its name; None if it was not measured.
+Values = Mapping[str, float | None]
+
 
 @dataclass(frozen=True)
 class Change:
-    """What a metric was, what it is, and what was decided about that. A verdict is about a
-    regression: PASS, there is none; NOT_RUN, it was not judged."""
+    """A metric before and now, and the decision on it.
+
+    The verdict is about a regression: PASS if there is none, NOT_RUN if it was not judged.
+    """
 
     metric: str
     unit: str
     higher_is_better: bool
-    #: Before and now. None in a file where it was infinite, as where a request failed.
+    #: The value before. None in a file if it was infinite, for example after a failed request.
     a: float | None
+    #: The value now. None in a file if it was infinite.
     b: float | None
-    #: B / A. None where a value is no positive number; the interval also where none can be had.
+    #: B / A; None if a value is not a positive number.
     ratio: float | None = None
+    #: The bounds of the ratio's 95 % interval; None without an interval.
     ci_low: float | None = None
     ci_high: float | None = None
-    #: So many runs, or pairs of starts, make A.
+    #: The number of runs, or of pairs of starts, behind A.
     pairs: int = 1
-    #: How much worse B may be, as a fraction, or as `difference`; None where nothing says.
+    #: How much worse B may be, as a fraction, or in ``unit`` beside a `difference`; None if
+    #: nothing states it.
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
     text: str = ""
-    #: What else a reader must know.
+    #: A remark for the reader.
     note: str = ""
-    #: How much worse B is in its own unit, of what has no ratio.
+    #: How much worse B is, in ``unit``, for a metric that is not judged by its ratio.
     difference: float | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against it: it was not judged, or is no regression."""
+        """Whether it is no regression, or was not judged."""
         return self.verdict in (Verdict.PASS, Verdict.NOT_RUN)
 
     @property
     def decided(self) -> bool:
-        """Whether the change counts one way or the other."""
+        """Whether the verdict is PASS or FAIL."""
         return self.verdict in (Verdict.PASS, Verdict.FAIL)
 
     @property
     def worse(self) -> float | None:
-        """How much worse B is, as a fraction of A: 0.1 for 10 %; below 0 where it is better."""
+        """How much worse B is, as a fraction of A: 0.1 for 10 %; negative if it is better."""
         return self._worse(self.ratio)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval of how much better B is, as fractions of A, the worse end first."""
-        low, high = self._worse(self.ci_low), self._worse(self.ci_high)
-        return None if low is None or high is None else (-max(low, high), -min(low, high))
+        low = self._worse(self.ci_low)
+        high = self._worse(self.ci_high)
+        if low is None or high is None:
+            return None
+        return -max(low, high), -min(low, high)
 
     @property
     def percent(self) -> str:
-        """The change as the metric itself went: ``-9.7 %``."""
-        return "not known" if self.ratio is None else f"{signed(self.ratio - 1)} %"
+        """The change of the metric's value in percent: ``-9.7 %``."""
+        if self.ratio is None:
+            return "not known"
+        return f"{signed(self.ratio - 1)} %"
 
     @property
     def bounds(self) -> str:
-        """The interval of the change in percent; empty where there is none."""
+        """The interval of the change in percent; empty without an interval."""
         if self.ci_low is None or self.ci_high is None:
             return ""
         return f"[{signed(self.ci_low - 1)}, {signed(self.ci_high - 1)}]"
@@ -86,21 +101,30 @@ class Change:
 
     @property
     def fact(self) -> Fact:
-        """What does not hold of it."""
-        value, times, unit = self.worse, 100, "%"
-        if self.difference is not None:
-            value, times, unit = self.difference, 1, self.unit
+        """The failed requirement that B is not worse than allowed."""
+        limit = self.allowed or 0.0
+        value = self.difference
+        unit = self.unit
+        if self.difference is None:
+            limit *= 100
+            unit = "%"
+            if self.worse is not None:
+                value = 100 * self.worse
         return Fact(
             "worse than before by at most",
             about=self.metric,
-            value=None if value is None else times * value,
-            limit=times * (self.allowed or 0.0),
+            value=value,
+            limit=limit,
             unit=unit,
             evidence=self.text.removeprefix(f"{self.metric}: "),
         )
 
     def report(self, beside: str) -> ChangeReport:
-        """As verdict.json has it, compared with ``beside``."""
+        """Return the change in the form of verdict.json.
+
+        Args:
+            beside: The run or the runs that it was compared with, in words.
+        """
         return ChangeReport(
             metric=self.metric,
             unit=self.unit,
@@ -113,51 +137,112 @@ class Change:
         )
 
     def _worse(self, ratio: float | None) -> float | None:
+        """Return how much worse B is at a ratio, as a fraction."""
         if ratio is None or not math.isfinite(ratio):
             return None
         return 1.0 - ratio if self.higher_is_better else ratio - 1.0
 
 
 def signed(fraction: float, digits: int = 1) -> str:
-    """A signed percentage; what rounds to nothing has no sign."""
+    """Return a fraction as a signed percentage without the percent sign.
+
+    Args:
+        fraction: The fraction, 0.1 for 10 %.
+        digits: The number of digits behind the point.
+
+    Returns:
+        The text; without a sign if it is rounded to zero.
+    """
     text = f"{100.0 * fraction:+.{digits}f}"
     return text[1:] if float(text) == 0.0 else text
 
 
-Values = Mapping[str, float | None]
+def relative_loss(now: float, before: float, higher_is_better: bool) -> float:
+    """Return how much worse a value is than the one before.
+
+    Args:
+        now: The value now.
+        before: The value before.
+        higher_is_better: Whether a rate is compared, rather than a time.
+
+    Returns:
+        The loss as a fraction of ``before``, negative if the value is better. With a ``before`` of
+        0: 0, or infinity if lower is better and ``now`` is not 0.
+    """
+    if before == 0.0:
+        return 0.0 if now == 0.0 or higher_is_better else float("inf")
+    return 1.0 - now / before if higher_is_better else now / before - 1.0
 
 
 def is_price(metric: str) -> bool:
-    """Whether a metric is one of `PRICES`, at any depth."""
+    """Return whether a metric is one of `PRICES`, at any depth.
+
+    Args:
+        metric: Its name, such as ``price_kl@d8192``.
+    """
     return metric.partition("@")[0] in PRICES
 
 
 def compare_prices(
     now: StoredMetric, earlier: Sequence[StoredMetric], limits: Regression
 ) -> Change:
-    """This run's price against the best of the stored runs, so that nothing gets worse step by
-    step."""
-    before = (max if now.higher_is_better else min)(metric.value for metric in earlier)
+    """Return the change of a price against the best of the stored runs.
+
+    The best run is the reference, so that a price cannot get worse in small steps.
+
+    Args:
+        now: The price of this run.
+        earlier: The same price of the stored runs, at least one.
+        limits: The profile's limits.
+    """
+    best = max if now.higher_is_better else min
+    before = best(metric.value for metric in earlier)
     return price_change(now.name, before, now.value, limits.of_price(now.name), len(earlier))
 
 
 def price_change(metric: str, before: float, now: float, limit: float, runs: int = 1) -> Change:
-    """A price that was and is so high. `limit`: how much worse it may be, in its unit; where it is
-    infinite, a price beyond what the profile has for it fails by its own test. What is no number is
-    worse than any."""
-    unit, higher = PRICES[metric.partition("@")[0]]
-    worse = before - now if higher else now - before
-    how = f"{number(abs(worse))} {'worse' if worse > 0 else 'better'}; {number(limit)} allowed"
+    """Return the change of a price of rounding.
+
+    Args:
+        metric: The name of the price, at any depth.
+        before: The price before, in the unit of `PRICES`.
+        now: The price now. NaN and infinity always fail.
+        limit: How much worse it may be, in its unit; infinite if the profile allows it to be paid
+            for speed. A price beyond the profile's gate then fails by its own test.
+        runs: The number of runs behind ``before``.
+    """
+    unit, higher_is_better = PRICES[metric.partition("@")[0]]
+    worse = before - now if higher_is_better else now - before
+    direction = "worse" if worse > 0 else "better"
+    is_allowed = math.isfinite(now) and worse <= limit
     return Change(
-        metric, unit, higher, before, now, difference=worse, pairs=runs, allowed=limit,
-        verdict=Verdict.PASS if math.isfinite(now) and worse <= limit else Verdict.FAIL,
-        text=f"{metric}: {number(now)} {unit} against {number(before)}, {how}",
-    )  # fmt: skip
+        metric=metric,
+        unit=unit,
+        higher_is_better=higher_is_better,
+        a=before,
+        b=now,
+        difference=worse,
+        pairs=runs,
+        allowed=limit,
+        verdict=Verdict.PASS if is_allowed else Verdict.FAIL,
+        text=(
+            f"{metric}: {number(now)} {unit} against {number(before)}, "
+            f"{number(abs(worse))} {direction}; {number(limit)} allowed"
+        ),
+    )
 
 
 def trade(before: Values, now: Values) -> str:
-    """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
-    empty unless both have a rate and a price."""
+    """Return how much faster a run is and what that costs.
+
+    Args:
+        before: The metrics before.
+        now: The metrics now.
+
+    Returns:
+        ``1.6 times as fast (...), at a price: ...``; empty unless both runs have a rate and a
+        price.
+    """
     return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)
 
 
@@ -166,6 +251,7 @@ class Missing:
     """A metric that a baseline has and this run has not: no success."""
 
     metric: str
+    #: The name of the baseline.
     baseline: str
 
     def __str__(self) -> str:

@@ -1,5 +1,8 @@
-"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature).
-PASS when a whole interval is on the right side, FAIL when all of it is on the wrong."""
+"""A feature's hypothesis: its criteria against an A/B run, in which B has the feature.
+
+A criterion on a metric is PASS if the whole interval is on the right side of the bound, and FAIL if
+the whole interval is on the wrong side.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,26 +19,29 @@ from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict
 from sm121.regression.ab import Visit
 from sm121.regression.change import Change
-from sm121.regression.trend import difference_of_pairs, verdict_of
+from sm121.regression.start_pairs import difference_of_pairs, verdict_of
 
 Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 
 
 class Criterion(DataTable):
-    """One promise. Exactly one kind of it."""
+    """One criterion of exactly one kind."""
 
+    #: The metric that a bound is on; None for the other kinds.
     metric: str | None = None
-    #: Of B against A, as a fraction: 0.10 for 10 % more.
+    #: The bounds on B / A - 1, as a fraction: 0.10 for 10 % more.
     change_at_least: float | None = None
     change_at_most: float | None = None
-    #: B - A, in the metric's unit.
+    #: The bound on B - A, in the metric's unit.
     difference_at_most: float | None = None
-    #: Of B itself.
+    #: The bounds on B alone, in the metric's unit.
     value_at_least: float | None = None
     value_at_most: float | None = None
+    #: A level that passes in the same run.
     level: Level | None = None
-    #: What B's log must say of its experts, and must not.
+    #: The experts' kernel that B's log shows.
     moe: Pattern | None = None
+    #: The experts' kernel that B's log does not show.
     moe_not: Pattern | None = None
     #: Every start of B serves to the end.
     no_crash: Literal[True] | None = None
@@ -45,7 +51,7 @@ class Criterion(DataTable):
     def _one_kind(self) -> "Criterion":
         others = ("level", "moe", "moe_not", "no_crash")
         bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
-        kinds = [*bounds, *(name for name in others if getattr(self, name))]
+        kinds = bounds + [name for name in others if getattr(self, name)]
         if len(kinds) != 1:
             raise ValueError(
                 f"expected exactly one of {', '.join((*_BOUNDS, *others))}; "
@@ -56,23 +62,35 @@ class Criterion(DataTable):
         return self
 
     @property
+    def bound(self) -> "Bound | None":
+        """The bound on a metric; None for the other kinds."""
+        for name in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None:
+                return Bound(name, value)
+        return None
+
+    @property
     def is_of_pairs(self) -> bool:
-        """Whether more pairs narrow its interval: it is on B against A."""
-        return any(getattr(self, name) is not None for name in _BOUNDS if "value" not in name)
+        """Whether it is on B against A, so that more pairs narrow its interval."""
+        return self.bound is not None and self.bound.name not in _OF_B_ALONE
 
     def __str__(self) -> str:
-        for name, text in _BOUNDS.items():
-            if (bound := getattr(self, name)) is not None:
-                figure = bound * 100 if name.startswith("change") else bound
-                return f"{self.metric} {text.format(figure)}"
+        if self.bound is not None:
+            figure = self.bound.value
+            if self.bound.name in _OF_THE_RATIO:
+                figure *= 100
+            return f"{self.metric} {_BOUNDS[self.bound.name].format(figure)}"
         if self.level:
             return f"level {self.level} holds"
         if self.moe:
             return f"the experts run on {self.moe}"
-        return f"the experts do not run on {self.moe_not}" if self.moe_not else "no start crashes"
+        if self.moe_not:
+            return f"the experts do not run on {self.moe_not}"
+        return "no start crashes"
 
 
-#: The criteria on a metric, and how each is written.
+#: The criteria on a metric, and the text of each.
 _BOUNDS = {
     "change_at_least": "changes by at least {:+.3g} %",
     "change_at_most": "changes by at most {:+.3g} %",
@@ -80,6 +98,35 @@ _BOUNDS = {
     "value_at_least": "is at least {:g}",
     "value_at_most": "is at most {:g}",
 }
+#: The bounds on B / A - 1.
+_OF_THE_RATIO = frozenset({"change_at_least", "change_at_most"})
+#: The bounds on the values of B.
+_OF_B_ALONE = frozenset({"value_at_least", "value_at_most"})
+#: The bounds from below.
+_LOWER = frozenset({"change_at_least", "value_at_least"})
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on a metric."""
+
+    #: A key of `_BOUNDS`.
+    name: str
+    value: float
+
+    def judge(self, low: float, high: float) -> Verdict:
+        """Return the verdict on an interval.
+
+        Args:
+            low: The lower end, of B / A, of B - A or of B.
+            high: The upper end.
+        """
+        bound = self.value
+        if self.name in _OF_THE_RATIO:
+            bound += 1.0
+        if self.name in _LOWER:
+            return verdict_of(holds=low >= bound, fails=high < bound)
+        return verdict_of(holds=high <= bound, fails=low > bound)
 
 
 class Hypothesis(DataTable):
@@ -88,7 +135,7 @@ class Hypothesis(DataTable):
     feature: str = Field(min_length=3)
     #: "This should improve <metric> by <X %> because <reason>."
     hypothesis: Annotated[str, Field(min_length=20)]
-    #: Of the plan: the gate behind this phase is asked too.
+    #: A phase of the plan, whose gate is evaluated too.
     phase: Phase | None = None
     criteria: tuple[Criterion, ...] = Field(min_length=1)
     files_changed: tuple[str, ...] = ()
@@ -96,31 +143,50 @@ class Hypothesis(DataTable):
     improvements: tuple[str, ...] = ()
 
 
-class _Gate(DataTable):
+class PhaseGate(DataTable):
+    """The gate behind a phase of the plan."""
+
     description: str
     criteria: tuple[Criterion, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """A criterion, and what came of it."""
+    """A criterion, its verdict, and the values of A and B as text, empty if there are none."""
 
     criterion: Criterion
     verdict: Verdict
-    baseline: str
-    actual: str
-    note: str
+    baseline: str = ""
+    actual: str = ""
+    note: str = ""
 
 
 def load(path: Path) -> Hypothesis:
-    """Read a feature's file. Raises UsageError: it is not valid; names file and key."""
+    """Read a feature's file.
+
+    Args:
+        path: The file of ``--hypothesis``.
+
+    Raises:
+        UsageError: The file is not valid; the message names the file and the key.
+    """
     text = data_file.read_text(path, f"--hypothesis {path}")
     return data_file.parse(text, Hypothesis, f"hypothesis {path}")
 
 
-def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
-    gate = data_file.load_key("hypotheses/phases.toml", "phases", dict[Phase, _Gate]).get(phase)
-    return (gate.description, gate.criteria) if gate else ("", ())
+def gate_behind(phase: Phase | None) -> PhaseGate | None:
+    """Return the gate behind a phase of the plan.
+
+    Args:
+        phase: The phase; None without one.
+
+    Returns:
+        The gate; None without a phase, or if the phase has no gate.
+    """
+    if phase is None:
+        return None
+    gates = data_file.load_key("hypotheses/phases.toml", "phases", dict[Phase, PhaseGate])
+    return gates.get(phase)
 
 
 def evaluate(
@@ -130,66 +196,104 @@ def evaluate(
     levels: Mapping[str, Verdict],
     looks: int,
 ) -> list[CriterionResult]:
-    """Each criterion against what was measured; what was not measured is NOT_RUN. ``looks``: as of
-    `trend.compare_starts`."""
+    """Evaluate criteria by the results of an A/B run.
+
+    Args:
+        criteria: The criteria.
+        outcomes: The changes of B against A.
+        visits: The starts of both sides.
+        levels: The verdict of each level of the same run.
+        looks: How often the pairs are judged: see `start_pairs.compare_starts`.
+
+    Returns:
+        One result a criterion; NOT_RUN if it was not measured.
+    """
     by_name = {outcome.metric: outcome for outcome in outcomes}
-    return [
-        CriterionResult(criterion, *_answer(criterion, by_name, visits, levels, looks))
-        for criterion in criteria
-    ]
+    results = []
+    for criterion in criteria:
+        if criterion.level is not None:
+            verdict = levels.get(criterion.level, Verdict.NOT_RUN)
+            note = "in the same run"
+            result = CriterionResult(criterion, verdict, actual=verdict.value, note=note)
+        elif criterion.no_crash:
+            result = _evaluate_crashes(criterion, visits)
+        elif criterion.bound is None:
+            result = _evaluate_path(criterion, visits)
+        else:
+            result = _evaluate_metric(criterion, criterion.bound, by_name, visits, looks)
+        results.append(result)
+    return results
 
 
-def _answer(
-    criterion: Criterion,
-    outcomes: Mapping[str, Change],
-    visits: Sequence[Visit],
-    levels: Mapping[str, Verdict],
-    looks: int,
-) -> tuple[Verdict, str, str, str]:
-    if criterion.level is not None:
-        verdict = levels.get(criterion.level, Verdict.NOT_RUN)
-        return verdict, "", verdict.value, "in the same run"
-    if criterion.no_crash:
-        crashed = [v.failure for v in visits if v.side == "B" and v.failure]
-        if not any(visit.side == "B" for visit in visits):
-            return Verdict.NOT_RUN, "", "", "B was not started"
-        verdict = Verdict.FAIL if crashed else Verdict.PASS
-        return verdict, "", f"{len(crashed)} crashed", "; ".join(crashed)
-    if criterion.metric is None:
-        return _path(criterion, visits)
-    outcome = outcomes.get(criterion.metric)
-    if outcome is None:
-        measured = ", ".join(outcomes) or "nothing"
-        return Verdict.NOT_RUN, "", "", f"not measured on both sides; measured: {measured}"
-    low, high, note = outcome.ci_low, outcome.ci_high, outcome.text
-    sides = number(outcome.a), number(outcome.b)
-    if low is None or high is None:  # too few pairs for an interval
-        return Verdict.INCONCLUSIVE, *sides, note
-    if criterion.difference_at_most is not None:
-        delta, low, high = difference_of_pairs(visits, criterion.metric, looks)
-        assert low is not None and high is not None  # as of the ratio
-        note = f"B - A = {number(delta)} [{number(low)}, {number(high)}] {outcome.unit}"
-    elif criterion.value_at_least is not None or criterion.value_at_most is not None:
-        values = [v.metrics[criterion.metric].value for v in visits if v.side == "B"]
-        low, high = min(values), max(values)
-        note = f"B from {number(low)} to {number(high)} {outcome.unit}"
-    (name,) = (name for name in _BOUNDS if getattr(criterion, name) is not None)
-    bound = getattr(criterion, name) + (1.0 if name.startswith("change") else 0.0)  # of B / A
-    if name.endswith("at_least"):
-        return verdict_of(low >= bound, high < bound), *sides, note
-    return verdict_of(high <= bound, low > bound), *sides, note
+def _evaluate_crashes(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
+    if not any(visit.side == "B" for visit in visits):
+        return CriterionResult(criterion, Verdict.NOT_RUN, note="B was not started")
+    crashed = [visit.failure for visit in visits if visit.side == "B" and visit.failure]
+    return CriterionResult(
+        criterion,
+        Verdict.FAIL if crashed else Verdict.PASS,
+        actual=f"{len(crashed)} crashed",
+        note="; ".join(crashed),
+    )
 
 
-def _path(criterion: Criterion, visits: Sequence[Visit]) -> tuple[Verdict, str, str, str]:
-    experts = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
+def _evaluate_path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
+    """Evaluate a criterion on the experts' kernel by the logs of B."""
+    paths = [visit.path for visit in visits if visit.side == "B"]
+    experts = sorted({str(path["moe"]) for path in paths if path.get("moe")})
     if not experts:
-        return Verdict.NOT_RUN, "", "", "B's log does not show its experts"
+        return CriterionResult(criterion, Verdict.NOT_RUN, note="B's log does not show its experts")
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
     matches = [bool(pattern.search(name)) for name in experts]
     holds = all(matches) if criterion.moe else not any(matches)
-    return Verdict.PASS if holds else Verdict.FAIL, "", ", ".join(experts), "B's log"
+    return CriterionResult(
+        criterion,
+        Verdict.PASS if holds else Verdict.FAIL,
+        actual=", ".join(experts),
+        note="B's log",
+    )
+
+
+def _evaluate_metric(
+    criterion: Criterion,
+    bound: Bound,
+    outcomes: Mapping[str, Change],
+    visits: Sequence[Visit],
+    looks: int,
+) -> CriterionResult:
+    """Evaluate a bound on a metric by its interval over the pairs, or by B's values."""
+    metric = criterion.metric or ""
+    outcome = outcomes.get(metric)
+    if outcome is None:
+        measured = ", ".join(outcomes) or "nothing"
+        note = f"not measured on both sides; measured: {measured}"
+        return CriterionResult(criterion, Verdict.NOT_RUN, note=note)
+    low = outcome.ci_low
+    high = outcome.ci_high
+    note = outcome.text
+    verdict = Verdict.INCONCLUSIVE
+    if low is not None and high is not None:  # otherwise too few pairs for an interval
+        if bound.name == "difference_at_most":
+            difference = difference_of_pairs(visits, metric, looks)
+            low = difference.low
+            high = difference.high
+            assert low is not None and high is not None  # as for the ratio
+            note = (
+                f"B - A = {number(difference.value)} [{number(low)}, {number(high)}] {outcome.unit}"
+            )
+        elif bound.name in _OF_B_ALONE:
+            values = [visit.metrics[metric].value for visit in visits if visit.side == "B"]
+            low = min(values)
+            high = max(values)
+            note = f"B from {number(low)} to {number(high)} {outcome.unit}"
+        verdict = bound.judge(low, high)
+    return CriterionResult(criterion, verdict, number(outcome.a), number(outcome.b), note)
 
 
 def cell(value: object) -> str:
-    """What stands in a table of Markdown for a value."""
+    """Return a value as the text of a cell of a Markdown table.
+
+    Args:
+        value: Anything with a text.
+    """
     return str(value).replace("|", "\\|").replace("\n", " ")

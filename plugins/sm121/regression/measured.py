@@ -1,4 +1,4 @@
-"""A run's measurements compared with the stored runs that they can be compared with."""
+"""A run's measurements compared with the stored runs that are comparable with it."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -11,44 +11,52 @@ from sm121.core.unmet import Fact, Unmet, noted, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
-from sm121.regression import trend
+from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
 
-#: A run that did not pass is no baseline for the next one, either.
+#: The remedy if only the machine's state or the kernel path changed. A run that did not pass is no
+#: baseline for the next run either.
 _WAY_OUT = (
     "store a run of a build that you trust on this machine as it is now, "
     "`pytest -m performance --benchmark-autosave`, or compare both builds with --ab"
 )
-#: What to do after a first run.
+#: The next step after a first run that is stored.
 _STORED = "This run is stored: if it passes, the next run is compared with it"
+#: The next step after a first run that is not stored.
 _NOT_STORED = "Run a build that you trust with --benchmark-autosave"
 
 
 @dataclass
 class MeasuredHistory:
-    """What a run is compared with, read when it is first asked for. ``storage``: of
-    pytest-benchmark, as ``--benchmark-storage`` names it, relative to ``root``; ``baseline``: the
-    stored run to compare with, beside all that can be compared."""
+    """The stored runs that a run is compared with, read on first use."""
 
     recorder: Recorder
+    #: The storage of pytest-benchmark, as ``--benchmark-storage`` names it.
     storage: str
+    #: The folder that the storage is relative to.
     root: Path
+    #: The stored run of ``--benchmark-compare``; None for all comparable runs alone.
     baseline: str | None = None
-    #: This run is stored when it has ended.
+    #: Whether this run is stored when it has ended.
     is_stored: bool = False
+    #: The line of each change that was judged.
     findings: list[str] = field(default_factory=list)
 
     @property
     def current(self) -> dict[str, StoredMetric]:
-        """The metrics of this run. Raises NotRun: the performance level was not selected;
-        Unmet: it was, and measured nothing."""
+        """The metrics of this run by name.
+
+        Raises:
+            NotRun: The performance level was not selected, or was skipped.
+            Unmet: It ran and measured nothing.
+        """
         selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
         if self._now is not None:
             metrics = dict(self._now.metrics)
-            of_a_server = any(metric.case is None for metric in metrics.values())
-            if of_a_server or all(test.skipped for test in selected):
+            is_of_server = any(metric.case is None for metric in metrics.values())
+            if is_of_server or all(test.skipped for test in selected):
                 return metrics
         if not selected:
             raise NotRun(
@@ -63,12 +71,17 @@ class MeasuredHistory:
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
-        """The stored runs that this one can be compared with, oldest first. Raises NotRun: there is
-        none yet; Inconclusive: only the machine or the kernel path changed since the latest;
-        Invalid: the one that was asked for is of another machine, path, profile or plan."""
+        """The comparable stored runs, oldest first.
+
+        Raises:
+            NotRun: There is none yet.
+            Inconclusive: Only the machine's state or the kernel path changed since the latest.
+            Invalid: The named one is of another machine, path, profile or plan.
+        """
         assert self.current
         stored = self._stored()
-        if matches := [run for run in stored if not run.unlike(self._context)]:
+        matches = [run for run in stored if not run.unlike(self._context)]
+        if matches:
             return matches
         if self.named is not None:
             return [self.named]
@@ -82,8 +95,12 @@ class MeasuredHistory:
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
-        """The latest stored run that was asked for by name; None: none was. Raises NotRun: there is
-        none; Invalid: of another machine, path, profile or plan, or it did not pass."""
+        """The latest stored run that ``--benchmark-compare`` names; None if it names none.
+
+        Raises:
+            NotRun: There is no such run.
+            Invalid: It is of another machine, path, profile or plan, or did not pass.
+        """
         if self.baseline is None:
             return None
         stored = self._stored(self.baseline)
@@ -91,56 +108,76 @@ class MeasuredHistory:
         if not stored:
             raise NotRun(f"{option}: {self._folder} has no such run; --benchmark-autosave adds one")
         run = stored[-1]
-        if reasons := run.unlike(self._context):
+        reasons = run.unlike(self._context)
+        if reasons:
             raise Invalid(f"{option}: {run.name} is no baseline: {'; '.join(reasons)}")
         return run
 
     @property
     def missing(self) -> list[str]:
-        """Metrics of the latest run, and of the one that was named, that this one lacks. (One that
-        is INVALID is there.)"""
-        self._check_comparable()
-        baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
-        lines: list[str] = []
-        for run in baselines:
-            lines += map(str, trend.missing(self.current, self._asked_of(run)))
-        return list(dict.fromkeys(lines))
+        """One line per metric of the latest run and of the named run that this run lacks.
 
-    def _asked_of(self, run: StoredRun) -> StoredRun:
-        """A stored run without the times of kernels that this run did not ask for: neither was a
-        test of theirs selected, nor was any other kernel timed."""
+        A metric that is INVALID in this run is not missing.
+        """
+        self._check_comparable()
+        lines: dict[str, None] = {}
+        for run in (self.named, self.runs[-1]):
+            if run is None:
+                continue
+            for missing in trend.missing(self.current, self._without_unselected(run)):
+                lines[str(missing)] = None
+        return list(lines)
+
+    def _without_unselected(self, run: StoredRun) -> StoredRun:
+        """Return a stored run without the times of kernels that were not selected in this run.
+
+        A kernel was selected if its test was, or if any kernel was timed.
+        """
+        if any(metric.case is not None for metric in self.current.values()):
+            return run
         ledger = self.recorder.harness.ledger
-        timed = any(metric.case is not None for metric in self.current.values())
-        asked = {
+        selected = {
             name: metric
             for name, metric in run.metrics.items()
-            if metric.case is None or timed or metric.test in ledger
+            if metric.case is None or metric.test in ledger
         }
-        return replace(run, metrics=asked)
+        return replace(run, metrics=selected)
 
     def compared(self) -> None:
-        """Hold each metric against the last runs. Raises AssertionError: some are worse; Invalid,
-        Inconclusive: some cannot be compared, or not decided."""
+        """Require that no metric is worse than in the last runs.
+
+        Raises:
+            AssertionError: Some metrics are worse.
+            Invalid: Some metrics cannot be compared.
+            Inconclusive: Some metrics are undecided, or the box is degraded.
+        """
         self._check_comparable()
         harness = self.recorder.harness
         limits = harness.profile.regression
-        changes = trend.compare(self.current, self.runs, limits)
+        changes: list[Change] = []
         if self.named is not None and [run.name for run in self.runs] != [self.named.name]:
-            changes = [*trend.compare(self.current, [self.named], limits), *changes]
+            changes += trend.compare(self.current, [self.named], limits)
+        changes += trend.compare(self.current, self.runs, limits)
         for change in changes:
             line = f"{change.verdict.value}: {change.text}"
             harness.remark(f"regression {line}", at_once=False)
             self.findings.append(harness.redact(line))
         self._note(changes)
         require_none([change.fact for change in changes if change.verdict is Verdict.FAIL])
-        if undecided := [c.fact for c in changes if c.verdict is Verdict.INCONCLUSIVE]:
+        undecided = [change.fact for change in changes if change.verdict is Verdict.INCONCLUSIVE]
+        if undecided:
             raise Inconclusive(*undecided)
 
     def levels_held(self) -> None:
-        """Look for a change of level in the history. Raises AssertionError: one to the worse."""
+        """Require that no metric fell from its best level in the history.
+
+        Raises:
+            AssertionError: Some metrics fell.
+            Inconclusive: The box is degraded.
+        """
         self._check_comparable()
         limits = self.recorder.harness.profile.regression
-        changes = trend.changes(self.current, self.runs, limits)
+        changes = metric_levels.find_falls(self.current, self.runs, limits)
         self._note(changes)
         require_none([change.fact for change in changes])
 
@@ -155,22 +192,30 @@ class MeasuredHistory:
             raise Invalid(str(error)) from error
 
     def _note(self, changes: Sequence[Change]) -> None:
-        noted = self.recorder.harness.file.changes
+        """Add the changes that do not hold to verdict.json."""
         for change in changes:
+            if change.holds:
+                continue
             beside = f"{change.pairs} stored runs" if change.pairs > 1 else "the stored run"
-            noted += [] if change.holds else [change.report(beside)]
+            self.recorder.harness.file.changes.append(change.report(beside))
 
     def _check_comparable(self) -> None:
-        assert self.named is None or self.named.metrics  # one that is refused is refused first
+        """Raise Inconclusive or Invalid if this run cannot be compared."""
+        assert self.named is None or self.named.metrics  # a named run is refused before all else
         box = self.recorder.harness.file.box
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")
-        void = {each.measurement.name for each in self.recorder.recorded if not each.comparable}
-        if lost := [name for name in self.runs[-1].metrics if name in void]:
+        void = set()
+        for recorded in self.recorder.recorded:
+            if not recorded.comparable:
+                void.add(recorded.measurement.name)
+        lost = [name for name in self.runs[-1].metrics if name in void]
+        if lost:
             raise Invalid(f"measured and INVALID, so that nothing can be compared: {lost}")
 
     @property
     def _context(self) -> dict[str, Any]:
+        """What a stored run must have in common with this run."""
         return dict(self._now.context) if self._now is not None else self.recorder.context()
 
     @functools.cached_property
@@ -179,7 +224,14 @@ class MeasuredHistory:
 
 
 def of_this_run(recorder: Recorder) -> StoredRun | None:
-    """What was measured so far, as a stored run; None without a valid measurement."""
+    """Return the measurements so far as a stored run.
+
+    Args:
+        recorder: The recorder of the run.
+
+    Returns:
+        The run; None without a valid measurement.
+    """
     valid = [recorder.described(recorded) for recorded in recorder.recorded if recorded.comparable]
     return stored_run.of_benchmarks("this run", recorder.harness.file.started, valid)
 
@@ -194,19 +246,26 @@ def none_matches(
 ) -> NotRun | Inconclusive:
     """Return why a run is compared with none of the stored runs.
 
-    A driver or a kernel path that changed must not make a slower build green. What the user chose,
-    as another plan, and another machine have a history of their own.
+    A driver update or a changed kernel path must not hide a slowdown. A choice of the user, such as
+    another plan, and another machine have a history of their own.
 
     Args:
         stored: The stored runs, oldest first.
-        context: What the run has in common with those that it can be compared with.
+        context: What a stored run must have in common with the run.
         folder: The folder of the stored runs.
         measured: The number of metrics of the run.
         is_stored: Whether the run is stored when it has ended.
+
+    Returns:
+        Inconclusive if only the machine's state or the kernel path changed, otherwise NotRun.
     """
     for run in reversed(stored):
-        if changed := run.changed(context):
-            facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]
+        changed = run.changed(context)
+        if changed:
+            facts = [
+                Fact(f"the {name} of the latest stored run", difference)
+                for name, difference in changed.items()
+            ]
             return Inconclusive(*noted(facts, f"{run.name}; {_WAY_OUT}"))
     unlike = {run.name: run.unlike(context) for run in stored}
     others = ""
@@ -214,8 +273,8 @@ def none_matches(
         nearest = min(reversed(unlike), key=lambda name: len(unlike[name]))
         why = "; ".join(unlike[nearest])
         others = f" (the nearest of {len(stored)} other runs, {nearest}: {why})"
-    then = _STORED if is_stored else _NOT_STORED
+    next_step = _STORED if is_stored else _NOT_STORED
     return NotRun(
         f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
-        f"{others}; metrics not compared: {measured}. {then}"
+        f"{others}; metrics not compared: {measured}. {next_step}"
     )

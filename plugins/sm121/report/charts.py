@@ -8,7 +8,7 @@ import numpy as np
 from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.measure.timeline import Sample
-from sm121.regression import trend
+from sm121.regression import metric_levels
 from sm121.report import metric_names
 from sm121.report.chart import LOOKS, SERIES, Chart, Figure, escaped, figure_of, scatter
 from sm121.run.details import Details, Samples, Series, SeriesPoint
@@ -320,7 +320,7 @@ def _history_rows(
 def _levels(points: Sequence[SeriesPoint]) -> list[tuple[int, int, float]]:
     """The levels of some runs: first run, one past the last, and the median of these."""
     values = [point.value for point in points]
-    parts = [(0, len(values))]
+    parts = [metric_levels.Segment(0, len(values))]
     if len(values) > 1 and min(values) > 0:
-        parts = trend.segments(values)
+        parts = metric_levels.segments(values)
     return [(start, end, float(np.median(values[start:end]))) for start, end in parts]

@@ -18,8 +18,9 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.printable import printable, some_of
-from sm121.regression import trend
+from sm121.regression import metric_levels
 from sm121.regression.change import Change
+from sm121.regression.metric_levels import SeriesLevel
 from sm121.report import chart, comparison, machines, metric_names, page
 from sm121.report.past_run import PastRun, read_past_run
 from sm121.run import verdict_file
@@ -85,7 +86,7 @@ class Line:
     runs: tuple[PastRun, ...]
     limits: Regression
 
-    def levels(self, metric: str) -> tuple[list[PastRun], list[tuple[int, int, float]]]:
+    def levels(self, metric: str) -> tuple[list[PastRun], list[SeriesLevel]]:
         """Return the levels of a metric over the runs.
 
         Args:
@@ -99,7 +100,7 @@ class Line:
             return [], []
         values = [past.run.metrics[metric].value for past in runs]
         higher = runs[-1].run.metrics[metric].higher_is_better
-        return runs, trend.levels_of(values, higher_is_better=higher, limits=self.limits)
+        return runs, metric_levels.levels_of(values, higher_is_better=higher, limits=self.limits)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -141,7 +142,7 @@ class Line:
         measured = [past.run for past in self.runs if past.run.metrics]
         if not measured:
             return []
-        return trend.changes(measured[-1].metrics, measured[:-1], self.limits)
+        return metric_levels.find_falls(measured[-1].metrics, measured[:-1], self.limits)
 
     @cached_property
     def first_red(self) -> list[PastRun]:
@@ -419,7 +420,7 @@ def _values(history: History) -> dict[str, object]:
         "history": history,
         "names": list(dict.fromkeys(names))[:_MOST_CHARTS],
         "places": {past.path: place for place, past in enumerate(history.runs, 1)},
-        "fewest": trend.SERIES,
+        "fewest": metric_levels.SERIES,
         "colours": (*chart.SERIES, *chart.OTHERS),
         "figure_of": chart.figure_of,
         "looks": chart.LOOKS,

@@ -109,6 +109,20 @@ class StoredRun:
     #: Why its rates and times are no baseline, though its answers are; None where they are one.
     rates_unfit: str | None = None
 
+    def find(self, metric: StoredMetric) -> StoredMetric | None:
+        """Return what this run measured of the same quantity.
+
+        Args:
+            metric: A metric of another run. A kernel's time must be of the same sizes.
+
+        Returns:
+            The metric of this run; None if it was not measured.
+        """
+        stored = self.metrics.get(metric.name)
+        if stored is None or stored.case != metric.case:
+            return None
+        return stored
+
     def unlike(self, context: Mapping[str, Any]) -> list[str]:
         """Why this run is no baseline for one of that context, a phrase each."""
         reasons = [*self.unfit]

@@ -19,7 +19,7 @@ from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
 from sm121.measure.measurement import COUNTED
-from sm121.regression import trend
+from sm121.regression import metric_levels, trend
 from sm121.regression.change import is_price, trade
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
@@ -426,8 +426,9 @@ def _metrics(
             line = f"{name} is {now.kind} here, {trusted_metric.kind} there: not the same quantity"
             yield name, Verdict.INVALID, line
     limits = profile.regression
-    judges = trend.compare, trend.changes
-    for change in (change for judge in judges for change in judge(same, trusted.runs, limits)):
+    changes = trend.compare(same, trusted.runs, limits)
+    changes += metric_levels.find_falls(same, trusted.runs, limits)
+    for change in changes:
         if change.verdict is Verdict.NOT_RUN:
             report.unjudged.append(change.metric)
         if not change.holds:

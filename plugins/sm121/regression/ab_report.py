@@ -1,0 +1,136 @@
+"""The files of an A/B run: ab.json, its part of verdict.json, and review.md."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sm121.core import templates
+from sm121.core.files import write_text
+from sm121.core.numbers import number
+from sm121.core.verdict import Verdict
+from sm121.measure import statistics
+from sm121.regression import hypothesis
+from sm121.regression.ab import FILE, Side, Visit
+from sm121.regression.change import Change
+from sm121.regression.hypothesis import CriterionResult, Hypothesis
+from sm121.run.harness import Harness
+from sm121.run.verdict_file import MetricReport
+
+#: The name of a review in a report directory.
+REVIEW = "review.md"
+#: The name of the reference in verdict.json.
+_A = "A"
+
+
+def note_outcomes(harness: Harness, outcomes: Sequence[Change]) -> None:
+    """Set the metrics ``ab:NAME`` and the changes of verdict.json.
+
+    Args:
+        harness: The run. It is not saved here.
+        outcomes: The changes of B against A. A price has no ratio, and so is no metric.
+    """
+    for outcome in outcomes:
+        if outcome.difference is not None:
+            continue
+        allowed = outcome.allowed or 0.0
+        report = MetricReport(
+            value=statistics.finite(outcome.ratio),
+            ci_low=statistics.finite(outcome.ci_low),
+            ci_high=statistics.finite(outcome.ci_high),
+            confidence=statistics.CONFIDENCE,
+            unit="B/A",
+            rounds=outcome.pairs,
+            starts=outcome.pairs if harness.pool is not None else 1,
+            verdict=outcome.verdict,
+        )
+        if outcome.higher_is_better:
+            report.minimum = 1.0 - allowed
+        else:
+            report.at_most = 1.0 + allowed
+        harness.file.metrics[f"ab:{outcome.metric}"] = report
+    changes = [change for change in harness.file.changes if change.beside != _A]
+    for outcome in outcomes:
+        if outcome.verdict is not Verdict.PASS:
+            changes.append(outcome.report(_A))
+    harness.file.changes = changes
+
+
+def write_record(
+    harness: Harness,
+    sides: tuple[Side, Side],
+    visits: Sequence[Visit],
+    outcomes: Sequence[Change],
+    void: str | None,
+) -> None:
+    """Write ab.json, redacted.
+
+    Args:
+        harness: The run.
+        sides: Both sides.
+        visits: Their starts so far.
+        outcomes: The changes of B against A.
+        void: Why the comparison does not count; None if it does.
+    """
+    record = {
+        "sides": [side.text for side in sides],
+        "void": void,
+        "visits": [dataclasses.asdict(visit) for visit in visits],
+        "outcomes": [_json_of(outcome) for outcome in outcomes],
+    }
+    text = harness.redact(json.dumps(record, indent=2))
+    write_text(text + "\n", harness.directory / FILE)
+
+
+def _json_of(outcome: Change) -> dict[str, Any]:
+    """Return a change without empty texts; a number that JSON has not is null."""
+    fields = {}
+    for name, value in dataclasses.asdict(outcome).items():
+        if isinstance(value, float):
+            fields[name] = statistics.finite(value)
+        elif value != "":
+            fields[name] = value
+    return fields
+
+
+def write_review(
+    harness: Harness,
+    sides: tuple[Side, Side],
+    chosen: Hypothesis,
+    answers: Sequence[CriterionResult],
+    gate: Sequence[CriterionResult],
+    verdict: Verdict,
+    outcomes: Sequence[Change],
+) -> Path:
+    """Write review.md.
+
+    Args:
+        harness: The run.
+        sides: Both sides.
+        chosen: The feature's hypothesis.
+        answers: The results of its criteria.
+        gate: The results of the criteria of its phase.
+        verdict: The worst verdict of all results.
+        outcomes: The changes of B against A.
+
+    Returns:
+        The path of the file.
+    """
+    phase_gate = hypothesis.gate_behind(chosen.phase)
+    filled = templates.rendered(
+        "review.md.j2",
+        hypothesis.cell,
+        hypothesis=chosen,
+        answers=answers,
+        gate_text=phase_gate.description if phase_gate is not None else "",
+        gate=gate,
+        verdict=verdict,
+        sides=sides,
+        outcomes=outcomes,
+        number=number,
+        run=harness.file,
+    )
+    file = harness.directory / REVIEW
+    write_text(filled, file)
+    return file

@@ -1,0 +1,137 @@
+"""B against A by pairs of starts: the interval of the ratio over pairs decides."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from sm121.core.numbers import number
+from sm121.core.verdict import Verdict
+from sm121.measure.statistics import CONFIDENCE, Floats
+from sm121.regression.ab import MetricOfStart, Visit
+from sm121.regression.change import Change, is_price, price_change
+
+
+class PairedMean(NamedTuple):
+    """A mean over pairs of starts with its interval.
+
+    Attributes:
+        value: The mean.
+        low: The lower bound; None with fewer than two pairs.
+        high: The upper bound; None with fewer than two pairs.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def compare_starts(
+    visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
+) -> list[Change]:
+    """Return the change of B against A in every metric that all visits have.
+
+    Args:
+        visits: The starts of both sides, in order. The n-th start of A is paired with the n-th of
+            B.
+        allowed: How much worse B may be by metric, as a fraction; of a price, in its unit.
+        default: How much worse B may be in all other metrics, as a fraction.
+        looks: How often the pairs are judged as visits are added. Each look has its share of the
+            error.
+    """
+    starts_of_a = [visit.metrics for visit in visits if visit.side == "A"]
+    starts_of_b = [visit.metrics for visit in visits if visit.side == "B"]
+    pairs = list(zip(starts_of_a, starts_of_b, strict=False))
+    if not pairs:
+        return []
+    changes = []
+    for name in starts_of_a[0]:
+        if not all(name in a and name in b for a, b in pairs):
+            continue
+        values_of_a = [a[name] for a, _ in pairs]
+        values_of_b = [b[name] for _, b in pairs]
+        limit = allowed.get(name, default)
+        changes.append(_compare_pairs(name, values_of_a, values_of_b, limit, looks))
+    return changes
+
+
+def _compare_pairs(
+    name: str, a: Sequence[MetricOfStart], b: Sequence[MetricOfStart], allowed: float, looks: int
+) -> Change:
+    """Return the change of one metric; both sides have the same number of starts."""
+    first = np.array([start.value for start in a])
+    second = np.array([start.value for start in b])
+    if is_price(name):
+        return price_change(name, float(first.mean()), float(second.mean()), allowed, len(first))
+    change = Change(
+        metric=name,
+        unit=a[0].unit,
+        higher_is_better=a[0].higher_is_better,
+        a=float(np.median(first)),
+        b=float(np.median(second)),
+        pairs=len(first),
+        allowed=allowed,
+        verdict=Verdict.INCONCLUSIVE,
+    )
+    if min(first.min(), second.min()) > 0:
+        logs = _mean(np.log(second) - np.log(first), looks)
+        change = replace(
+            change,
+            ratio=float(np.exp(logs.value)),
+            ci_low=_exponential(logs.low),
+            ci_high=_exponential(logs.high),
+        )
+    if change.interval is not None:
+        worst, best = change.interval
+        verdict = verdict_of(holds=worst >= -allowed, fails=best < -allowed)
+        change = replace(change, verdict=verdict)
+    text = (
+        f"{name}: A {number(change.a)}, B {number(change.b)} {change.unit}; "
+        f"B/A {change.shown_ratio} over {len(first)} pairs of starts; {allowed:.0%} worse allowed"
+    )
+    return replace(change, text=text)
+
+
+def verdict_of(*, holds: bool, fails: bool) -> Verdict:
+    """Return the verdict of an interval on a bound.
+
+    Args:
+        holds: Whether the whole interval is on the right side of the bound.
+        fails: Whether the whole interval is on the wrong side.
+    """
+    if holds:
+        return Verdict.PASS
+    if fails:
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE
+
+
+def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> PairedMean:
+    """Return the mean of B - A over pairs of starts.
+
+    Args:
+        visits: The starts of both sides, in order. A start without the metric is left out.
+        metric: The metric's name.
+        looks: See `compare_starts`.
+    """
+    having = [visit for visit in visits if metric in visit.metrics]
+    a = [visit.metrics[metric].value for visit in having if visit.side == "A"]
+    b = [visit.metrics[metric].value for visit in having if visit.side == "B"]
+    return _mean(np.array([now - before for before, now in zip(a, b, strict=False)]), looks)
+
+
+def _mean(values: Floats, looks: int) -> PairedMean:
+    """Return the mean of values with its interval by Student's t."""
+    middle = float(values.mean())
+    count = len(values)
+    if count < 2:
+        return PairedMean(middle, None, None)
+    critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
+    reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
+    return PairedMean(middle, middle - reach, middle + reach)
+
+
+def _exponential(log: float | None) -> float | None:
+    return None if log is None else float(np.exp(log))

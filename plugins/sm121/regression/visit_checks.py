@@ -1,0 +1,179 @@
+"""Checks of an A/B run's visits: the configuration of each, and the difference of A and B."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sm121.core import engine_arguments
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_arguments import normal_name
+from sm121.core.engine_settings import KernelPathRequirement
+from sm121.core.server import Server
+from sm121.engines import requested
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.requirement import COMPARED, contradictions
+from sm121.regression.ab import Side, Visit
+
+#: Fields of the kernel path that change the results of a server or its speed.
+EFFECTS = (
+    "attention",
+    "moe",
+    "kv_layout",
+    "cuda_graphs",
+    "speculative",
+    "native_fp4",
+    "dtype",
+    "kv_cache_dtype",
+    "load_format",
+    "quantization",
+    "prefix_caching",
+    "block_size",
+    "version",
+)
+_PYTHON = "--engine-python"
+
+
+class SideComparison(NamedTuple):
+    """Whether two configurations are two different servers.
+
+    Attributes:
+        void: Why the comparison is one of a server with itself; None if it is not.
+        unproven: The difference that no log shows; None if each difference shows, or one is enough.
+    """
+
+    void: str | None
+    unproven: str | None
+
+
+def path_deviations(
+    required: KernelPathRequirement,
+    server: Server,
+    path: KernelPath,
+    configuration: ServerConfiguration | None,
+    under_test: str,
+) -> list[str]:
+    """Return the deviations of a visit from its side's configuration.
+
+    Args:
+        required: The kernel path that the profile requires. The values that the side requests
+            replace its own.
+        server: The server of the visit.
+        path: The kernel path by its log.
+        configuration: The configuration under test without the side's arguments; None for a URL.
+        under_test: The name of the configuration under test.
+
+    Returns:
+        One line a deviation.
+    """
+    deviations = list(path.differences)
+    if server.log is None:
+        return deviations
+    fields: set[str | None] = set()
+    if configuration is not None:
+        under_test_requests = {report.by for report in requested.compare(configuration, path)}
+        fields = {report.field for report in path.requested if report.by not in under_test_requests}
+    if fields:  # the rules on lines are about the profile's values, too
+        replaced = {name: None for name in COMPARED if name in fields}
+        required = required.model_copy(update=replaced).model_copy(update={"rules": ()})
+    for contradiction in contradictions(required, path, server.log, under_test):
+        deviations.append(str(contradiction))
+    return deviations
+
+
+def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
+    """Return how the kernel path of a visit differs from that of its side's first visit.
+
+    A field that only one of the logs shows, for example after a cached build, is no change.
+
+    Args:
+        visit: The visit.
+        earlier: The earlier visits of both sides.
+
+    Returns:
+        One line a field.
+    """
+    first = None
+    for candidate in earlier:
+        if candidate.side == visit.side and candidate.path:
+            first = candidate
+            break
+    if first is None:
+        return []
+    lines = []
+    for name, before in first.path.items():
+        now = visit.path.get(name)
+        if before is not None and now is not None and now != before:
+            lines.append(f"{name} is {now}, at its first visit it was {before}")
+    return lines
+
+
+def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> SideComparison:
+    """Compare the kernel paths of two configurations by the options in which they differ.
+
+    Args:
+        sides: Both sides; two identical ones show how far starts of one configuration differ.
+        engine: The name of the engine.
+        a: A visit of A.
+        b: A visit of B.
+    """
+    first, second = sides
+    if first.text == second.text:
+        return SideComparison(None, None)
+    changed = _changed_options(first, second)
+    fields = _fields_of_options(engine)
+    # The options that no field of the kernel path shows.
+    unknown = {name for name in changed if name not in fields}
+    if first.python != second.python:
+        unknown.add(_PYTHON)
+    requested_fields = {fields[name] for name in changed if name in fields}
+    observed = set()
+    differing = set()
+    for name in requested_fields:
+        of_a = a.path.get(name)
+        of_b = b.path.get(name)
+        if of_a is not None or of_b is not None:
+            observed.add(name)
+        if of_a != of_b:
+            differing.add(name)
+    if not unknown and not differing and observed == requested_fields:
+        values = [f"{name} {a.path.get(name)}" for name in sorted(requested_fields)]
+        void = (
+            f"B ran what A ran ({', '.join(values) or 'the same options'}): of a comparison with "
+            f"itself nothing follows for {second.text!r} against {first.text!r}"
+        )
+        return SideComparison(void, None)
+    unobserved = requested_fields - observed
+    silent = sorted(unknown | {name for name in changed if fields.get(name) in unobserved})
+    if differing or not silent or _PYTHON in unknown:
+        return SideComparison(None, None)
+    unproven = f"A/B: nothing shows that {', '.join(silent)} made B another server than A"
+    return SideComparison(None, unproven)
+
+
+def _changed_options(first: Side, second: Side) -> set[str]:
+    """Return the options and variables in which two sides differ, by their normal names.
+
+    An option whose value is a table in JSON is left out: its inner names stand for it.
+    """
+    of_a = _options_of(first)
+    of_b = _options_of(second)
+    changed = {name for name in {*of_a, *of_b} if of_a.get(name) != of_b.get(name)}
+    return {name for name in changed if not any(other.startswith(f"{name}.") for other in changed)}
+
+
+def _options_of(side: Side) -> dict[str, str]:
+    options = dict(engine_arguments.read(side.arguments))
+    for name, value in side.environment:
+        options[normal_name(name)] = value
+    return options
+
+
+def _fields_of_options(engine: str) -> dict[str, str]:
+    """Return the field of the kernel path that each option of an engine requests."""
+    fields: dict[str, str] = {}
+    for rule in requested.load_requests(engine).request:
+        if rule.field == "cuda_graphs":  # eager mode disables compilation too, which no field shows
+            continue
+        for name in (rule.argument, rule.variable, *rule.aliases):
+            if name:
+                fields[normal_name(name)] = rule.field
+    return fields
