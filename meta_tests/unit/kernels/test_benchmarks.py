@@ -119,7 +119,7 @@ def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
     recorder = SimpleNamespace(harness=SimpleNamespace(ledger=Ledger(empty_file())))
     history = MeasuredHistory(recorder, "unused", Path())
     vars(history)["_now"] = past_runs.stored_run("now", *now)
-    kept = history._asked_of(past_runs.stored_run("0001", *before))
+    kept = history._without_unselected(past_runs.stored_run("0001", *before))
     missing = trend.missing(history.current, kept)
     assert [each.metric for each in missing] == expected
 
