@@ -18,7 +18,8 @@ from sm121.core import profile
 from sm121.evidence import requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.measure.measurement import Invalidity
-from sm121.performance.bench import Bench, PerformanceChecks
+from sm121.performance.bench import Bench
+from sm121.performance.checks import PerformanceChecks
 from sm121.session.session import Session
 
 

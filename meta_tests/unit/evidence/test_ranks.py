@@ -917,7 +917,7 @@ def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
     harness.spanned = partial(Harness.spanned, harness)
     harness.unlogged = partial(Harness.unlogged, harness)
     harness.contradictions = lambda of: Harness._contradictions(harness, of, "stock")
-    invalid, _ = bench._against_the_path(harness, server)
+    invalid, _ = bench._check_path(harness, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
     assert all("seen Socket" in each.evidence for each in invalid)
 

@@ -9,7 +9,8 @@ from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.level_settings import Measuring
 from sm121.measure import cells, metrics
 from sm121.measure.plan import Plan
-from sm121.performance.bench import Bench, PerformanceChecks
+from sm121.performance.bench import Bench
+from sm121.performance.checks import PerformanceChecks
 
 
 @pytest.fixture

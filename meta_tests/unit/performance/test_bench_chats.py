@@ -14,7 +14,8 @@ from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.performance.bench import Bench, PerformanceChecks
+from sm121.performance.bench import Bench
+from sm121.performance.checks import PerformanceChecks
 
 RATE, CPU = 400, profile.load("cpu-tiny-gpt-oss")
 PLAN = Plan(512, (32, 128), (0,), level_settings.Measuring(rounds=2, silent_within_s=2))

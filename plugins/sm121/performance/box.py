@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -16,47 +16,73 @@ from sm121.measure.box import BoxState, Reading
 from sm121.measure.cpu_use import CpuUse
 from sm121.measure.roofline import Ceiling, Traffic
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import BESIDE, BoxReport, TestReport
+from sm121.run.verdict_file import BESIDE, BoxReport, MetricReport, TestReport
 
+#: Readings until one is healthy: a state that passes within seconds does not count.
 _ATTEMPTS = 3
+#: How long a reading waits for an idle machine.
 _SETTLED_WITHIN_S = 10.0
+#: The prefix of a canary's name.
 _CANARY = "canary:"
+#: Smaller buffers are not timed: their bandwidth is that of the caches.
+_LEAST_BYTES = 1 << 16
+
+
+class TokenCosts(NamedTuple):
+    """The bytes that are read for one token.
+
+    Attributes:
+        served: Those of the server under test; None if its formats are not known.
+        least: The least that any quantisation of the model needs.
+    """
+
+    served: Traffic | None
+    least: Traffic
+
+
+class _WindowStart(NamedTuple):
+    """The CPU use when the measurements began, and the number of server starts before that."""
+
+    cpu: CpuUse
+    starts: int
 
 
 @dataclass
 class RunBox:
-    """The machine that a run measures on: its readings, and what follows for the numbers."""
+    """The machine that a run measures on: its readings, and the limits that they set on numbers."""
 
     harness: Harness
     #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
     also: Sequence[str] = ()
     before: Reading | None = None
     after: Reading | None = None
-    #: Verdicts on what is timed that do not stand on the machine as it was read last.
+    #: The verdicts on timed metrics that the last reading of the machine contradicts.
     refuted: frozenset[Verdict] = frozenset()
-    #: CPU use when the measurements began, and the number of server starts before that.
-    _began: tuple[CpuUse, int] | None = None
+    _began: _WindowStart | None = None
+    #: The share of the CPU that other processes took during the measurements; None if not known.
     _load_during: float | None = None
+    #: Whether a blind spot of the readings was reported.
     _reported: bool = False
     #: Whether something was measured since the machine was read.
     unread: bool = False
-    #: Whether the readings that the numbers stand on are complete.
+    #: Whether the readings around the measurements are complete.
     _concluded: bool = False
     #: Whether a server crashed since the machine was read.
     _doubted: bool = False
-    #: GB/s of reading a number of bytes on the CPU. Small models are in its caches.
+    #: GB/s by the number of bytes read on the CPU, since small models are in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
     @functools.cached_property
     def elsewhere(self) -> str | None:
-        """Why the readings of this machine do not apply to the numbers; None when they do."""
+        """Why the readings of this machine do not apply to the numbers; None if they do."""
         for server in self._attached:
             if not server.here:
                 return (
                     f"the server is attached at {server.host}: this machine says nothing about its "
                     "numbers"
                 )
-        target, arch = self.harness.profile.arch, architecture.detect().name
+        target = self.harness.profile.arch
+        arch = architecture.detect().name
         if target == arch:
             return None
         return f"the target is {target}, this machine is {arch}: it says nothing about the numbers"
@@ -64,7 +90,7 @@ class RunBox:
     def read_before(self) -> None:
         """Read the box before anything is measured."""
         self.before = self._read("before")
-        self._began = (CpuUse.take(self._own), self._starts)
+        self._began = _WindowStart(CpuUse.take(self._own), self._starts)
         self._conclude()
         if self.before is None or self.before.device is None:
             reason = self.harness.file.box.reason or "not measured"
@@ -82,38 +108,51 @@ class RunBox:
         self._doubted = True
 
     def read_beside(self) -> BoxReport:
-        """Read the box after a comparison that began at the last reading, as ``--ab`` does. The
-        box of the run is only changed if nothing else was measured in the run."""
+        """Read the box after a comparison that began at the last reading, as ``--ab`` does.
+
+        Returns:
+            The report on the comparison. It is the run's own if nothing else was measured in the
+            run.
+        """
         if not self._concluded:
             self._read_again(self.before)
             self._conclude()
             return self.harness.file.box
-        report, since = BoxReport(), self.after
+        report = BoxReport()
+        since = self.after
         self._read_again(since)
         self._report_on(report, since)
         return report
 
     def read_at_the_end(self) -> None:
-        """Read the box again when the last measuring level has ended. If it has become DEGRADED,
-        what was timed and is compared with a gate is INCONCLUSIVE, but for a PASS on a machine that
-        only became faster. A metric without a gate has then no verdict."""
-        file, ledger = self.harness.file, self.harness.ledger
+        """Read the box again when the last measuring level has ended.
+
+        If it has become DEGRADED, gated times and rates are INCONCLUSIVE, except a PASS on a
+        machine that only became faster. A metric without a gate then has no verdict.
+        """
+        file = self.harness.file
         self.unread = False
         if self.before is None:
             return
-        healthy = file.box.state != BoxState.DEGRADED
+        was_healthy = file.box.state != BoxState.DEGRADED
         self._read_again(self.before)
         self._conclude()
         self._concluded = True
-        self._began = (CpuUse.take(self._own), self._starts)
-        if not healthy or file.box.state != BoxState.DEGRADED:
-            return
-        message = f"the box is DEGRADED: {file.box.reason}"
-        timed = {name: m for name, m in file.metrics.items() if m.unit not in measurement.COUNTED}
-        gated = {name: metric for name, metric in timed.items() if metric.gated}
-        for name in timed.keys() - gated.keys():
-            if timed[name].verdict is Verdict.PASS:
-                timed[name].verdict = Verdict.NOT_RUN
+        self._began = _WindowStart(CpuUse.take(self._own), self._starts)
+        if was_healthy and file.box.state == BoxState.DEGRADED:
+            self._withdraw_verdicts(f"the box is DEGRADED: {file.box.reason}")
+
+    def _withdraw_verdicts(self, message: str) -> None:
+        """Withdraw the verdicts on timed metrics; the message says why."""
+        ledger = self.harness.ledger
+        gated: dict[str, MetricReport] = {}
+        for name, metric in self.harness.file.metrics.items():
+            if metric.unit in measurement.COUNTED:
+                continue
+            if metric.gated:
+                gated[name] = metric
+            elif metric.verdict is Verdict.PASS:
+                metric.verdict = Verdict.NOT_RUN
         refuted = self.refuted & {Verdict.PASS, Verdict.FAIL}
         all_pass = all(metric.verdict is Verdict.PASS for metric in gated.values())
         if all_pass and (not gated or Verdict.PASS not in refuted):
@@ -121,24 +160,38 @@ class RunBox:
             return
         for metric in gated.values():
             if metric.verdict in refuted:
-                metric.verdict, metric.grade = Verdict.INCONCLUSIVE, None
+                metric.verdict = Verdict.INCONCLUSIVE
+                metric.grade = None
         for test in ledger:  # each was decided while the machine may have been unfit
-            decided = test.verdict in refuted and not test.excused and not test.skipped
-            holds = not test.metrics or not gated.keys().isdisjoint(test.metrics)
-            if test.level == "performance" and decided and holds:
+            is_decided = test.verdict in refuted and not test.excused and not test.skipped
+            is_timed = not test.metrics or not gated.keys().isdisjoint(test.metrics)
+            if test.level == "performance" and is_decided and is_timed:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
-        verdict, level = Verdict.INCONCLUSIVE, "performance"
-        ledger.decide(TestReport(id=f"{BESIDE}box", level=level, verdict=verdict, message=message))
+        ledger.decide(
+            TestReport(
+                id=f"{BESIDE}box",
+                level="performance",
+                verdict=Verdict.INCONCLUSIVE,
+                message=message,
+            )
+        )
 
     def bandwidth(self, needed_bytes: float) -> float | None:
-        """GB/s at which that many bytes can be read repeatedly; None when it is not known."""
+        """Return the bandwidth of reading a buffer repeatedly.
+
+        Args:
+            needed_bytes: The size of the buffer.
+
+        Returns:
+            The bandwidth in GB/s; None if it is not known.
+        """
         if self.before is None or self.before.device is None:
             return None
         device = self.before.device
         best = device.bandwidth_best_gb_s
         if device.device != "cpu" or needed_bytes >= device.buffer_mib * 2**20:
             return best
-        size = max(int(needed_bytes), 1 << 16)
+        size = max(int(needed_bytes), _LEAST_BYTES)
         if size not in self._by_size:
             try:
                 self._by_size[size] = stream_bandwidth.read_bandwidth(size).best_gb_s
@@ -148,90 +201,119 @@ class RunBox:
 
     @functools.cached_property
     def model(self) -> dict[str, Any] | None:
-        """config.json of the served model's file, else of the profile's model; None: neither."""
+        """The config.json of the served model, or of the profile's model; None without both."""
         model = self.harness.profile.model.id
         if model.startswith(_CANARY):
             model = str(canary.folder() / model.removeprefix(_CANARY))
         return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
 
-    def costs(self, depth: int) -> tuple[Traffic | None, Traffic] | None:
-        """Bytes of a token: those of the server under test, None where its formats are not known,
-        and the least, whatever the engine quantised; None when the model is not known."""
-        profile, path = self.harness.profile, self.harness.file.engine.path
+    def costs(self, depth: int) -> TokenCosts | None:
+        """Return the bytes that are read for a token.
+
+        Args:
+            depth: The tokens in front of it.
+
+        Returns:
+            The bytes; None if the model is not known.
+        """
+        profile = self.harness.profile
+        path = self.harness.file.engine.path
         started = self.harness.configurations.get(profile.under_test)
-        more = started.arguments if started is not None else ()
         if self.model is None:
             return None
         try:
             least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
             least = roofline.spread(least, profile.nodes, self.model)
             if started is None and path.moe is None:
-                return None, least
-            cost = roofline.cost(profile, profile.under_test, depth, self.model, more, path)
-            return cost, least
+                return TokenCosts(None, least)
+            arguments = started.arguments if started is not None else ()
+            served = roofline.cost(profile, profile.under_test, depth, self.model, arguments, path)
+            return TokenCosts(served, least)
         except errors.Sm121Error:
             return None
 
     def ceiling(self, cost: Traffic | None) -> Ceiling | None:
-        """The bound of so many bytes; None when they or the machine are not known."""
-        gb_s = self.bandwidth(cost.total) if cost is not None else None
-        if cost is None or gb_s is None:
+        """Return the bound of a decode rate.
+
+        Args:
+            cost: The bytes of a token; None if they are not known.
+
+        Returns:
+            The bound; None if the bytes or the bandwidth are not known.
+        """
+        if cost is None:
+            return None
+        gb_s = self.bandwidth(cost.total)
+        if gb_s is None:
             return None
         reference = self.harness.profile.box
-        return Ceiling(cost, gb_s, reference.roofline_tolerance if reference else 1.0)
+        tolerance = reference.roofline_tolerance if reference is not None else 1.0
+        return Ceiling(cost, gb_s, tolerance)
 
     def _read_again(self, since: Reading | None) -> None:
-        """Read the machine, and how much of the CPU others took since the window began. `since`:
-        the reading that the new one is compared with."""
+        """Read the machine, and the CPU use of others since the window began.
+
+        ``since`` is the reading that the new one is compared with.
+        """
         self._doubted = False
         self._load_during = None
-        if self._began is not None and self._began[1] == self._starts and not self._strangers:
+        began = self._began
+        if began is not None and began.starts == self._starts and not self._strangers:
             # Only if no server was started since: the CPU use of a stopped server is not known.
-            self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
+            share, *_ = CpuUse.take(self._own).since(began.cpu)
+            self._load_during = round(share, 3)
         self.after = self._read("after", since)
 
     def _conclude(self) -> None:
+        """Judge the machine by both readings. Once it was DEGRADED, it stays so."""
         report = self.harness.file.box
-        found, reason = report.state, report.reason
+        state_before = report.state
+        reason_before = report.reason
         refuted = self._report_on(report, self.before)
-        if found == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
+        if state_before == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
             # It recovered, but was unfit while something was measured.
-            report.state, report.reason = found, reason
+            report.state = state_before
+            report.reason = reason_before
         else:
             self.refuted = refuted
 
     def _report_on(self, report: BoxReport, before: Reading | None) -> frozenset[Verdict]:
-        """Fill a report from two readings. Returns the verdicts on what was timed between them that
-        do not stand."""
-        if (elsewhere := self.elsewhere) is not None:
-            report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
+        """Fill a report from two readings, and return the verdicts that they contradict."""
+        if self.elsewhere is not None:
+            report.state = BoxState.UNKNOWN.value
+            report.reason = self.elsewhere
             return frozenset()
         judgement = box.judge(
             self.harness.profile.box, before, self.after, load_during=self._load_during
         )
-        report.state, report.reason = judgement.state.value, self.harness.redact(judgement.reason)
-        report.before, report.after = before, self.after
+        report.state = judgement.state.value
+        report.reason = self.harness.redact(judgement.reason)
+        report.before = before
+        report.after = self.after
         report.load_during = self._load_during
         return judgement.refuted
 
     def _read(self, when: str, earlier: Reading | None = None) -> Reading | None:
+        """Read the machine; None if its readings do not apply to the numbers."""
         if self.elsewhere is not None:
             return None
         harness = self.harness
         harness.say("box", f"{when} the measurements: memory, matrices, who is here")
         device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
         reference = harness.profile.box
-        # A state that passes within seconds does not count. What was unfit before stays so.
-        unfit = box.judge(reference, earlier).state is BoxState.DEGRADED
-        for _ in range(1 if unfit else _ATTEMPTS):
+        # A machine that was unfit before stays so: one reading is enough.
+        was_unfit = box.judge(reference, earlier).state is BoxState.DEGRADED
+        attempts = 1 if was_unfit else _ATTEMPTS
+        for _ in range(attempts):
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             serving = bool(self._attached or self._own())
             reading = box.read(device, own=self._own, serving=serving)
             if box.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
                 reading = self._faster(reading, device, earlier)
                 break
-        self._say_what_is_not_known(reading)
-        if (line := box.capped(reference, reading)) is not None:
+        self._report_blind_spots(reading)
+        line = box.capped(reference, reading)
+        if line is not None:
             harness.remark(f"box: {line}")
         if reading.device is not None:
             harness.say(
@@ -243,29 +325,34 @@ class RunBox:
         return reading
 
     def _faster(self, reading: Reading, device: str, earlier: Reading | None) -> Reading:
-        """Read a busy CPU once more; return the reading with the higher bandwidth: it is what the
-        memory can do."""
+        """Read a busy CPU once more, and return the reading with the higher bandwidth."""
         if not reading.is_of_busy_cpu:
             return reading
         again = box.read(device, own=self._own, serving=bool(self._attached or self._own()))
         judged = box.judge(self.harness.profile.box, earlier, again)
         if judged.state is BoxState.DEGRADED or again.device is None or reading.device is None:
             return reading
-        is_faster = again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s
-        return again if is_faster else reading
+        if again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s:
+            return again
+        return reading
 
     @property
     def _starts(self) -> int:
-        return len(self.harness.pool.starts) if self.harness.pool is not None else 0
+        """The number of servers that the suite has started."""
+        if self.harness.pool is None:
+            return 0
+        return len(self.harness.pool.starts)
 
     @functools.cached_property
     def _attached(self) -> list[AttachedProcesses]:
-        if (attached := self.harness.attached) is None:
+        """The processes of the attached server, and of those that are measured beside it."""
+        if self.harness.attached is None:
             return []
-        life, also = self.harness.attached_life, dict.fromkeys(self.also)
-        also.pop(attached.endpoint.base_url, None)
-        first = life.processes if life else AttachedProcesses(attached.endpoint.base_url)
-        return [first, *map(AttachedProcesses, also)]
+        url = self.harness.attached.endpoint.base_url
+        life = self.harness.attached_life
+        first = life.processes if life is not None else AttachedProcesses(url)
+        others = [other for other in dict.fromkeys(self.also) if other != url]
+        return [first, *map(AttachedProcesses, others)]
 
     @property
     def _strangers(self) -> list[AttachedProcesses]:
@@ -273,12 +360,16 @@ class RunBox:
         return [server for server in self._attached if not server.find()]
 
     def _own(self) -> list[psutil.Process]:
+        """Return the processes of all measured servers."""
         if self.harness.pool is not None:
             return self.harness.pool.processes()
-        return [process for server in self._attached for process in server.find()]
+        processes = []
+        for server in self._attached:
+            processes += server.find()
+        return processes
 
-    def _say_what_is_not_known(self, reading: Reading) -> None:
-        """Once: it holds for the whole run."""
+    def _report_blind_spots(self, reading: Reading) -> None:
+        """Report once per run which processes cannot be told apart."""
         for server in self._strangers:
             self.harness.unproven(
                 f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "

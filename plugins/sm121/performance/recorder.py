@@ -17,7 +17,7 @@ from sm121.performance.starts import EarlierStarts
 from sm121.run import beside, verdict_file
 from sm121.run.harness import Harness
 
-#: The part of the kernel path that determines speed.
+#: The fields of the kernel path that determine speed.
 _SPEED_PATH = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
 
 
@@ -26,14 +26,15 @@ class Recorded:
     """A measurement of this run with its verdict and the reason for it."""
 
     measurement: Measurement
+    #: None without samples.
     estimate: statistics.Estimate | None
     verdict: Verdict
+    #: The requirement and the measured value; None if nothing is required.
     fact: Fact | None
-    """What is required and was measured; None where nothing is required."""
 
     @property
     def reason(self) -> str:
-        """The fact for people; empty where there is none."""
+        """The fact for people; empty without one."""
         return str(self.fact or "")
 
     @property
@@ -42,18 +43,44 @@ class Recorded:
         return self.verdict is not Verdict.INVALID and self.measurement.valid
 
 
+@dataclass(frozen=True)
+class _Decisions:
+    """The decisions of the gates on a measurement."""
+
+    #: The measurement with all rounds that the decisions took.
+    measurement: Measurement
+    #: By the gate in force; None without one.
+    in_force: gate.Decision | None = None
+    #: By the configuration's own gate, which is only evaluated if the gate in force fails.
+    own: gate.Decision | None = None
+
+
+@dataclass(frozen=True)
+class _Roofline:
+    """The bound of a decode rate by the memory's bandwidth."""
+
+    #: The fields of `MetricReport` on the bound.
+    fields: dict[str, Any] = field(default_factory=dict)
+    #: Why the rate is impossible; None if it is not.
+    broken: str | None = None
+
+
+def _no_store(_recorded: Recorded) -> None:
+    """Store nothing."""
+
+
 @dataclass
 class Recorder:
-    """Decides on the measurements of a run, and writes them into its verdict file. `harness`: the
-    run's; `model`: its name from the user; None for the attached server's name, or the profile's;
-    `box`: the machine, whose memory bounds a rate; None for no bound."""
+    """Decides on the measurements of a run, and writes them into its verdict file."""
 
     harness: Harness
+    #: The model's name from the user; None for the attached server's name, or the profile's.
     model: str | None = None
+    #: The machine, whose memory bounds a rate; None for no bound.
     box: RunBox | None = None
-    #: Earlier starts of the build; None: no storage is known.
+    #: The earlier starts of the build; None without a storage.
     starts: EarlierStarts | None = None
-    #: Beside the profile's: of prices, which depend on how the server rounds.
+    #: The gates of prices, which depend on the server's rounding, beside those of the profile.
     gates: dict[str, Gate] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
 
@@ -63,76 +90,94 @@ class Recorder:
         more: gate.More | None = None,
         *,
         maximum_rounds: int | None = None,
-        store: Callable[[Recorded], None] = lambda _recorded: None,
+        store: Callable[[Recorded], None] = _no_store,
     ) -> Recorded:
-        """Decide on a measurement, with more rounds if the gate needs them. `measurement`: with its
-        first rounds, or all; `more`: measures until there are so many rounds in all;
-        `maximum_rounds`: the most; `store`: also called with the recorded measurement, whatever the
-        verdict. Raises Invalid: the samples cannot be trusted; Inconclusive: the machine or the
-        noise allows no decision; Unmet: the gate failed."""
-        file = self.harness.file
-        bound = maximum_rounds or measurement.rounds if more else measurement.rounds
+        """Decide on a measurement, with more rounds if the gate needs them.
+
+        Args:
+            measurement: The measurement with its first rounds, or with all.
+            more: Measures until there are that many rounds in all; None: there are no more.
+            maximum_rounds: The largest number of rounds; None: those of the measurement.
+            store: Called with the recorded measurement, whatever the verdict.
+
+        Raises:
+            Invalid: The samples cannot be trusted.
+            Inconclusive: The machine or the noise allows no decision.
+            Unmet: The gate failed.
+        """
         name = measurement.name
         threshold = self.gates.get(name) or self.harness.profile.gate(name)
-        decision, second, measurement = self._decide(measurement, threshold, more, bound)
-        estimate = decision.estimate if decision else conclusion.estimate_of(measurement)
-        if self.harness.attached is not None:
-            self.harness.look_at_the_server()
-        if replaced := self.harness.replaced:
-            invalidity = Invalidity(reason=beside.REPLACED, evidence=replaced)
-            measurement.invalid = [*measurement.invalid, invalidity]
-        memory, above_roofline = self._against_roofline(measurement, estimate, threshold)
-        against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
+        rounds = measurement.rounds
+        if more is not None and maximum_rounds:
+            rounds = maximum_rounds
+        decisions = self._decide(measurement, threshold, more, rounds)
+        measurement = decisions.measurement
+        estimate = conclusion.estimate_of(measurement)
+        if decisions.in_force is not None:
+            estimate = decisions.in_force.estimate
+        self._check_replaced(measurement)
+        memory = self._against_roofline(measurement, estimate, threshold)
+        against = [str(invalidity) for invalidity in measurement.invalid]
+        if memory.broken is not None:
+            against.append(memory.broken)
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
-        verdict, fact = self._conclude(measurement, decision, against, gated=threshold is not None)
-        if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
-            (fact,) = noted([fact], f"it reads {why}")
+        verdict, fact = self._conclude(
+            measurement, decisions.in_force, against, gated=threshold is not None
+        )
+        out_of_reach = memory.fields.get("out_of_reach")
+        if fact is not None and verdict is Verdict.FAIL and out_of_reach:
+            (fact,) = noted([fact], f"it reads {out_of_reach}")
         recorded = Recorded(measurement, estimate, verdict, fact)
-        report = file.metrics[name] = _report(recorded, threshold, decision, memory)
+        report = _report(recorded, threshold, decisions.in_force, memory.fields)
+        self.harness.file.metrics[name] = report
         own_gate = self._configuration_gate(name, threshold)
-        if own_gate is not None and second is not None and verdict is Verdict.FAIL:
-            other, _ = self._conclude(measurement, second, against, gated=True)
-            report.configuration_gate = self._described_gate(own_gate, other)
+        if own_gate is not None and decisions.own is not None and verdict is Verdict.FAIL:
+            own_verdict, _ = self._conclude(measurement, decisions.own, against, gated=True)
+            report.configuration_gate = self._described_gate(own_gate, own_verdict)
+        self._note_lines(measurement)
+        store(recorded)
+        # The last look decides again on metrics that were decided before.
+        others = [earlier for earlier in self.recorded if earlier.measurement.name != name]
+        self.recorded[:] = [*others, recorded]
+        self.harness.save()
+        _raise_unless_holding(recorded)
+        return recorded
+
+    def _note_lines(self, measurement: Measurement) -> None:
+        """Keep the remarks on a measurement, and the parts of it that could not be checked."""
         for line in measurement.unproven:
             self.harness.unproven(line)
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
-        store(recorded)
-        # The last look decides again on what was decided before.
-        self.recorded[:] = [r for r in self.recorded if r.measurement.name != measurement.name]
-        self.recorded.append(recorded)
-        self.harness.save()
-        if verdict is Verdict.INVALID:
-            raise Invalid(fact)
-        if verdict is Verdict.INCONCLUSIVE:
-            raise Inconclusive(fact)
-        if fact and verdict is Verdict.FAIL:
-            raise Unmet(fact)
-        return recorded
+
+    def _check_replaced(self, measurement: Measurement) -> None:
+        """Make a measurement invalid if another process has taken the attached server's place."""
+        if self.harness.attached is not None:
+            self.harness.look_at_the_server()
+        if self.harness.replaced:
+            invalidity = Invalidity(reason=beside.REPLACED, evidence=self.harness.replaced)
+            measurement.invalid = [*measurement.invalid, invalidity]
 
     def _decide(
         self, measurement: Measurement, threshold: Gate | None, more: gate.More | None, bound: int
-    ) -> tuple[gate.Decision | None, gate.Decision | None, Measurement]:
-        """Decide by the gate in force, and by the configuration's own where that one fails.
-
-        Returns:
-            Both decisions, and the measurement with all rounds that they took.
-        """
+    ) -> _Decisions:
+        """Decide by the gate in force, and by the configuration's own if that one fails."""
         if threshold is None or not measurement.valid or not measurement.samples:
-            return None, None, measurement
-        name = measurement.name
-        second = None
-        own_gate = self._configuration_gate(name, threshold)
+            return _Decisions(measurement)
+        own_gate = self._configuration_gate(measurement.name, threshold)
+        own = None
         decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
         if own_gate is not None and decision.verdict is Verdict.FAIL:
-            second, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
+            own, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
             # On all rounds: the second gate may have needed more of them.
-            every = measurement.rounds
-            decision, _ = gate.decide_measurement(measurement, threshold, None, every)
-            second = conclusion.over_starts(second, own_gate, measurement, self._earlier(name))
-        decision = conclusion.over_starts(decision, threshold, measurement, self._earlier(name))
-        return decision, second, measurement
+            rounds = measurement.rounds
+            decision, _ = gate.decide_measurement(measurement, threshold, None, rounds)
+        earlier = self._earlier(measurement.name)
+        if own_gate is not None and own is not None:
+            own = conclusion.over_starts(own, own_gate, measurement, earlier)
+        decision = conclusion.over_starts(decision, threshold, measurement, earlier)
+        return _Decisions(measurement, decision, own)
 
     def _conclude(
         self,
@@ -142,6 +187,7 @@ class Recorder:
         *,
         gated: bool,
     ) -> tuple[Verdict, Fact | None]:
+        """Return the verdict on a measurement and the fact; ``against`` are reasons for INVALID."""
         return conclusion.conclude(
             measurement,
             decision,
@@ -152,7 +198,7 @@ class Recorder:
         )
 
     def _earlier(self, metric: str) -> list[float]:
-        """The rates of earlier starts of this build on this machine."""
+        """Return the rates of earlier starts of this build on this machine."""
         if self.starts is None:
             return []
         engine = self.harness.file.engine
@@ -172,19 +218,29 @@ class Recorder:
         )
 
     def _configuration_gate(self, metric: str, threshold: Gate | None) -> Gate | None:
-        """The gate of the configuration under test, where another one is in force."""
+        """Return the own gate of the configuration under test, if another one is in force."""
         profile = self.harness.profile
         gates = profile.configurations[profile.under_test].gates
-        own = next((each for each in gates if each.metric == metric), None)
-        if own is None or threshold is None or own == threshold:
-            return None
-        return own
+        for own in gates:
+            if own.metric == metric and threshold is not None and own != threshold:
+                return own
+        return None
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
-        """What is stored with a measurement, so that it can be compared and understood later."""
-        file, measurement = self.harness.file, recorded.measurement
+        """Return what is stored with a measurement, to compare and understand it later.
+
+        Args:
+            recorded: The measurement.
+            reason: The reason for its verdict.
+
+        Returns:
+            The ``extra_info`` of a benchmark of pytest-benchmark.
+        """
+        file = self.harness.file
+        measurement = recorded.measurement
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
         metric = file.metrics[measurement.name]
+        value = recorded.estimate.value if recorded.estimate is not None else None
         return {
             "sm121": 1,
             "metric": measurement.name,
@@ -193,7 +249,7 @@ class Recorder:
             "quantile": measurement.quantile,
             "samples": finite,
             "failures": len(measurement.samples) - len(finite),
-            "value": statistics.finite(recorded.estimate.value) if recorded.estimate else None,
+            "value": statistics.finite(value),
             "clock": measurement.clock,
             "case": measurement.case,
             "verdict": recorded.verdict.value,
@@ -209,91 +265,131 @@ class Recorder:
         }
 
     def _stored_context(self) -> dict[str, Any]:
-        """What a stored run says of what was measured."""
-        attached, path = self.harness.attached, self.harness.file.engine.path
-        named = self.model or self.harness.profile.model.id
+        """Return the part of a stored run that describes the server."""
+        path = self.harness.file.engine.path
+        # By name, not by path: another checkout measures the same model.
+        model = self.model or self.harness.profile.model.id
+        if self.harness.attached is not None:
+            model = self.harness.attached.endpoint.served_name
+        requests = [request.by for request in path.requested if request.field in _SPEED_PATH]
         return {
-            # By name, not by path: another checkout measures the same model.
-            "model": named if attached is None else attached.endpoint.served_name,
+            "model": model,
             "path": {name: getattr(path, name, None) for name in _SPEED_PATH},
-            "path_requests": [r.by for r in path.requested if r.field in _SPEED_PATH],
+            "path_requests": requests,
             **self.context(),
         }
 
     def context(self) -> dict[str, Any]:
-        """What two runs must share to be compared: machine, profile, configuration, plan."""
-        server, file = self.harness.attached, self.harness.file
-        attached = host_of(server.endpoint.base_url) if server is not None else None
+        """Return what two runs must share to be compared: machine, profile, configuration, plan."""
+        file = self.harness.file
+        host = None
+        configuration = file.engine.configuration
+        if self.harness.attached is not None:
+            host = host_of(self.harness.attached.endpoint.base_url)
+            configuration = None
         workload = file.environment.get("workload") or {}
         return {
-            "machine": machine.identity(attached),
-            # Not in its identity: machines of one kind may be held against each other.
+            "machine": machine.identity(host),
+            # Not in the identity: machines of one kind are comparable.
             "gpu_units": [gpu.get("unit") for gpu in file.environment.get("gpus") or ()],
             "profile": file.profile,
-            "configuration": file.engine.configuration if attached is None else None,
+            "configuration": configuration,
             "plan": {name: value for name, value in workload.items() if name != "rounds"},
             "definition": metrics.DEFINITION,
         }
 
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
-    ) -> tuple[dict[str, Any], str | None]:
-        """What bounds a decode rate and how much of that was reached, as `MetricReport` has it;
-        and what is wrong when it is too high."""
-        depth, box = roofline.depth_of(measurement.name), self.box
-        costs = box.costs(depth) if box is not None and depth is not None else None
-        if box is None or costs is None or box.model is None:
-            return {}, None
-        ceiling, highest = (box.ceiling(cost) for cost in costs)
-        profile, gb_s = self.harness.profile, ceiling.gb_s if ceiling is not None else None
-        memory: dict[str, Any] = {
-            "bytes_per_token": costs[0] and round(costs[0].total),
-            "out_of_reach": threshold
-            and roofline.out_of_reach(profile, threshold, costs[0], box.model, gb_s),
+    ) -> _Roofline:
+        """Return the bound of a decode rate, and whether the rate breaks it."""
+        box = self.box
+        depth = roofline.depth_of(measurement.name)
+        if box is None or depth is None or box.model is None:
+            return _Roofline()
+        costs = box.costs(depth)
+        if costs is None:
+            return _Roofline()
+        ceiling = box.ceiling(costs.served)
+        highest = box.ceiling(costs.least)
+        fields: dict[str, Any] = {
+            "bytes_per_token": round(costs.served.total) if costs.served is not None else None,
+            "out_of_reach": None,
         }
+        if threshold is not None:
+            gb_s = ceiling.gb_s if ceiling is not None else None
+            fields["out_of_reach"] = roofline.out_of_reach(
+                self.harness.profile, threshold, costs.served, box.model, gb_s
+            )
         if estimate is None:
-            return memory, None
+            return _Roofline(fields)
+        broken = None
         speculates = self.harness.file.engine.path.speculative not in (None, "none")
-        above = highest.broken_by(estimate.value) if highest and not speculates else None
+        if highest is not None and not speculates:
+            broken = highest.broken_by(estimate.value)
         if ceiling is None:
-            return memory, above
-        if (higher := ceiling.broken_by(estimate.value)) and not above:
+            return _Roofline(fields, broken)
+        above_served = ceiling.broken_by(estimate.value)
+        if above_served and not broken:
             self.harness.remark(
                 f"{measurement.name}: more than the bytes of this configuration allow, so the "
-                f"engine quantises what nothing shows it to quantise ({higher})",
+                f"engine quantises what nothing shows it to quantise ({above_served})",
                 at_once=False,
             )
-        share = round(ceiling.share(estimate.value), 4)
-        return memory | {"bound": round(ceiling.tok_s, 2), "roofline": share}, above
+        fields["bound"] = round(ceiling.tok_s, 2)
+        fields["roofline"] = round(ceiling.share(estimate.value), 4)
+        return _Roofline(fields, broken)
+
+
+def _raise_unless_holding(recorded: Recorded) -> None:
+    """Raise the error of a verdict that is no success."""
+    fact = recorded.fact
+    if recorded.verdict is Verdict.INVALID:
+        raise Invalid(fact)
+    if recorded.verdict is Verdict.INCONCLUSIVE:
+        raise Inconclusive(fact)
+    if fact is not None and recorded.verdict is Verdict.FAIL:
+        raise Unmet(fact)
 
 
 def _report(
     recorded: Recorded, gate_of: Gate | None, decision: gate.Decision | None, memory: dict[str, Any]
 ) -> verdict_file.MetricReport:
-    measurement, estimate, verdict = recorded.measurement, recorded.estimate, recorded.verdict
-    names = ("minimum", "target", "stretch", "at_most")
-    thresholds = {name: getattr(gate_of, name, None) for name in names}
-    return verdict_file.MetricReport(
-        value=statistics.finite(estimate.value) if estimate else None,
+    """Return a measurement in the form of verdict.json."""
+    measurement = recorded.measurement
+    report = verdict_file.MetricReport(
+        value=None,
         unit=measurement.unit,
-        ci_low=statistics.finite(estimate.ci_low) if estimate else None,
-        ci_high=statistics.finite(estimate.ci_high) if estimate else None,
-        confidence=estimate.confidence if estimate else None,
         rounds=len(measurement.samples),
         starts=1,
-        start_spread=decision.start_spread if decision else None,
-        grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
         case=measurement.case,
         accepted_length=measurement.extra.get("mean_accepted_length"),
         acceptance_rate=measurement.extra.get("acceptance_rate"),
         texts=measurement.extra.get("texts"),
-        verdict=verdict,
-        **thresholds,
+        verdict=recorded.verdict,
         **memory,
     )
+    if recorded.estimate is not None:
+        report.value = statistics.finite(recorded.estimate.value)
+        report.ci_low = statistics.finite(recorded.estimate.ci_low)
+        report.ci_high = statistics.finite(recorded.estimate.ci_high)
+        report.confidence = recorded.estimate.confidence
+    if decision is not None:
+        report.start_spread = decision.start_spread
+        if recorded.verdict is Verdict.PASS:
+            report.grade = decision.grade
+    if gate_of is not None:
+        report.minimum = gate_of.minimum
+        report.target = gate_of.target
+        report.stretch = gate_of.stretch
+        report.at_most = gate_of.at_most
+    return report
 
 
 def host_of(url: str | None) -> str | None:
-    """The machine of an attached server, without the port, which may change."""
+    """Return the machine of an attached server, without the port, which may change.
+
+    Args:
+        url: The server's URL; None without one.
+    """
     return urlsplit(url).hostname if url else None

@@ -10,7 +10,7 @@ from sm121.core.verdict import Verdict
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredRun
 
-#: Verdicts of a number that was measured as it has to be. A start that was too slow is a start.
+#: The verdicts of a valid number. A start that was too slow is a start, too.
 _MEASURED = (Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE)
 
 
@@ -19,7 +19,7 @@ class EarlierStarts:
     """The stored runs of this machine.
 
     Attributes:
-        storage: Where pytest-benchmark keeps its runs, as `--benchmark-storage` has it.
+        storage: The storage of pytest-benchmark, as `--benchmark-storage` names it.
         root: The folder that it is relative to.
     """
 
@@ -29,11 +29,12 @@ class EarlierStarts:
     def levels(
         self, metric: str, context: Mapping[str, Any], *, engine: str, version: str | None
     ) -> list[float]:
-        """Return what earlier starts of one build reached, oldest first.
+        """Return the values of earlier starts of one build, oldest first.
 
         Args:
             metric: The name of the metric.
-            context: What a stored run must share: machine, profile, configuration, plan, path.
+            context: The context that a stored run must share: machine, profile, configuration,
+                plan, path.
             engine: The name of the engine.
             version: Its version. None: not known, so no stored run is of the same build.
 
@@ -48,10 +49,11 @@ class EarlierStarts:
         levels = []
         for run in self._runs:
             same_build = (run.file.engine.name, run.file.engine.version) == (engine, version)
-            # What the run was judged as makes it no baseline; it is a start all the same.
+            # Its verdict may make the run no baseline; it is a start all the same.
             if not same_build or replace(run, unfit=()).unlike(context):
                 continue
-            report, stored = run.file.metrics.get(metric), run.metrics.get(metric)
+            report = run.file.metrics.get(metric)
+            stored = run.metrics.get(metric)
             if report is None or stored is None or report.verdict not in _MEASURED:
                 continue
             if stored.value > 0.0:

@@ -1,7 +1,12 @@
-"""What timed requests say is what the server says to the same prompts when nobody times it. A timed
-request asks for neither ids nor log-probabilities, which would cost time. Its prompt is asked again
-in other forms: whole and with log-probabilities; for one token without the fields of a timed
-request; and with a part of it changed, which must change the log-probabilities."""
+"""The texts of timed requests compared with untimed answers to the same prompts.
+
+A timed request has neither token ids nor log-probabilities, which would cost time. The same prompt
+is sent again in three forms:
+
+1. whole, with log-probabilities;
+2. for one token, without the fields of a timed request;
+3. with a part of it changed, which must change the log-probabilities.
+"""
 
 import bisect
 import json
@@ -23,33 +28,50 @@ from sm121.core.unmet import Fact, Unmet, facts_of, require
 from sm121.core.verdict import NotRun
 from sm121.measure.cells import MeasuredCell
 
-#: A sign of several bytes is shown with the last of its tokens, of which it has so many at most.
-_TOKENS_OF_A_SIGN = 4
-#: Parts of a prompt, of which each look changes the next.
+#: The most tokens of a character of several bytes, which is shown with the last of them.
+_TOKENS_OF_A_CHARACTER = 4
+#: The parts of a prompt; each look changes the next one.
 _PARTS = 4
+#: The characters of a text in a message.
 _SHOWN = 60
+#: A log-probability below that of any token.
+_IMPOSSIBLE = -1e9
+#: The rounding error of a log-probability in JSON.
+_ROUNDING = 1e-3
+#: The token ids of a text.
 Ids = tuple[int, ...]
 
 
 @dataclass
 class TimedTexts:
-    """Holds the texts of a server's timed answers. `bound`: how far apart two tokens are equally
-    likely; None: not known. `vocabulary`: ids below it are plain tokens."""
+    """Compares the texts of a server's timed answers with untimed ones."""
 
     asker: Asker
+    #: The distance within which two tokens are equally likely; None if it is not known.
     bound: AgreementBound | None
+    #: Ids below it are plain tokens, which do not end a text.
     vocabulary: int
+    #: The number of answers that were compared, by depth and streams of the cell.
     _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def hold(self, cell: MeasuredCell) -> None:
-        """Ask a cell's new timed requests again: a long one drawn at random, at the first reading a
-        short one too. What is wrong with their answers speaks against each number of the cell."""
-        key = cell.depth, cell.concurrency
+    def check_cell(self, cell: MeasuredCell) -> None:
+        """Repeat some of a cell's new timed requests, and compare the answers.
+
+        That is a long request drawn at random, and a short one too at the first look. A difference
+        makes each number of the cell invalid.
+
+        Args:
+            cell: The cell. Its doubts get the reason.
+        """
+        key = (cell.depth, cell.concurrency)
         pairs = [pair for pair in cell.unread if pair.answer.ok]
         cell.unread.clear()
         random.shuffle(pairs)
         pairs.sort(key=lambda pair: -pair.answer.asked_tokens)
-        for pair in pairs[:1] + ([] if self._looks[key] else pairs[1:][-1:]):
+        chosen = pairs[:1]
+        if len(pairs) > 1 and not self._looks[key]:
+            chosen.append(pairs[-1])
+        for pair in chosen:
             cell.server.show(f"{cell.shape.title}: what a timed request said, asked again")
             try:
                 prompt = json.loads(pair.request.body)["prompt"]
@@ -63,35 +85,64 @@ class TimedTexts:
             self._looks[key] += 1
 
     def judge(self, prompt: str | list[int], answer: TimedAnswer, look: int = 0) -> None:
-        """Raises Unmet: the answer is not what the server says untimed; NotRun: the server gives no
-        means to judge it; Refused, HTTPError: the untimed request fails. `look`: says which part of
-        the prompt is changed."""
+        """Compare a timed answer with untimed answers.
+
+        Args:
+            prompt: The prompt of the timed request, as text or as ids.
+            answer: The timed answer.
+            look: The number of the look, which chooses the part of the prompt that is changed.
+
+        Raises:
+            Unmet: The timed answer is not an untimed answer.
+            NotRun: The server gives no means to compare them.
+            Refused: An untimed request is refused.
+            HTTPError: An untimed request fails.
+        """
         salt = f"sm121-timed-{secrets.token_hex(8)}"
-        whole = prompt if isinstance(prompt, str) else (*prompt,)
+        whole = prompt if isinstance(prompt, str) else tuple(prompt)
         ids, first = self._follow(whole, (), answer, salt)
         if isinstance(prompt, str):
             raise NotRun("only a prompt of ids can be asked for one token of its answer")
+        self._check_single_tokens(prompt, ids, salt)
+        self._check_changed_prompt(prompt, first, look, salt)
+
+    def _check_single_tokens(self, prompt: list[int], ids: Ids, salt: str) -> None:
+        """Request the first, a random and the last token of an answer alone."""
         for at in sorted({0, random.randrange(len(ids)), len(ids) - 1}):
             alone = self.asker.ask(Request((*prompt, *ids[:at]), 1, salt=salt, fields={}))
             if self.asker.ids(alone) != (ids[at],):
                 # The kernels of a prefill round otherwise than those of a decode step.
-                within, about = 2 * self._equal_within, f"token {at}, asked alone"
-                self._could_be(ids[at], self.asker.positions(alone)[0], within, about)
+                position = self.asker.positions(alone)[0]
+                about = f"token {at}, asked alone"
+                self._require_likeliest(ids[at], position, 2 * self._equal_within, about)
+
+    def _check_changed_prompt(
+        self, prompt: list[int], first: Position, look: int, salt: str
+    ) -> None:
+        """Require other log-probabilities of the first token for a prompt with a changed part."""
         part = len(prompt) // _PARTS
         start = look % _PARTS * part
-        changed = (*random.choices(range(self.vocabulary), k=part), *prompt[start + part :])
-        other = self.asker.ask(Request((*prompt[:start], *changed), 1, salt=f"{salt}-changed"))
+        end = start + part
+        drawn = random.choices(range(self.vocabulary), k=part)
+        changed = (*prompt[:start], *drawn, *prompt[end:])
+        other = self.asker.ask(Request(changed, 1, salt=f"{salt}-changed"))
         differs = not part or self.asker.positions(other)[0].top != first.top
-        about = f"tokens {start} to {start + part} of {len(prompt)} changed"
+        about = f"tokens {start} to {end} of {len(prompt)} changed"
         require(differs, "other log-probabilities for another prompt", "the same", about)
 
     def _follow(
         self, prompt: Prompt, before: Ids, timed: TimedAnswer, salt: str, forks: int = 0
     ) -> tuple[Ids, Position]:
-        """The ids of a timed text after some of them, and what is as likely as the first."""
+        """Return the ids of a timed text after the first ones, and the position of the next.
+
+        Where the untimed answer parts from the timed text, an equally likely token is tried:
+        ``forks`` is the number of those before.
+        """
         tokens = timed.asked_tokens - len(before)
-        answer = self._untimed(prompt if isinstance(prompt, str) else prompt + before, tokens, salt)
-        ids, positions = self.asker.ids(answer), self.asker.positions(answer)
+        begun_prompt = prompt if isinstance(prompt, str) else prompt + before
+        answer = self._untimed(begun_prompt, tokens, salt)
+        ids = self.asker.ids(answer)
+        positions = self.asker.positions(answer)
         content = _plain(timed.content)
         text = self._text(before + ids) if before else _plain(answer.text)
         if text == content:
@@ -101,7 +152,7 @@ class TimedTexts:
             return not content.startswith(self._text(before + ids[:count]))
 
         parting = max(bisect.bisect_left(range(tokens + 1), True, key=has_parted) - 1, 0)
-        for at in range(min(parting, tokens - 1), max(parting - _TOKENS_OF_A_SIGN, -1), -1):
+        for at in range(min(parting, tokens - 1), max(parting - _TOKENS_OF_A_CHARACTER, -1), -1):
             for other in self._as_likely(ids[at], positions[at]):
                 begun = (*before, *ids[:at], other)
                 if forks >= max(MOST_FORKS, timed.asked_tokens // 8):
@@ -118,19 +169,22 @@ class TimedTexts:
                     continue
                 return (*ids[:at], other, *rest), positions[0]
         start = len(self._text(before + ids[:parting]))
-        expected, observed = (each[start : start + _SHOWN] for each in (text, content))
+        expected = text[start : start + _SHOWN]
+        observed = content[start : start + _SHOWN]
         about = f"token {len(before) + parting} of a timed answer to {len(prompt)} tokens"
         raise Unmet(Fact(f"as untimed {expected!r}", f"{observed!r}", about))
 
     def _untimed(self, prompt: Prompt, tokens: int, salt: str) -> Completion:
-        """The rest of an answer, with the end of a text banned as in a timed request."""
+        """Return the rest of an answer, with the end of a text banned as in a timed request."""
         fields: dict[str, Any] = {"ignore_eos": True, "min_tokens": tokens}
-        fields |= {"add_special_tokens": False} if isinstance(prompt, str) else {}
+        if isinstance(prompt, str):
+            fields["add_special_tokens"] = False
         answer = self.asker.ask(Request(prompt, tokens, salt=salt, fields=fields))
         if len(self.asker.ids(answer)) != tokens:
             raise NotRun("the engine ends an answer where its text ends")
+        ids = self.asker.ids(answer)
         for at, position in enumerate(self.asker.positions(answer)):
-            self._could_be(self.asker.ids(answer)[at], position, 0.0, f"token {at}, untimed")
+            self._require_likeliest(ids[at], position, 0.0, f"token {at}, untimed")
         return answer
 
     @property
@@ -140,29 +194,34 @@ class TimedTexts:
         return self.bound.fork or self.bound.max_abs
 
     def _as_likely(self, token: int, position: Position) -> list[int]:
-        """The tokens that could stand in the place of one, by the noise of the arithmetic."""
-        values, within = _by_id(position), self._equal_within
-        return [n for n, value in values.items() if n != token and value >= values[token] - within]
-
-    def _could_be(self, token: int, position: Position, within: float, about: str) -> None:
-        """A token is the likeliest one of those that do not end a text."""
+        """Return the tokens that are as likely as a token, by the noise of the arithmetic."""
         values = _by_id(position)
-        best = max([v for n, v in values.items() if n < self.vocabulary], default=-1e9)
-        least, about = best - within - 1e-3, f"{about}: {token}"
+        least = values[token] - self._equal_within
+        return [other for other, value in values.items() if other != token and value >= least]
+
+    def _require_likeliest(self, token: int, position: Position, within: float, about: str) -> None:
+        """Require that a token is the likeliest one of those that do not end a text."""
+        values = _by_id(position)
+        plain = [value for other, value in values.items() if other < self.vocabulary]
+        best = max(plain, default=_IMPOSSIBLE)
+        value = values.get(token, _IMPOSSIBLE)
         observed = f"{values.get(token, 'not among them')}"
-        require(values.get(token, -1e9) >= least, "the likeliest", observed, about)
+        holds = value >= best - within - _ROUNDING
+        require(holds, "the likeliest", observed, f"{about}: {token}")
 
     def _text(self, ids: Ids) -> str:
         return _plain(self.asker.text_of(ids))
 
 
 def _by_id(position: Position) -> dict[int, float]:
+    """Return the log-probabilities of a position by token id."""
     likely = {**position.top, position.token: position.log_probability}
-    if (ids := ids_of([Position(name, 0.0, {}) for name in likely])) is None:
+    ids = ids_of([Position(name, 0.0, {}) for name in likely])
+    if ids is None:
         raise NotRun("the engine does not name tokens by their ids (return_tokens_as_token_ids)")
     return dict(zip(ids, likely.values(), strict=True))
 
 
 def _plain(text: str) -> str:
-    """A text with one mark for bytes that are no sign, and none at its ends."""
+    """Return a text with one mark for each run of bytes that are no character, none at its ends."""
     return re.sub("\ufffd+", "\ufffd", text).strip("\ufffd")

@@ -11,8 +11,9 @@ from sm121.core.server import Server, context_argument
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure.plan import Plan
-from sm121.performance.bench import Bench, PerformanceChecks
+from sm121.performance.bench import Bench
 from sm121.performance.box import RunBox
+from sm121.performance.checks import PerformanceChecks
 from sm121.plugin import answers
 from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
 from sm121.plugin.stash import LEVEL, PROGRESS, SESSION, SETTINGS
