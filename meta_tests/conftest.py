@@ -106,9 +106,9 @@ def canary_mxfp4() -> Path:
 @pytest.fixture
 def a_cpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     """The axes of the matrix, whatever this machine's processor can do."""
-    from sm121.matrix import axes
+    from sm121.matrix import space
 
-    monkeypatch.setattr(axes, "cpu_flags", str)
+    monkeypatch.setattr(space, "cpu_flags", str)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from sm121.core.verdict import Verdict
 from sm121.engines import capabilities, registry
 from sm121.engines.protocol import ChecksArguments
 from sm121.matrix import axes
-from sm121.matrix.axes import Space
+from sm121.matrix.space import Space
 from sm121.measure import counters
 from sm121.run import stored_run
 from sm121.run.verdict_file import VerdictFile

@@ -20,6 +20,7 @@ from sm121.engines import llama_cpp, protocol, registry
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
+from sm121.matrix.space import Space
 from tools import side_by_side
 
 ENGINES: list[protocol.Engine] = [Vllm(), SGLang(), llama_cpp.LlamaCpp()]
@@ -90,7 +91,7 @@ def test_sglangs_own_parser_takes_what_the_axes_give():
 
 def arguments_of(arch: str, engine: str, version: str) -> list:
     """Of each value of the axes of an architecture."""
-    space = axes.Space(axes.load(arch), engine, version)
+    space = Space(axes.load(arch), engine, version)
     return [space.settings[axis][v].arguments for axis in space.axes for v in space.values(axis)]
 
 

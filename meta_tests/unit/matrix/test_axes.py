@@ -27,8 +27,8 @@ from sm121.engines.server_errors import StartError
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.matrix import axes, covering, examine, feature_matrix, level, plan
-from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellOutcome
+from sm121.matrix.space import Space, count_allowed
 from sm121.measure.measurement import Invalidity
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
@@ -42,7 +42,7 @@ def load_text(text: str, origin: str) -> axes.AxesFile:
 
 CPU = axes.load("cpu")
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(axes, "cpu_flags", str)  # this machine's are not what is tested
+    patch.setattr("sm121.matrix.space.cpu_flags", str)  # this machine's are not what is tested
     SPACES = [
         Space(CPU, "vllm", "0.32.0"),
         Space(SM121, "vllm", "0.32.0"),
@@ -92,7 +92,7 @@ def test_arrays_are_small_and_the_same_every_time_and_full_is_all_of_it():
     space = SPACES[0]
     assert len(covering.build(space, "full").cells) == space.product == 384
     assert len(covering.build(space, "none").cells) == 1
-    assert axes.count_allowed(SPACES[1]) == 2304
+    assert count_allowed(SPACES[1]) == 2304
 
 
 @pytest.mark.parametrize("strength", [1, 2])
@@ -462,7 +462,7 @@ def test_fp8_of_the_kv_cache_is_known_by_each_engine_s_name(axes_of, printed):
 
 @pytest.mark.parametrize("flags", ["sse avx512f", "amx_tile", "sse4_2 avx512fp16"])
 def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
-    monkeypatch.setattr(axes, "cpu_flags", lambda: flags)
+    monkeypatch.setattr("sm121.matrix.space.cpu_flags", lambda: flags)
     space, has = Space(CPU, "vllm", "0.32.0"), "fp16" not in flags
     assert (space.settings["kv"].keys() == {"auto", "fp8"}) == has
     assert ("AVX-512" in space.absent.get(("kv", "fp8"), "")) == (not has)
@@ -476,7 +476,7 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
     """What rounds is compared with the oracle that rounds so, and nothing else is."""
-    monkeypatch.setattr(axes, "cpu_flags", lambda: "avx512f")
+    monkeypatch.setattr("sm121.matrix.space.cpu_flags", lambda: "avx512f")
     agrees = Mock(return_value="off by 1e-5 nats", side_effect=wrong)
     monkeypatch.setattr(examine.oracle, "agrees", agrees)
     made = examiner(tmp_path, lambda **_when: None)

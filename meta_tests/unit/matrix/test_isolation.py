@@ -7,8 +7,8 @@ import pytest
 
 from meta_tests.unit.matrix.test_axes import SPACES, array_of
 from sm121.matrix import axes, covering, feature_matrix, isolation, plan
-from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
+from sm121.matrix.space import Space, identity
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 SPACE = SPACES[0]
@@ -18,7 +18,7 @@ SLOWER, INVALID = CellOutcome.SLOWER, CellOutcome.INVALID
 
 def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=False) -> CellRecord:
     return CellRecord(
-        id=axes.identity(space, cell), values=dict(cell), why=[], configuration="c", arguments=[],
+        id=identity(space, cell), values=dict(cell), why=[], configuration="c", arguments=[],
         outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
         log="server-matrix.log", boot_s=2.0, took_s=3.0,
     )  # fmt: skip

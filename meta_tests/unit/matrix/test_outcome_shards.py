@@ -15,11 +15,12 @@ from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
-from sm121.matrix import axes, covering, feature_matrix
+from sm121.matrix import covering, feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
+from sm121.matrix.space import identity
 from sm121.report import merging
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
@@ -146,7 +147,7 @@ class Examiner:
         self.started: list[str] = []
 
     def examine(self, planned, _configuration, *, isolating):
-        self.started.append(axes.identity(SPACE, planned.cell))
+        self.started.append(identity(SPACE, planned.cell))
         broken = planned.cell["graphs"] == "compiled"
         outcome = CellOutcome.FAIL if broken else CellOutcome.PASS
         return record(SPACE, planned.cell, outcome, isolating)

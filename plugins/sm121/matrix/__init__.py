@@ -1,1 +1,1 @@
-"""The matrix: features as axes, the combinations that must be tried, and what became of each."""
+"""The matrix: features as axes, the combinations that are tried, and their outcomes."""

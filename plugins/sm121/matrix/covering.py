@@ -1,30 +1,38 @@
-"""Covering arrays: the fewest cells with every combination of N values. The array is `covertable`'s
-(greedy, deterministic); what it covers is counted here, from the cells alone."""
+"""Covering arrays: few cells with every combination of N values.
+
+The package `covertable` makes the array (greedy, deterministic). This module counts its coverage
+from the cells alone.
+"""
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import covertable
 
 from sm121.core.errors import OptionError, Sm121Error
-from sm121.matrix.axes import Cell, Choice, Incompatible, Space
+from sm121.matrix.axes import Cell, Choice, Incompatible, label
+from sm121.matrix.space import Space, identity
 
+#: The number of values that are combined in all ways; ``full``: all cells, ``none``: the baseline.
 Strength = int | Literal["full", "none"]
-#: Orders of the construction that are tried, by strength; the smallest array is taken.
+#: The number of random orders that are tried, by strength. The smallest array is taken.
 _TRIES = {1: 8, 2: 24, 3: 1}
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the allowed combinations of so many values occur."""
+    """How many of the allowed combinations some cells have."""
 
+    #: The number of values in a combination.
     strength: int
     allowed: int
     covered: int
+    #: The allowed combinations that no cell has.
     missing: tuple[Choice, ...]
+    #: The number of combinations that are not allowed.
     excluded: int
 
     def __str__(self) -> str:
@@ -38,9 +46,10 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell of the plan, and why it is in it."""
+    """A cell of the plan."""
 
     cell: dict[str, str]
+    #: The reasons why it is in the plan.
     why: tuple[str, ...]
 
 
@@ -50,143 +59,237 @@ class Array:
 
     strength: Strength
     cells: tuple[Planned, ...]
-    #: Named cells that are known not to work: name -> why.
+    #: Named cells that are known not to work, with the rule.
     incompatible: Mapping[str, Incompatible]
-    #: Named cells that have a value that the engine does not have: name -> why.
+    #: Named cells with a value that the engine does not have, with the reason.
     absent: Mapping[str, str]
+
+    @property
+    def rows(self) -> list[Cell]:
+        """The cells without the reasons why they are planned."""
+        return [planned.cell for planned in self.cells]
+
+    def names(self, space: Space) -> list[str]:
+        """Return the names of the cells (`sm121.matrix.space.identity`)."""
+        return [identity(space, cell) for cell in self.rows]
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """A cell beside the array."""
+
+    name: str
+    #: Its own values.
+    values: dict[str, str]
+    #: Whether it combines two features.
+    of_features: bool
 
 
 def parse_strength(text: str) -> Strength:
-    """What ``--matrix`` says. Raises OptionError: neither a number nor ``full`` nor ``none``."""
-    if text in ("full", "none"):
-        return text  # type: ignore[return-value]
+    """Read the value of ``--matrix``.
+
+    Raises:
+        OptionError: The text is neither a positive number nor ``full`` nor ``none``.
+    """
+    if text == "full":
+        return "full"
+    if text == "none":
+        return "none"
     if not text.isdecimal() or int(text) < 1:
         raise OptionError("--matrix", f"{text}: expected 1, 2 (pairs), ..., full or none")
     return int(text)
 
 
 def build(space: Space, strength: Strength = 2) -> Array:
-    """The cells that are tried: baseline, named ones, feature by feature, and the array. Raises
-    OptionError: the strength is larger than the number of axes."""
+    """Choose the cells: the baseline, the named ones, pairs of features, and the array.
+
+    Args:
+        space: The axes.
+        strength: The number of values that are combined in all ways.
+
+    Raises:
+        OptionError: The strength is larger than the number of axes.
+        Sm121Error: The array of `covertable` is wrong.
+    """
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",
             f"{strength}: expected at most {len(space.axes)}, or full: there are so many axes "
             f"({', '.join(space.axes)})",
         )
-    planned: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    incompatible: dict[str, Incompatible] = {}
-    absent: dict[str, str] = {}
-
-    def add(cell: Cell, why: str) -> None:
-        planned.setdefault(tuple((axis, cell[axis]) for axis in space.axes), []).append(why)
-
-    add(space.baseline, "baseline")
+    builder = _Builder(space, strength)
+    builder.add_cell(space.baseline, "baseline")
     if strength != "none":
-        for name, values, feature in _always(space):
-            applicable = {axis: value for axis, value in values.items() if axis in space.axes}
-            missing = [choice for choice in applicable.items() if choice in space.absent]
-            if missing:
-                axis, value = missing[0]
-                absent[name] = f"{axis}={value}: not applicable: {space.absent[axis, value]}"
-                continue
-            ignored = [
-                f"{axis}={value}"
-                for axis, value in values.items()
-                if axis not in applicable and value != space.file.axes[axis].baseline
-            ]
-            if ignored:
-                absent[name] = f"tried without {', '.join(ignored)}, which is not applicable here"
-            cell = {**space.baseline, **applicable}
-            if feature:  # with whatever else the two features need
-                cell = space.completion(applicable) or cell
-            if (rule := space.excluded(cell)) is not None:
-                incompatible[name] = rule
-            elif strength != 1 or not feature:
-                add(cell, name)
-        for row in _array(space, strength, [dict(key) for key in planned]):
-            add(row, "array")
-    cells = tuple(Planned(dict(key), tuple(why)) for key, why in planned.items())
-    if isinstance(strength, int):  # the library's arrays are not believed
-        if rule := next(filter(None, (space.excluded(each.cell) for each in cells)), None):
+        for addition in _additions(space):
+            builder.add_addition(addition)
+        for row in _array(space, strength, builder.cells):
+            builder.add_cell(row, "array")
+    array = builder.array()
+    if isinstance(strength, int):
+        _require_covered(space, array, strength)
+    return array
+
+
+class _Builder:
+    """The cells of an array while it is built."""
+
+    def __init__(self, space: Space, strength: Strength) -> None:
+        self.space = space
+        self.strength = strength
+        #: The reasons of each cell.
+        self._planned: dict[Choice, list[str]] = {}
+        self._incompatible: dict[str, Incompatible] = {}
+        self._absent: dict[str, str] = {}
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [dict(values) for values in self._planned]
+
+    def array(self) -> Array:
+        cells = [Planned(dict(values), tuple(why)) for values, why in self._planned.items()]
+        return Array(self.strength, tuple(cells), self._incompatible, self._absent)
+
+    def add_cell(self, cell: Cell, why: str) -> None:
+        values = tuple((axis, cell[axis]) for axis in self.space.axes)
+        self._planned.setdefault(values, []).append(why)
+
+    def add_addition(self, addition: _Addition) -> None:
+        """Add a cell beside the array, or the reason why it cannot be added."""
+        space = self.space
+        applicable = {}
+        ignored = []
+        for axis, value in addition.values.items():
+            if axis in space.axes:
+                applicable[axis] = value
+            elif value != space.file.axes[axis].baseline:
+                ignored.append(f"{axis}={value}")
+        for axis, value in applicable.items():
+            if (axis, value) in space.absent:
+                reason = f"{axis}={value}: not applicable: {space.absent[axis, value]}"
+                self._absent[addition.name] = reason
+                return
+        if ignored:
+            reason = f"tried without {', '.join(ignored)}, which is not applicable here"
+            self._absent[addition.name] = reason
+        cell = {**space.baseline, **applicable}
+        if addition.of_features:  # with the other values that the two features need
+            cell = space.completion(applicable) or cell
+        rule = space.excluded(cell)
+        if rule is not None:
+            self._incompatible[addition.name] = rule
+        elif self.strength != 1 or not addition.of_features:
+            self.add_cell(cell, addition.name)
+
+
+def _require_covered(space: Space, array: Array, strength: int) -> None:
+    """Check the library's array: raise Sm121Error for a wrong cell or a missing combination."""
+    for cell in array.rows:
+        rule = space.excluded(cell)
+        if rule is not None:
             raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
-        if untried := coverage(space, [planned.cell for planned in cells], strength).missing:
-            line = f"the covering array misses {len(untried)} combinations: {untried[0]}"
-            raise Sm121Error(line)
-    return Array(strength, cells, incompatible, absent)
+    missing = coverage(space, array.rows, strength).missing
+    if missing:
+        raise Sm121Error(f"the covering array misses {len(missing)} combinations: {missing[0]}")
 
 
-def _always(space: Space) -> Iterable[tuple[str, dict[str, str], bool]]:
-    """Cells beside the array: name, its own values, whether it is two features together."""
+def _additions(space: Space) -> Iterator[_Addition]:
+    """Yield the named cells, and each two features that have no axis in common."""
     for name, named in space.file.named.items():
-        yield name, named.values, False
+        yield _Addition(name, named.values, of_features=False)
     for number, newer in enumerate(space.file.features):
         for prior in space.file.features[:number]:
             pair = {**prior, **newer}
             if len(pair) == len(prior) + len(newer):
-                yield " + ".join(f"{a}={v}" for a, v in pair.items()), pair, True
+                yield _Addition(label(tuple(pair.items())), pair, of_features=True)
 
 
 def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
-    """How many combinations of so many values occur in the cells."""
-    choices: set[Choice] = set()
+    """Count the combinations of values that some cells have.
+
+    Args:
+        space: The axes.
+        cells: The cells.
+        strength: The number of values in a combination.
+    """
+    present: set[Choice] = set()
     for cell in cells:
         for names in itertools.combinations(space.axes, strength):
-            choices.add(tuple((axis, cell[axis]) for axis in names))
-    allowed, missing, excluded = 0, [], 0
+            present.add(tuple((axis, cell[axis]) for axis in names))
+    allowed = 0
+    excluded = 0
+    missing = []
     for choice in space.choices(strength):
-        if choice in choices:
+        if choice in present:
             allowed += 1
         elif space.allowed(choice):
             allowed += 1
             missing.append(choice)
         else:
             excluded += 1
-    return Coverage(strength, allowed, allowed - len(missing), tuple(missing), excluded)
+    return Coverage(
+        strength=strength,
+        allowed=allowed,
+        covered=allowed - len(missing),
+        missing=tuple(missing),
+        excluded=excluded,
+    )
 
 
 def lower_bound(space: Space, strength: int) -> int:
-    """No array can be smaller: the product of the sizes of the largest so many axes, of which each
-    combination needs a cell of its own (the incompatible ones left out)."""
-    allowed = Counter(
-        tuple(axis for axis, _ in choice)
-        for choice in space.choices(strength)
-        if space.allowed(choice)
-    )
+    """Return the least number of cells of an array.
+
+    Each allowed combination of the same axes needs a cell of its own. The bound is the largest
+    number of such combinations.
+
+    Args:
+        space: The axes.
+        strength: The number of values in a combination.
+    """
+    allowed: Counter[tuple[str, ...]] = Counter()
+    for choice in space.choices(strength):
+        if space.allowed(choice):
+            allowed[tuple(axis for axis, _ in choice)] += 1
     return max(allowed.values(), default=0)
 
 
 def _array(space: Space, strength: Strength, fixed: Sequence[Cell]) -> Sequence[Cell]:
+    """Return the rows of an array that has the fixed cells too."""
     if strength == "none":
         return []
-    if strength == "full" or len(space.axes) < 2:  # of one axis, every value is all of it
+    if strength == "full" or len(space.axes) < 2:  # one axis is covered by each of its values
         return list(space.full())
     factors = {axis: list(space.values(axis)) for axis in space.axes}
-    arrays = (
-        covertable.make(
-            factors,
-            salt=str(salt),
-            presets=[dict(cell) for cell in fixed],
-            constraints=[rule for one in space.rules if (rule := _condition(space, one))],
-            strength=strength,
+    constraints = []
+    for rule in space.rules:
+        condition = _condition(space, rule)
+        if condition is not None:
+            constraints.append(condition)
+    arrays = []
+    for salt in range(_TRIES.get(strength, 1)):
+        arrays.append(
+            covertable.make(
+                factors,
+                salt=str(salt),
+                presets=[dict(cell) for cell in fixed],
+                constraints=constraints,
+                strength=strength,
+            )
         )
-        for salt in range(_TRIES.get(strength, 1))
-    )
     return [dict(row) for row in min(arrays, key=len)]
 
 
 def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
-    """The rule as covertable takes it: not all of these at once. None: it never applies."""
+    """Return a rule as covertable takes it (not all of these at once), or None: never applies."""
     parts = []
     for axis, values in rule.when.items():
         listed = [values] if isinstance(values, str) else list(values)
         if axis in space.axes:
             parts.append({"operator": "in", "left": axis, "values": listed})
         elif space.fixed.get(axis) not in listed:
-            return None  # an axis that this engine does not have, or has at another value
+            return None  # this engine does not have the axis, or has it at another value
     return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
 
 
 def bare(space: Space, strength: int) -> int:
-    """Number of cells of the array alone, without those that are always in."""
+    """Return the number of cells of the array alone, with the baseline and no named cells."""
     return len(_array(space, strength, [space.baseline]))

@@ -1,6 +1,7 @@
 """matrix.json and FEATURE_MATRIX.md: which combinations work, and how that is known."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,11 +13,13 @@ from sm121.core import data_file, errors, files, numbers, templates
 from sm121.core.printable import printable
 from sm121.core.time_range import duration
 from sm121.matrix import isolation, size
-from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
+from sm121.matrix.axes import AxesFile, Choice, label
 from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
 from sm121.matrix.outcome import CellOutcome, CellRecord
+from sm121.matrix.space import Space
 
+#: The state of two values together.
 PairState = Literal["works", "broken", "incompatible", "unknown"]
 _SIGN: dict[PairState, str] = {
     "works": "ok",
@@ -24,24 +27,26 @@ _SIGN: dict[PairState, str] = {
     "incompatible": "-",
     "unknown": "?",
 }
+#: The most characters of a value in FEATURE_MATRIX.md.
 _LONGEST = 300
+#: The name of the page in the folder of the matrix.
 MARKDOWN = "FEATURE_MATRIX.md"
 
 
 class CoverageReport(data_file.Record):
-    """Combinations of so many values."""
+    """The coverage of combinations of ``strength`` values."""
 
     strength: int
     allowed: int
+    #: By the plan.
     covered: int
-    """By the plan."""
+    #: By cells with an outcome.
     ran: int
-    """By cells that came to an outcome."""
     incompatible: int
 
 
 class FailingSetReport(data_file.Record):
-    """Values that fail together."""
+    """Values that fail together, as `isolation.FailingSet`."""
 
     values: dict[str, str]
     outcome: CellOutcome
@@ -52,37 +57,41 @@ class FailingSetReport(data_file.Record):
 
 
 class MatrixFile(data_file.Record):
-    """The whole of matrix.json."""
+    """The contents of matrix.json."""
 
     schema_version: int = 1
+    #: The name of the axes' file.
     axes: str
     engine: str
     version: str | None
+    #: The options of the engine's parser, if the version names no release. None: not known.
     options: list[str] | None = None
-    """Of the engine's parser, where the version names no release and it was asked."""
     strength: int | str
     profile: str
+    #: The values of each axis.
     values: dict[str, list[str]]
     baseline: dict[str, str]
+    #: By ``axis=value``, the reason why this engine does not have it.
     absent: dict[str, str] = Field(default_factory=dict)
-    """axis=value -> why this engine does not have it."""
+    #: By values that are known not to work together, the reason.
     incompatible: dict[str, str] = Field(default_factory=dict)
-    """Known not to go together: values -> reason."""
+    #: By ``axis=value``, the reason why no evidence shows it.
     unproven: dict[str, str] = Field(default_factory=dict)
-    """axis=value -> why nothing shows that it was in force."""
+    #: By named cell that is not in the plan, the reason.
     left_out: dict[str, str] = Field(default_factory=dict)
-    """Named cells that could not be in: name -> why."""
+    #: The number of all combinations.
     product: int
     cells: list[CellRecord]
+    #: The planned cells without an outcome.
     not_run: list[str] = Field(default_factory=list)
-    """Cells of the plan that have no outcome yet."""
+    #: Whether the run was interrupted before it had all cells and failing sets.
     interrupted: bool = False
-    """The run was interrupted before it had all of its cells, or knew what fails together."""
     coverage: list[CoverageReport]
     failing_sets: list[FailingSetReport]
+    #: The cost of the cells (`size.spent`).
     spent: dict[str, float]
+    #: The contents of the axes' file, so that this file can be read without it.
     axes_file: dict[str, Any] = Field(default_factory=dict)
-    """The whole of the axes' file, so that this one can be read without it."""
 
 
 def build(
@@ -95,8 +104,17 @@ def build(
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
-    """What is known of the matrix now. `references`: starts of the baseline that are no cells,
-    whose time is counted; `interrupted`: no more will come."""
+    """Return the contents of matrix.json.
+
+    Args:
+        space: The axes.
+        array: The planned cells.
+        records: The cells that ran.
+        sets: The failing sets so far.
+        profile: The name of the profile.
+        references: Starts of the baseline that are no cells; only their cost counts.
+        interrupted: Whether no more cells will run.
+    """
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
@@ -110,59 +128,76 @@ def build(
         absent={f"{axis}={value}": why for (axis, value), why in space.absent.items()},
         incompatible={rule.values: rule.reason for rule in space.rules},
         unproven=space.unproven(),
-        left_out={
-            **{name: f"{CellOutcome.INCOMPATIBLE}: {rule.reason}"
-               for name, rule in array.incompatible.items()},
-            **dict(array.absent),
-        },
+        left_out=_left_out(array),
         product=space.product,
         cells=list(records),
-        not_run=[i for p in array.cells if (i := identity(space, p.cell)) not in ended],
+        not_run=[name for name in array.names(space) if name not in ended],
         coverage=_coverage(space, array, records),
-        failing_sets=[
-            FailingSetReport(
-                values=dict(one.choice), outcome=one.outcome, reason=one.reason,
-                cells=list(one.cells), confirmed=one.confirmed, text=str(one),
-            )
-            for one in sets
-        ],
+        failing_sets=[_reported(failing_set) for failing_set in sets],
         interrupted=interrupted,
         axes_file=space.file.model_dump(mode="json"),
         spent=dict(size.spent(records, references)),
-    )  # fmt: skip
+    )
+
+
+def _left_out(array: Array) -> dict[str, str]:
+    """Return the named cells that are not in an array, with the reasons."""
+    reasons = {}
+    for name, rule in array.incompatible.items():
+        reasons[name] = f"{CellOutcome.INCOMPATIBLE}: {rule.reason}"
+    reasons.update(array.absent)
+    return reasons
+
+
+def _reported(failing_set: isolation.FailingSet) -> FailingSetReport:
+    return FailingSetReport(
+        values=dict(failing_set.choice),
+        outcome=failing_set.outcome,
+        reason=failing_set.reason,
+        cells=list(failing_set.cells),
+        confirmed=failing_set.confirmed,
+        text=str(failing_set),
+    )
 
 
 def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list[CoverageReport]:
-    most = max(2, array.strength) if isinstance(array.strength, int) else 2
-    planned = [planned.cell for planned in array.cells]
-    ended = [r.values for r in records if r.outcome is not CellOutcome.NOT_RUN]
-    strengths = range(1, min(most, len(space.axes)) + 1)
-    return [
-        CoverageReport(
-            strength=strength,
-            allowed=planned_coverage.allowed,
-            covered=planned_coverage.covered,
-            ran=coverage(space, ended, strength).covered,
-            incompatible=planned_coverage.excluded,
+    """Return the coverage of single values, of pairs, and up to the strength of an array."""
+    largest = max(2, array.strength) if isinstance(array.strength, int) else 2
+    ended = [record.values for record in records if record.outcome is not CellOutcome.NOT_RUN]
+    reports = []
+    for strength in range(1, min(largest, len(space.axes)) + 1):
+        of_plan = coverage(space, array.rows, strength)
+        reports.append(
+            CoverageReport(
+                strength=strength,
+                allowed=of_plan.allowed,
+                covered=of_plan.covered,
+                ran=coverage(space, ended, strength).covered,
+                incompatible=of_plan.excluded,
+            )
         )
-        for strength, planned_coverage in ((n, coverage(space, planned, n)) for n in strengths)
-    ]
+    return reports
 
 
 def unexplained(file: MatrixFile) -> list[CellRecord]:
-    """Cells that fail and are in no failing set: which of their values it takes is not known."""
-    explained = {cell for one in file.failing_sets for cell in one.cells}
-    broken = {r.id: r for r in file.cells if r.outcome.broken and r.id not in explained}
-    again = {r.id for r in file.cells if r.isolating and not r.outcome.broken}
-    return [record for name, record in broken.items() if name not in again]
+    """Return the broken cells without a failing set, unless a second start passed."""
+    explained: set[str] = set()
+    for failing_set in file.failing_sets:
+        explained.update(failing_set.cells)
+    passed_again = {cell.id for cell in file.cells if cell.isolating and not cell.outcome.broken}
+    broken = {}
+    for cell in file.cells:
+        if cell.outcome.broken and cell.id not in explained | passed_again:
+            broken[cell.id] = cell
+    return list(broken.values())
 
 
 def incomplete(file: MatrixFile) -> str | None:
-    """Why the matrix is not whole, a sentence; None where it is."""
+    """Return why the matrix is not complete, as a sentence, or None."""
     if not file.interrupted and not file.not_run:
         return None
-    planned = len({*file.not_run, *(r.id for r in file.cells if not r.isolating)})
-    counts = f"{len(file.not_run)} of {planned} cells have no outcome"
+    planned = {*file.not_run, *(record.id for record in file.cells if not record.isolating)}
+    counts = f"{len(file.not_run)} of {len(planned)} cells have no outcome"
     if file.interrupted:
         return f"Interrupted: {counts}."
     return (
@@ -171,15 +206,20 @@ def incomplete(file: MatrixFile) -> str | None:
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
-    """What is known of each pair of values: it works in a cell that passes, but perhaps for its
-    rate; it is broken with a failing set in it; in other cells alone it is unknown."""
+    """Return the state of each pair of values.
+
+    A pair works if it is in a cell that passes, except perhaps for its rate. It is broken if it has
+    a confirmed failing set. It is unknown if it is only in other cells.
+    """
+    if len(space.axes) < 2:
+        return {}
     passing = [record for record in file.cells if record.works]
-    broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
+    broken = [set(found.values.items()) for found in file.failing_sets if found.confirmed]
     states: dict[Choice, PairState] = {}
-    for choice in space.choices(2) if len(space.axes) > 1 else ():
+    for choice in space.choices(2):
         if not space.allowed(choice):
             states[choice] = "incompatible"
-        elif any(one <= {*choice} for one in broken):
+        elif any(values <= set(choice) for values in broken):
             states[choice] = "broken"
         elif any(record.has(choice) for record in passing):
             states[choice] = "works"
@@ -188,9 +228,71 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
     return states
 
 
+def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
+    """Merge the matrices of shards.
+
+    Args:
+        parts: The matrices, at least one.
+
+    Returns:
+        The axes, and one matrix with all cells and the failing sets of all of them.
+
+    Raises:
+        UsageError: The shards have different axes or engines.
+    """
+    first = parts[0]
+    for part in parts[1:]:
+        for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
+            if getattr(part, name) != getattr(first, name):
+                raise errors.UsageError(f"the shards' matrices are of another {name}")
+    file = AxesFile.model_validate(first.axes_file)
+    space = Space(file, first.engine, first.version, first.options)
+    array = build_array(space, parse_strength(str(first.strength)))
+    cells = _merged_cells(space, array, parts)
+    sets = isolation.smallest(space, cells, lambda _cell: None)
+    whole = build(space, array, cells, sets, profile=first.profile)
+    spent = dict.fromkeys(first.spent, 0.0)
+    for part in parts:
+        for key in spent:
+            spent[key] += part.spent.get(key, 0.0)
+    return space, whole.model_copy(update={"spent": spent})
+
+
+def _merged_cells(space: Space, array: Array, parts: Sequence[MatrixFile]) -> list[CellRecord]:
+    """Return the cells of shards in the order of the plan, without doubles.
+
+    Both starts of a cell stay: they show whether its failure happened again. Of a cell that several
+    shards ran, a broken record stays.
+    """
+    records: dict[tuple[str, bool], CellRecord] = {}
+    for part in parts:
+        for record in part.cells:
+            key = (record.id, record.isolating)
+            if key not in records or (record.outcome.broken and not records[key].outcome.broken):
+                records[key] = record
+    order = {name: number for number, name in enumerate(array.names(space))}
+    return sorted(
+        records.values(),
+        key=lambda record: (record.isolating, order.get(record.id, len(order))),
+    )
+
+
+def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
+    """Return matrix.json as plain data, with the state of each pair in ``pairs``."""
+    states = {label(choice): state for choice, state in pairs(space, file).items()}
+    return {**file.model_dump(mode="json"), "pairs": states}
+
+
 def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
-    """FEATURE_MATRIX.md."""
+    """Return the text of FEATURE_MATRIX.md.
+
+    Args:
+        space: The axes.
+        file: The matrix.
+        command: The command that ran it.
+    """
     environment = templates.environment(_plain, package="sm121.matrix")
+    signs = {choice: _SIGN[state] for choice, state in pairs(space, file).items()}
     return environment.get_template("feature_matrix.md.j2").render(
         space=space,
         file=file,
@@ -201,54 +303,28 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         number=numbers.number,
         duration=duration,
         columns=[choice for (choice,) in space.choices(1)],
-        signs={choice: _SIGN[state] for choice, state in pairs(space, file).items()},
+        signs=signs,
     )
 
 
 def counted(records: Sequence[CellRecord]) -> str:
-    """How many cells came to each outcome: ``1 CRASH, 5 PASS``, in the order of the outcomes."""
-    counts = {o: sum(r.outcome is o for r in records) for o in CellOutcome}
-    return ", ".join(f"{n} {o.value}" for o, n in counts.items() if n)
+    """Return the number of cells with each outcome, the worst first: ``1 CRASH, 5 PASS``."""
+    counts = Counter(record.outcome for record in records)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in CellOutcome if counts[outcome])
 
 
 def _plain(value: object) -> str:
-    """One line of Markdown; what the template calls safe stands as it is."""
+    """Return one line of Markdown; markup of the template stays as it is."""
     if isinstance(value, Markup):
         return value
     line = printable(" ".join(str(value).split()))
-    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
+    if len(line) > _LONGEST:
+        line = f"{line[:_LONGEST]}..."
     return line.replace("|", "\\|").replace("<", "&lt;")
 
 
-def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
-    """One matrix of the matrices of shards: all cells, and what they say together. Raises
-    UsageError: they are of different axes or engines."""
-    first = parts[0]
-    for part in parts[1:]:
-        for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
-            if getattr(part, name) != getattr(first, name):
-                raise errors.UsageError(f"the shards' matrices are of another {name}")
-    file = AxesFile.model_validate(first.axes_file)
-    space = Space(file, first.engine, first.version, first.options)
-    array = build_array(space, parse_strength(str(first.strength)))
-    # A cell and its second start are both kept: what did not come again is told apart by it.
-    records: dict[tuple[str, bool], CellRecord] = {}
-    for record in (record for part in parts for record in part.cells):
-        key = (record.id, record.isolating)
-        if key not in records or (record.outcome.broken and not records[key].outcome.broken):
-            records[key] = record
-    order = {identity(space, p.cell): index for index, p in enumerate(array.cells)}
-    cells = sorted(records.values(), key=lambda r: (r.isolating, order.get(r.id, len(order))))
-    sets = isolation.smallest(space, cells, lambda _cell: None)
-    whole = build(space, array, cells, sets, profile=first.profile)
-    totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
-    return space, whole.model_copy(update={"spent": totals})
-
-
-def as_json(space: Space, file: MatrixFile) -> dict[str, Any]:
-    """matrix.json: the file, and beside the cells the state of each pair."""
-    states = {label(choice): state for choice, state in pairs(space, file).items()}
-    return {**file.model_dump(mode="json"), "pairs": states}
+def _unchanged(text: str) -> str:
+    return text
 
 
 def write(
@@ -257,10 +333,17 @@ def write(
     folder: Path,
     *,
     command: str | None = None,
-    redact: Callable[[str], str] = lambda text: text,
+    redact: Callable[[str], str] = _unchanged,
 ) -> None:
-    """matrix.json and FEATURE_MATRIX.md in a folder, which is made if need be. `command`: what made
-    it, said in FEATURE_MATRIX.md."""
+    """Write matrix.json and FEATURE_MATRIX.md.
+
+    Args:
+        space: The axes.
+        file: The matrix.
+        folder: The folder, which is created if it does not exist.
+        command: The command that ran the matrix.
+        redact: Applied to both texts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(space, file), indent=2, ensure_ascii=False)
     files.write_text(redact(text) + "\n", folder / "matrix.json")

@@ -1,66 +1,103 @@
-"""The smallest sets of values that fail, from what the array shows and a few cells more. The
-baseline passes, so a failing cell has a set of values, all of them not the baseline's, that fails
-whatever the others are. Sets that occur in a passing cell are innocent. Of the others the smallest
-are tried, each alone with the baseline's values for all else."""
+"""Find the smallest sets of values that fail, by the outcomes of the array and a few more cells.
+
+The baseline passes. A failing cell therefore has a set of values, none of them the baseline's, that
+fails with any other values. Sets in a passing cell are innocent. The smallest of the other sets are
+tried, each with the baseline's values for all other axes.
+"""
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sm121.matrix.axes import Cell, Choice, Space, label
+from sm121.matrix.axes import Cell, Choice, label
 from sm121.matrix.outcome import CellOutcome, CellRecord
+from sm121.matrix.space import Space
 
-#: Runs a cell that is not of the plan; None: there is no more time for it.
+#: Runs a cell that is not in the plan. None: there is no time or no start left for it.
 Try = Callable[[dict[str, str]], CellRecord | None]
+#: The number of parts and alternatives that are shown of a failing set.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
 class FailingSet:
-    """Values that fail together, and no part of them is known to."""
+    """Values that fail together, and no part of which is known to fail."""
 
     choice: Choice
     outcome: CellOutcome
     reason: str
+    #: The ids of the cells that it explains.
     cells: tuple[str, ...]
-    #: True when it was run alone and its failure was seen twice, False when it is what the
-    #: outcomes leave.
+    #: Whether it ran alone and failed twice. False: it is only what the outcomes leave.
     confirmed: bool
-    #: Other sets that the outcomes leave as well, where it is not confirmed.
+    #: If it is not confirmed, the other sets that the outcomes leave.
     alternatives: tuple[Choice, ...] = ()
-    #: Parts of it that are not known to pass alone, each with what is known: ``a=b alone: FAIL``.
+    #: The parts that are not known to pass alone, with their outcomes: ``a=b alone: FAIL``.
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        alone = ""
-        if len(self.choice) > 1 and self.confirmed:
-            more = f" and {len(self.parts) - 3} parts more" if len(self.parts) > 3 else ""
-            parts = f"{', '.join(self.parts[:3])}{more}"
-            alone = f"; {parts}" if self.parts else "; each alone passes"
-        text = f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
         if not self.confirmed and self.choice:
-            also = "".join(f", or {label(other)}" for other in self.alternatives[:3])
-            text = f"{label(self.choice)}{also}: {self.outcome}, not isolated ({self.reason})"
-        return text
+            shown = self.alternatives[:_SHOWN]
+            alternatives = "".join(f", or {label(other)}" for other in shown)
+            return (
+                f"{label(self.choice)}{alternatives}: {self.outcome}, not isolated ({self.reason})"
+            )
+        alone = self._alone() if len(self.choice) > 1 and self.confirmed else ""
+        return f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
+
+    def _alone(self) -> str:
+        """Return the outcomes of its parts in words."""
+        if not self.parts:
+            return "; each alone passes"
+        parts = ", ".join(self.parts[:_SHOWN])
+        if len(self.parts) > _SHOWN:
+            parts += f" and {len(self.parts) - _SHOWN} parts more"
+        return f"; {parts}"
+
+
+def _ignore(_sets: list[FailingSet]) -> None:
+    pass
 
 
 def smallest(
     space: Space,
     records: Sequence[CellRecord],
     try_cell: Try,
-    tell: Callable[[list[FailingSet]], None] = lambda _found: None,
+    tell: Callable[[list[FailingSet]], None] = _ignore,
 ) -> list[FailingSet]:
-    """The smallest failing sets of all broken cells, in the order of the cells. `tell`: called with
-    all that were found, each time that there are more."""
+    """Find the smallest failing sets of all broken cells.
+
+    Args:
+        space: The axes.
+        records: The cells of the run.
+        try_cell: Runs another cell.
+        tell: Called with all sets so far, each time that there are more.
+
+    Returns:
+        The sets in the order of the cells.
+    """
     search = _Search(space, list(records), try_cell)
     baseline = search.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:
-        return [FailingSet((), baseline.outcome, baseline.reason, (baseline.id,), True)]
-    for record in [r for r in records if r.outcome.broken and not r.isolating]:
-        if not search.explains(record):
+        return [
+            FailingSet(
+                choice=(),
+                outcome=baseline.outcome,
+                reason=baseline.reason,
+                cells=(baseline.id,),
+                confirmed=True,
+            )
+        ]
+    for record in records:
+        if record.outcome.broken and not record.isolating and not search.explains(record):
             search.isolate(record)
             tell(search.sets())
     return search.sets()
+
+
+class _OutOfTriesError(Exception):
+    """No further cell may run."""
 
 
 @dataclass
@@ -71,94 +108,142 @@ class _Search:
     failing: list[FailingSet] = field(default_factory=list)
 
     def sets(self) -> list[FailingSet]:
-        cells_of = [
-            tuple(r.id for r in self.records if r.outcome is one.outcome and r.has(one.choice))
-            for one in self.failing
-        ]
-        return [
-            dataclasses.replace(one, cells=cells or one.cells)
-            for one, cells in zip(self.failing, cells_of, strict=True)
-        ]
+        """Return the sets so far, each with all cells that it explains."""
+        sets = []
+        for found in self.failing:
+            cells = []
+            for record in self.records:
+                if record.outcome is found.outcome and record.has(found.choice):
+                    cells.append(record.id)
+            sets.append(dataclasses.replace(found, cells=tuple(cells) or found.cells))
+        return sets
 
     def explains(self, record: CellRecord) -> bool:
-        return any(
-            one.confirmed and one.outcome is record.outcome and record.has(one.choice)
-            for one in self.failing
-        )
+        """Check whether a confirmed set explains a cell."""
+        for found in self.failing:
+            if found.confirmed and found.outcome is record.outcome and record.has(found.choice):
+                return True
+        return False
 
     def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
+        """Check whether a cell with these values shows that they do not fail in this way."""
         return any(r.has(choice) for r in self.records if _clears(r, outcome))
 
     def record_of(self, cell: Cell) -> CellRecord | None:
-        return next((r for r in self.records if r.values == dict(cell)), None)
+        """Return the first record of a cell."""
+        for record in self.records:
+            if record.values == dict(cell):
+                return record
+        return None
 
     def suspects(self, record: CellRecord, size: int) -> list[Choice]:
-        """Sets of so many values that may be why the cell fails; first those that explain most of
-        the failing cells."""
+        """Return the sets of ``size`` values that may be why a cell fails.
+
+        Sets that explain most of the failing cells come first.
+        """
         choices = itertools.combinations(self.space.differences(record.values), size)
-        broken = [r for r in self.records if r.outcome.broken]
-        return sorted(
-            (choice for choice in choices if not self.innocent(choice, record.outcome)),
-            key=lambda choice: -sum(r.has(choice) for r in broken),
-        )
+        suspects = [choice for choice in choices if not self.innocent(choice, record.outcome)]
+        broken = [other for other in self.records if other.outcome.broken]
+        return sorted(suspects, key=lambda choice: -sum(other.has(choice) for other in broken))
 
     def isolate(self, record: CellRecord) -> None:
-        """Add the smallest set of one cell's failure, and what else comes to light on the way."""
+        """Add the smallest set of one cell's failure, and other failures found on the way."""
+        again = self._second_start(record)
         differences = self.space.differences(record.values)
-        # Nothing is looked for that does not happen a second time: another start of the same cell,
-        # one that does not fail where there is one.
-        starts = [r for r in self.records if r is not record and r.values == record.values]
-        again = min(starts, key=lambda r: r.outcome.broken, default=None)
         for size in range(1, len(differences) + 1):
             for choice in self.suspects(record, size):
                 if self.innocent(choice, record.outcome):
-                    continue  # a cell that was tried meanwhile has cleared it
+                    continue  # a cell that ran in the meantime has cleared it
                 cell = {**self.space.baseline, **dict(choice)}
                 if self.space.excluded(cell) is not None:
                     continue
                 alone = self.record_of(cell)
-                if again is None and (alone is None or alone is record):
-                    again = self._try(dict(record.values))
-                    if again is None:
-                        return self._add_suspects(record, choice)
-                if again is not None and not again.outcome.broken:
-                    return self._add_flake(record, again)
-                if alone is None:
-                    alone = self._try(cell)
+                try:
+                    if again is None and (alone is None or alone is record):
+                        again = self._try(dict(record.values))
+                    if again is not None and not again.outcome.broken:
+                        self._add_flake(record, again)
+                        return
                     if alone is None:
-                        return self._add_suspects(record, choice)
+                        alone = self._try(cell)
+                except _OutOfTriesError:
+                    self._add_suspects(record, choice)
+                    return
                 if alone.outcome.broken and not self.explains(alone):
-                    parts, tried = self._parts(choice, alone.outcome)
-                    facts = (alone.outcome, alone.reason, (record.id,), tried)
-                    self.failing.append(FailingSet(choice, *facts, parts=parts))
+                    self._add_confirmed(record, choice, alone)
                 if alone.outcome is record.outcome:
-                    return None
-        return self._add_flake(record, again)
+                    return
+        self._add_flake(record, again)
 
-    def _try(self, cell: dict[str, str]) -> CellRecord | None:
+    def _second_start(self, record: CellRecord) -> CellRecord | None:
+        """Return another start of a cell, if possible one that did not fail.
+
+        No set is searched for a failure that does not happen twice.
+        """
+        starts = []
+        for other in self.records:
+            if other is not record and other.values == record.values:
+                starts.append(other)
+        return min(starts, key=lambda other: other.outcome.broken, default=None)
+
+    def _try(self, cell: dict[str, str]) -> CellRecord:
+        """Run a cell, or raise _OutOfTriesError."""
         record = self.try_cell(cell)
-        if record is not None:
-            self.records.append(record)
+        if record is None:
+            raise _OutOfTriesError
+        self.records.append(record)
         return record
 
+    def _add_confirmed(self, record: CellRecord, choice: Choice, alone: CellRecord) -> None:
+        """Add a set that failed alone; it is confirmed if all of its parts ran alone."""
+        parts, all_tried = self._parts(choice, alone.outcome)
+        self.failing.append(
+            FailingSet(
+                choice=choice,
+                outcome=alone.outcome,
+                reason=alone.reason,
+                cells=(record.id,),
+                confirmed=all_tried,
+                parts=parts,
+            )
+        )
+
     def _add_flake(self, record: CellRecord, again: CellRecord | None) -> None:
+        """Add all values of a cell whose failure did not happen again."""
         reason = f"once, and not again: {record.reason}"
         if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
             reason = f"once; started again, it came to {again.outcome}: {record.reason}"
-        differences = self.space.differences(record.values)
-        self.failing.append(FailingSet(differences, record.outcome, reason, (record.id,), False))
+        self.failing.append(
+            FailingSet(
+                choice=self.space.differences(record.values),
+                outcome=record.outcome,
+                reason=reason,
+                cells=(record.id,),
+                confirmed=False,
+            )
+        )
 
     def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
-        """What the outcomes leave when nothing more may be started; ``choice`` was to be next."""
-        first, *alternatives = self.suspects(record, len(choice)) or [choice]
-        facts = (record.outcome, record.reason, (record.id,), False)
-        self.failing.append(FailingSet(first, *facts, tuple(alternatives)))
+        """Add the sets that the outcomes leave; ``choice`` would have been tried next."""
+        suspects = self.suspects(record, len(choice)) or [choice]
+        self.failing.append(
+            FailingSet(
+                choice=suspects[0],
+                outcome=record.outcome,
+                reason=record.reason,
+                cells=(record.id,),
+                confirmed=False,
+                alternatives=tuple(suspects[1:]),
+            )
+        )
 
     def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
-        """The smaller parts of a set that are not known to pass, and whether all that can be tried
-        alone were."""
+        """Return the parts of a set that are not known to pass, and whether all parts ran.
+
+        A part that the axes rule out cannot run, and counts as tried.
+        """
         lines: list[str] = []
-        tried = True
+        all_tried = True
         for size in range(1, len(choice)):
             for part in itertools.combinations(choice, size):
                 if self.innocent(part, outcome):
@@ -171,12 +256,15 @@ class _Search:
                     lines.append(f"{label(part)} alone: {alone.outcome}")
                 else:
                     lines.append(f"{label(part)} was not tried alone")
-                    tried = False
-        return tuple(lines), tried
+                    all_tried = False
+        return tuple(lines), all_tried
 
 
 def _clears(record: CellRecord, outcome: CellOutcome) -> bool:
-    """Whether a cell shows that its values do not fail so: it got to that check, and passed it."""
+    """Check whether a cell shows that its values do not fail with an outcome.
+
+    The cell must have reached the check with that outcome, and passed it.
+    """
     if record.outcome is CellOutcome.PASS:
         return True
     if record.outcome is CellOutcome.INVALID:

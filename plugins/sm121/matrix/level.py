@@ -1,4 +1,4 @@
-"""The matrix level: the cells of a plan, what each came to, and what that says together."""
+"""The matrix level: it runs the cells of a plan and finds the values that fail."""
 
 import dataclasses
 import time
@@ -10,26 +10,35 @@ from sm121.core.time_range import duration
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Invalid, NotRun
 from sm121.matrix import covering, feature_matrix, isolation, size
-from sm121.matrix.axes import Cell, identity, label
+from sm121.matrix.axes import Cell, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import CellPlan
+from sm121.matrix.space import identity
 from sm121.run.harness import Harness
 
-#: Of a test's time, what is kept for stopping a server and for the reports.
+#: Seconds of a test's time that remain for stopping a server and for the reports.
 _SPARE_S = 15.0
-#: Of the report directory: everything that the matrix level writes.
+#: The folder in the report directory with everything that the matrix level writes.
 FOLDER = "matrix"
+#: Outcomes that no waiver tolerates, in words.
 _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel path"}
 
 
 class MatrixLevel:
-    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. Where the
-    suite starts its servers, any cell can be examined. An attached one is taken for what the cell
-    says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
-    cell; what the log does not show is not taken on trust. `cache`: folder of what oracles
-    computed (default: the level's own)."""
+    """Runs the cells of a plan, and writes ``matrix/`` after each.
+
+    If the suite starts its servers, each cell can run. An attached server counts as the cell that
+    is examined: the baseline, or any other cell if the baseline of another level is given. Evidence
+    that its log does not contain does not count.
+
+    Args:
+        harness: The run.
+        plan: The cells.
+        cache: The folder for the oracle's results. None: the folder of the level.
+        baseline: The answers and the rate of another level's baseline.
+    """
 
     def __init__(
         self,
@@ -45,7 +54,7 @@ class MatrixLevel:
         self.directory = harness.directory / FOLDER
         #: Cells of this run, as they ended.
         self.records: list[CellRecord] = []
-        #: Starts of the baseline that are no cell of this run's: others were compared with them.
+        #: Starts of the baseline that are no cells of this run, for comparison only.
         self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
         oracles = (cache or self.directory) / "oracle"
@@ -55,21 +64,28 @@ class MatrixLevel:
 
     @property
     def baseline(self) -> Baseline | None:
-        """The baseline's answers and rate, once it was examined."""
+        """The baseline's answers and rate. None: it has not run yet."""
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
-        """The cell works. Raises Unmet: it does not; names the outcome, the reason and the
-        evidence. A crash and another kernel path are never waived. Invalid, NotRun: that could not
-        be told."""
+        """Check that a cell works; run it if it has no outcome yet.
+
+        Args:
+            planned: The cell. None: the plan has no cells.
+
+        Raises:
+            Unmet: It does not work. A crash and another kernel path are never waived.
+            Invalid: Its rate is not valid, or another check was undecided.
+            NotRun: It could not run.
+        """
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
-        evidence = record.bundle or record.log
+        file = record.bundle or record.log
         fact = Fact(
-            "the cell works",
-            f"{record.outcome}: {record.reason}",
-            evidence=f"{self.harness.directory / evidence}" if evidence else "",
+            required="the cell works",
+            observed=f"{record.outcome}: {record.reason}",
+            evidence=str(self.harness.directory / file) if file else "",
         )
         if record.outcome is CellOutcome.INVALID:
             raise Invalid(fact)
@@ -79,7 +95,11 @@ class MatrixLevel:
             raise Unmet(fact, never_waived=_NEVER_WAIVED.get(record.outcome, ""))
 
     def covered(self) -> None:
-        """The plan has every combination that was asked for. Raises Unmet: it has not."""
+        """Check that the plan has all combinations of its strength.
+
+        Raises:
+            Unmet: A combination is missing.
+        """
         strength = self.plan.array.strength
         if not isinstance(strength, int):
             return
@@ -90,18 +110,22 @@ class MatrixLevel:
         require(not missing, required, f"all but {missing}")
 
     def isolate(self) -> None:
-        """Nothing fails, or what fails is known down to the smallest set of values. Raises Unmet:
-        names the sets; NotRun: none came to an outcome."""
+        """Check that nothing fails; find the smallest failing sets.
+
+        Raises:
+            Unmet: Some values fail. The facts are the sets.
+            NotRun: No cell has an outcome.
+        """
         if not self.records:
             raise NotRun("no cell came to an outcome")
         boots = self.plan.settings.isolation_boots
         limit = float(self.plan.profile.test_timeout_s.get("matrix", float("inf")))
-        ends = time.monotonic() + limit - _SPARE_S
+        deadline = time.monotonic() + limit - _SPARE_S
 
         def try_cell(cell: dict[str, str]) -> CellRecord | None:
             nonlocal boots
             longest = max(record.took_s for record in self.records)
-            if boots == 0 or self.harness.obstacle() or time.monotonic() + longest > ends:
+            if boots == 0 or self.harness.obstacle() or time.monotonic() + longest > deadline:
                 return None
             boots -= 1
             self.harness.say("matrix", f"isolating: {identity(self.space, cell)}")
@@ -109,34 +133,46 @@ class MatrixLevel:
 
         self._found(isolation.smallest(self.space, list(self.records), try_cell, self._found))
         file = self.directory / feature_matrix.MARKDOWN
-        require_none([Fact("no failing set", f"{one}") for one in self.sets], evidence=file)
+        facts = [Fact("no failing set", str(failing_set)) for failing_set in self.sets]
+        require_none(facts, evidence=file)
 
     def _found(self, sets: Sequence[isolation.FailingSet]) -> None:
-        """Keep what is known; a test that runs out of time has written it."""
+        """Keep and write the sets so far, in case the test runs out of time."""
         self.sets = list(sets)
         self.write()
 
     def outlook(self) -> list[str]:
-        """What is going to happen, a line each."""
+        """Return the size of the matrix, a line each for the axes and the cells."""
         return size.of_run(self.plan)
 
     def account(self) -> list[str]:
-        """What came of it, for the terminal."""
+        """Return the results as lines for the terminal."""
         spent = size.spent(self.records, self.references)
         planned = {identity(self.space, planned.cell) for planned in self.plan.cells}
-        open_ones = planned - {record.id for record in self.records}
-        lines = [
-            f"{len(open_ones)} of {len(planned)} cells have no outcome" if open_ones else "",
-            feature_matrix.counted(self.records),
+        not_run = planned - {record.id for record in self.records}
+        lines = []
+        if not_run:
+            lines.append(f"{len(not_run)} of {len(planned)} cells have no outcome")
+        if self.records:
+            lines.append(feature_matrix.counted(self.records))
+        lines.append(
             f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
-            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it boots",
-            *(str(one) for one in self.sets),
-            f"{self.directory / feature_matrix.MARKDOWN}",
-        ]
-        return [self.harness.redact(line) for line in lines if line]
+            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it boots"
+        )
+        lines.extend(str(failing_set) for failing_set in self.sets)
+        lines.append(str(self.directory / feature_matrix.MARKDOWN))
+        return [self.harness.redact(line) for line in lines]
 
     def configuration(self, cell: Cell) -> ServerConfiguration | None:
-        """What is started for a cell, the profile's own where it is the same; None: attached."""
+        """Return the configuration of a cell's server.
+
+        Args:
+            cell: The cell.
+
+        Returns:
+            The profile's configuration if it is equal, else one of the matrix. None: the server is
+            attached.
+        """
         if self.harness.attached is not None:
             return None
         arguments, environment = self.plan.of_cell(cell)
@@ -150,7 +186,11 @@ class MatrixLevel:
         return dataclasses.replace(configuration, name=f"matrix-{configuration.key[:8]}")
 
     def write(self, *, interrupted: bool = False) -> None:
-        """matrix.json and FEATURE_MATRIX.md as they stand. `interrupted`: no more cells come."""
+        """Write matrix.json and FEATURE_MATRIX.md with the results so far.
+
+        Args:
+            interrupted: Whether no more cells will run.
+        """
         file = feature_matrix.build(
             self.space,
             self.plan.array,
@@ -160,32 +200,32 @@ class MatrixLevel:
             references=self.references,
             interrupted=interrupted,
         )
-        redact, command = self.harness.redact, self.plan.command
-        feature_matrix.write(self.space, file, self.directory, command=command, redact=redact)
+        feature_matrix.write(
+            self.space,
+            file,
+            self.directory,
+            command=self.plan.command,
+            redact=self.harness.redact,
+        )
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
-        """Run a cell to its end; the baseline first, where it has given no answers yet.
-        `isolating`: it is run to find a smallest set of values, not as part of the plan. Raises
-        NotRun: no server is started any more, or nothing is there to compare with."""
+        """Run a cell to its end, after the baseline if that has given no answers yet.
+
+        Args:
+            planned: The cell.
+            isolating: Whether it runs to find a smallest failing set, not as part of the plan. If
+                it has run already, its server is started again.
+
+        Raises:
+            NotRun: No server can be started any more, or the baseline has no answers.
+        """
         harness = self.harness
         is_baseline = planned.cell == self.space.baseline
-        if (why := harness.obstacle()) is not None:
-            raise NotRun(why)
+        obstacle = harness.obstacle()
+        if obstacle is not None:
+            raise NotRun(obstacle)
         if self.baseline is None and not is_baseline:
-            if harness.attached is not None:
-                raise NotRun(
-                    "the attached server cannot be compared with itself; give the baseline of "
-                    "a level whose server is the baseline"
-                )
-            # Its own test is elsewhere: another shard, another worker.
-            harness.say("matrix", "the baseline, to compare with")
-            baseline = Planned(self.space.baseline, ("baseline",))
-            record = self._examiner.examine(baseline, self.configuration(baseline.cell))
-            self.references.append(record)
-            if record.outcome.broken and self._record_of(baseline) is None:
-                self._examiner.baseline = None
-            if self.baseline is None:
-                raise NotRun("the baseline came to no answers; nothing can be compared with it")
+            self._examine_baseline()
         name = identity(self.space, planned.cell)
         harness.say("matrix", f"{name} ({len(self.records) + 1})")
         configuration = self.configuration(planned.cell)
@@ -199,5 +239,24 @@ class MatrixLevel:
             self.write()
         return record
 
+    def _examine_baseline(self) -> None:
+        """Run the baseline for comparison; its own test is in another shard or worker."""
+        if self.harness.attached is not None:
+            raise NotRun(
+                "the attached server cannot be compared with itself; give the baseline of "
+                "a level whose server is the baseline"
+            )
+        self.harness.say("matrix", "the baseline, to compare with")
+        baseline = Planned(self.space.baseline, ("baseline",))
+        record = self._examiner.examine(baseline, self.configuration(baseline.cell))
+        self.references.append(record)
+        if record.outcome.broken and self._record_of(baseline) is None:
+            self._examiner.baseline = None
+        if self.baseline is None:
+            raise NotRun("the baseline came to no answers; nothing can be compared with it")
+
     def _record_of(self, planned: Planned) -> CellRecord | None:
-        return next((r for r in self.records if r.values == planned.cell), None)
+        for record in self.records:
+            if record.values == planned.cell:
+                return record
+        return None

@@ -1,4 +1,4 @@
-"""What became of a cell."""
+"""The outcome of a cell, as matrix.json contains it."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -9,108 +9,125 @@ from pydantic import Field
 from sm121.core.data_file import Record
 from sm121.matrix.axes import Choice
 
+#: The checks of a cell.
 StepName = Literal[
     "start", "path", "answers", "equivalence", "stress", "oracle", "drafts", "alive", "performance"
 ]
 
 
 class CellOutcome(StrEnum):
-    """What a cell came to, the worst first where several apply."""
+    """The outcome of a cell, the worst first."""
 
+    #: It did not start, or died. The bundle has its log, its command and the cause.
     CRASH = "CRASH"
-    """It did not start, or died; the bundle has its log, its command and the cause."""
+    #: It runs on another kernel path than was requested.
     FALLBACK = "FALLBACK"
-    """It ran something else than was asked for."""
+    #: Its answers are wrong or differ from the baseline's, or it refused to start with a reason.
     FAIL = "FAIL"
-    """It answers otherwise than the baseline, or wrongly, or refused to start with its reason."""
+    #: The whole interval of its rate is below the allowed rate.
     SLOWER = "SLOWER"
-    """The whole interval of its rate is below what is allowed against the baseline."""
+    #: Its rate is not valid, or another check was undecided.
     INVALID = "INVALID"
-    """Its rate counts neither way; or another check came to no decision."""
     NOT_RUN = "NOT_RUN"
+    #: Its values are known not to work together.
     INCOMPATIBLE = "INCOMPATIBLE"
-    """Known not to go together, with the reason."""
     PASS = "PASS"  # noqa: S105
 
     @property
     def broken(self) -> bool:
-        """Whether it is a finding that has a smallest set of values."""
+        """Whether it is a failure, for which there is a smallest set of values."""
         return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 
 
 class Step(Record):
-    """One check of a cell. ``took_s`` is null for what costs nothing."""
+    """One check of a cell."""
 
     name: StepName
     outcome: CellOutcome
     message: str = ""
+    #: The name of a file or a folder of the report.
     evidence: str | None = None
+    #: In seconds.
     took_s: float = 0.0
 
 
 class CellRate(Record):
-    """The decode rate of a cell, and against the baseline's."""
+    """The decode rate of a cell, and its ratio to the baseline's."""
 
     metric: str
     unit: str = "tok/s"
+    #: The rate of each round.
     samples: list[float]
+    #: The estimate of all rounds.
     value: float | None
+    #: The rate over the baseline's rate.
     ratio: float | None = None
+    #: The lower end of the ratio's confidence interval.
     ci_low: float | None = None
+    #: The upper end of the ratio's confidence interval.
     ci_high: float | None = None
+    #: How much slower than the baseline the cell may be, as a fraction.
     allowed: float | None = None
 
 
 class AnswerDifference(Record):
-    """How a cell's answers agree with the baseline's, token by token."""
+    """The differences of a cell's answers from the baseline's, token by token."""
 
+    #: The largest difference of a log-probability.
     worst_nats: float
+    #: The mean KL divergence, in nats.
     mean_divergence: float
+    #: The share of equal tokens.
     top1: float
 
 
 class CellRecord(Record):
-    """A cell that has ended, as it is kept in ``matrix/matrix.json``."""
+    """A finished cell, as ``matrix/matrix.json`` contains it. Times are in seconds."""
 
     id: str
+    #: The value of each axis.
     values: dict[str, str]
+    #: The reasons why it was in the plan.
     why: list[str]
+    #: The key of the server configuration. Cells with one key share a start.
     configuration: str
-    """Key of the server configuration: cells of one key share a boot."""
     arguments: list[str]
     environment: dict[str, str] = Field(default_factory=dict)
     outcome: CellOutcome
+    #: The class of the failure (``sm121.evidence.failure``) if it did not start or died.
     kind: str | None = None
-    """Class of the failure (``sm121.evidence.failure``), of a cell that did not start or died."""
     reason: str = ""
     steps: list[Step] = Field(default_factory=list)
     rate: CellRate | None = None
     agreement: AnswerDifference | None = None
+    #: Fields of the kernel path, and results of other checks.
     path: dict[str, str | bool | None] = Field(default_factory=dict)
+    #: The time of the start. None: the server was running already.
     boot_s: float | None = None
-    """Null when the server ran already."""
+    #: The time of the start and of all checks.
     took_s: float = 0.0
-    """All of it, the boot too."""
+    #: The name of the server's log.
     log: str | None = None
+    #: The folder of the crash bundle.
     bundle: str | None = None
+    #: Whether it ran to find a smallest failing set, not as part of the array.
     isolating: bool = False
-    """It was run to find a smallest set, not as part of the array."""
 
     def has(self, choice: Choice) -> bool:
-        """Whether it has these values."""
+        """Check whether the cell has these values."""
         return all(self.values.get(axis) == value for axis, value in choice)
 
     @property
     def works(self) -> bool:
-        """Whether its values work together: all passed, but for a rate that counts neither way."""
+        """Whether all checks passed, except perhaps for a rate that is not valid."""
         if self.outcome is CellOutcome.INVALID:
-            wrong = [step.name for step in self.steps if step.outcome is not CellOutcome.PASS]
-            return bool(wrong) and set(wrong) == {"performance"}
+            not_passed = {step.name for step in self.steps if step.outcome is not CellOutcome.PASS}
+            return not_passed == {"performance"}
         return self.outcome is CellOutcome.PASS
 
 
 def worst(steps: Sequence[Step]) -> Step | None:
-    """The step that decides; None when all of them passed."""
+    """Return the step with the worst outcome; None if all of them passed."""
     order = list(CellOutcome)
     broken = [step for step in steps if step.outcome is not CellOutcome.PASS]
     return min(broken, key=lambda step: order.index(step.outcome), default=None)

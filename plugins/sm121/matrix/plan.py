@@ -1,4 +1,4 @@
-"""The cells that will be tried, known before anything is started, and in which order."""
+"""Plan the cells of a run and their order, before any server is started."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,11 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import Profile
 from sm121.engines import protocol, registry
 from sm121.matrix import axes, covering
-from sm121.matrix.axes import Cell, Space
+from sm121.matrix.axes import Cell
 from sm121.matrix.covering import Array, Planned
+from sm121.matrix.space import Space
 
+#: Environment variables as sorted pairs.
 Environment = tuple[tuple[str, str], ...]
 #: Arguments and variables of an engine.
 Start = tuple[tuple[str, ...], Environment]
@@ -18,24 +20,29 @@ Start = tuple[tuple[str, ...], Environment]
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What will be tried, and what each cell's engine is given."""
+    """The cells of a run, and the arguments of their servers."""
 
     profile: Profile
     settings: level_settings.MatrixPlan
     space: Space
     array: Array
-    #: In the order in which they are run, the baseline first; empty with ``--matrix none``.
+    #: In the order of the run, the baseline first; empty with ``--matrix none``.
     cells: tuple[Planned, ...]
-    #: The user's own, on top of the profile's and of the cell's.
+    #: The user's arguments, on top of the profile's and the cell's.
     engine_arguments: tuple[str, ...] = ()
+    #: The user's variables, on top of the profile's and the cell's.
     engine_environment: Environment = ()
 
     def of_cell(self, cell: Cell) -> Start:
-        """What a cell is started with, in the order of the profile's own configurations."""
+        """Return the arguments and variables of a cell, those of the profile first."""
         return self._start(*self.space.given(cell))
 
     def under_test(self, configuration: str | None = None) -> Start:
-        """Arguments and variables of a configuration of the profile (default: under test)."""
+        """Return the arguments and variables of a configuration of the profile.
+
+        Args:
+            configuration: Its name. None: the configuration under test.
+        """
         chosen = self.profile.configurations[configuration or self.profile.under_test]
         return self._start(chosen.arguments, chosen.environment)
 
@@ -55,7 +62,11 @@ class CellPlan:
 
 
 def settings_of(profile: Profile) -> level_settings.MatrixPlan:
-    """The profile's ``[matrix]``. Raises UsageError: it has none."""
+    """Return the table ``[matrix]`` of a profile.
+
+    Raises:
+        UsageError: The profile has none.
+    """
     if profile.matrix is None:
         raise errors.UsageError(f"profile {profile.name} has no [matrix]")
     return profile.matrix
@@ -71,11 +82,11 @@ def space_of(
     """Return the axes of a profile, as an engine has them.
 
     Args:
-        profile: Its ``[matrix]`` names the axes, and those that it leaves out.
-        axes_file: The axes in place of the profile's; none of them is left out.
-        engine: Default: the profile's.
-        version: As the engine calls itself, or as `Space` takes it.
-        options: As `Space` takes it.
+        profile: The profile. Its ``[matrix]`` names the axes, and those that stay at the baseline.
+        axes_file: The axes in place of the profile's. None of them stays at the baseline.
+        engine: The name of the engine. None: the profile's.
+        version: The version that the engine reports, or an identity as in `Space`.
+        options: As in `Space`.
 
     Raises:
         UsageError: The profile has no axes, or they contradict themselves.
@@ -96,49 +107,91 @@ def make_plan(
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
-    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's);
-    `strength`: as ``--matrix`` takes it (default: the profile's, or the number of axes). Raises
-    UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
+    """Choose the cells of a profile's matrix.
+
+    Args:
+        profile: The profile.
+        space: The axes. None: the profile's.
+        strength: The value of ``--matrix``. None: the profile's, or the number of axes.
+        engine_arguments: The user's arguments of the engine.
+        engine_environment: The user's variables of the engine.
+
+    Raises:
+        UsageError: The profile has no ``[matrix]``, or the strength does not fit the axes.
+    """
     settings = settings_of(profile)
-    space = space or space_of(profile)
-    parsed = covering.parse_strength(
-        strength or str(min(settings.strength, max(1, len(space.axes))))
-    )
+    if space is None:
+        space = space_of(profile)
+    default_strength = min(settings.strength, max(1, len(space.axes)))
+    parsed = covering.parse_strength(strength or str(default_strength))
     array = covering.build(space, parsed)
-    every = ordered(space, array.cells, lambda planned: str(space.given(planned.cell)))
-    cells = tuple(every) if parsed != "none" else ()
-    return CellPlan(profile, settings, space, array, cells, engine_arguments, engine_environment)
+    cells: list[Planned] = []
+    if parsed != "none":
+        cells = ordered(space, array.cells, lambda planned: str(space.given(planned.cell)))
+    return CellPlan(
+        profile=profile,
+        settings=settings,
+        space=space,
+        array=array,
+        cells=tuple(cells),
+        engine_arguments=engine_arguments,
+        engine_environment=engine_environment,
+    )
 
 
 def ordered(
     space: Space, cells: Sequence[Planned], key: Callable[[Planned], Hashable]
 ) -> list[Planned]:
-    """The baseline first, for it is what all others are compared with; cells of one start-up
-    together; then the start-up next that shares most values with the last, so that what the engine
-    keeps (compiled kernels, the page cache) is used while it is there. Ties: the plan's order."""
-    groups: dict[Hashable, list[Planned]] = {}
+    """Return cells in the order of the run.
+
+    The start of the baseline comes first: all cells are compared with it. The next start is the one
+    that has most values in common with the last cell, so that the engine's compiled kernels and
+    page cache are used while they exist. The order of the plan decides between equals.
+
+    Args:
+        space: The axes.
+        cells: The cells in the order of the plan.
+        key: Returns the start of a cell. Cells of one start stay together.
+    """
+    starts: dict[Hashable, list[Planned]] = {}
     for planned in cells:
-        groups.setdefault(key(planned), []).append(planned)
-    waiting = list(groups.values())
+        starts.setdefault(key(planned), []).append(planned)
+    waiting = list(starts.values())
     result: list[Planned] = []
     while waiting:
-        last = result[-1].cell if result else space.baseline
-        nearest = min(
-            range(len(waiting)),
-            key=lambda n: (
-                not result and "baseline" not in waiting[n][0].why,
-                min(sum(p.cell[a] != last[a] for a in space.axes) for p in waiting[n]),
-                n,
-            ),
-        )
-        result += waiting.pop(nearest)
+        if not result:
+            of_baseline = [start for start in waiting if "baseline" in start[0].why]
+            candidates = of_baseline or waiting
+            last: Cell = space.baseline
+        else:
+            candidates = waiting
+            last = result[-1].cell
+        distances = [_distance(space, start, last) for start in candidates]
+        nearest = candidates[distances.index(min(distances))]
+        waiting.remove(nearest)
+        result += nearest
     return result
 
 
+def _distance(space: Space, start: Sequence[Planned], last: Cell) -> int:
+    """Return the least number of values in which a cell of a start differs from a cell."""
+    distances = []
+    for planned in start:
+        different = [axis for axis in space.axes if planned.cell[axis] != last[axis]]
+        distances.append(len(different))
+    return min(distances)
+
+
 def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration) -> None:
-    """Ask the engine's parser about the arguments of each value. `under_test`: its interpreter and
-    variables are used. Raises UsageError: it refuses one; names axis, value, and the engine's
-    message."""
+    """Check the arguments of each value with the engine's own parser.
+
+    Args:
+        plan: The cells.
+        under_test: The configuration whose interpreter and variables are used.
+
+    Raises:
+        UsageError: The parser refuses the arguments of a value.
+    """
     space = plan.space
     engine = registry.engine(space.engine)
     if not isinstance(engine, protocol.ChecksArguments):

@@ -1,60 +1,95 @@
-"""How large a matrix is before anything runs, and what its cells took."""
+"""The size of a matrix before it runs, and the time of its cells."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sm121.core import templates
 from sm121.matrix import covering, outcome
-from sm121.matrix.axes import Space, count_allowed, identity
 from sm121.matrix.plan import CellPlan
+from sm121.matrix.space import Space, count_allowed, identity
 
+#: The largest strength in the table of sizes.
 _MOST_STRENGTH = 3
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The size of one array, for the table of sizes."""
+
+    strength: int
+    #: The cells without the named ones.
+    bare: int
+    cells: int
+    #: The least possible number of cells.
+    bound: int
+    coverage: covering.Coverage
 
 
 def spent(
     records: Sequence[outcome.CellRecord], references: Sequence[outcome.CellRecord] = ()
 ) -> Mapping[str, float]:
-    """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
-    baseline where it was started to compare with and is no cell of the run."""
+    """Return the cost of the cells of a run.
+
+    Args:
+        records: The cells.
+        references: Starts of the baseline that are no cells of the run, for comparison only.
+
+    Returns:
+        The number of ``cells`` and ``boots``, the seconds of the boots (``boot_s``), and all
+        ``seconds``.
+    """
     both = [*records, *references]
+    boots_s = [record.boot_s for record in both if record.boot_s is not None]
     return {
         "cells": len(records),
-        "boots": sum(record.boot_s is not None for record in both),
-        "boot_s": round(sum(record.boot_s or 0.0 for record in both), 1),
+        "boots": len(boots_s),
+        "boot_s": round(sum(boots_s), 1),
         "seconds": round(sum(record.took_s for record in both), 1),
     }
 
 
 def sizes(space: Space) -> str:
-    """A Markdown table: strength, cells, lower bound, coverage."""
-    arrays = [
-        covering.build(space, strength)
-        for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1)
-    ]
+    """Return a Markdown table with the cells, the lower bound and the coverage of each strength."""
+    rows = []
+    for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1):
+        array = covering.build(space, strength)
+        rows.append(
+            _Row(
+                strength=strength,
+                bare=covering.bare(space, strength),
+                cells=len(array.cells),
+                bound=covering.lower_bound(space, strength),
+                coverage=_coverage(space, array),
+            )
+        )
     environment = templates.environment(package="sm121.matrix")
     return environment.get_template("sizes.md.j2").render(
         space=space,
         product=count_allowed(space),
-        arrays=arrays,
-        bare=[covering.bare(space, number) for number, _ in enumerate(arrays, 1)],
-        bounds=[covering.lower_bound(space, number) for number, _ in enumerate(arrays, 1)],
-        coverage=[_coverage(space, array) for array in arrays],
+        rows=rows,
         dropped=sorted({axis for axis, _ in space.absent} - set(space.axes)),
     )
 
 
 def cells(plan: CellPlan) -> str:
-    """The cells of one array, a line each."""
-    space, array = plan.space, plan.array
-    lines = [f"{identity(space, p.cell)}\t({', '.join(p.why)})" for p in array.cells]
-    lines += [f"not in: {name}: {rule.reason}" for name, rule in array.incompatible.items()]
-    lines += [f"{name}: {why}" for name, why in array.absent.items()]
-    lines += [f"{len(array.cells)} cells, {_coverage(space, array)}"]
+    """Return the cells of a plan, a line each, with the coverage."""
+    space = plan.space
+    array = plan.array
+    lines = []
+    for planned in array.cells:
+        lines.append(f"{identity(space, planned.cell)}\t({', '.join(planned.why)})")
+    for name, rule in array.incompatible.items():
+        lines.append(f"not in: {name}: {rule.reason}")
+    for name, why in array.absent.items():
+        lines.append(f"{name}: {why}")
+    lines.append(f"{len(array.cells)} cells, {_coverage(space, array)}")
     return "\n".join(lines) + "\n"
 
 
 def of_run(plan: CellPlan) -> list[str]:
-    """What a run will try, a line each."""
-    space, array = plan.space, plan.array
+    """Return the size of a run's matrix, a line each for the axes and the cells."""
+    space = plan.space
+    array = plan.array
     return [
         f"{space.engine} {space.version or '(version unknown)'}: {len(space.axes)} axes "
         f"({', '.join(space.axes)}), {space.product} combinations",
@@ -63,5 +98,6 @@ def of_run(plan: CellPlan) -> list[str]:
 
 
 def _coverage(space: Space, array: covering.Array) -> covering.Coverage:
-    number = array.strength if isinstance(array.strength, int) else 2
-    return covering.coverage(space, [p.cell for p in array.cells], min(number, len(space.axes)))
+    """Return the coverage of an array at its strength; of all cells or none, that of pairs."""
+    strength = array.strength if isinstance(array.strength, int) else 2
+    return covering.coverage(space, array.rows, min(strength, len(space.axes)))

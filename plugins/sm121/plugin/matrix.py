@@ -7,9 +7,9 @@ import pytest
 
 from sm121.core import errors, profile, verdict
 from sm121.engines.registry import Installed
-from sm121.matrix import axes
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import CellPlan, make_plan, refuse_arguments, space_of
+from sm121.matrix.space import identity
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session import target
 from sm121.session.session import Session
@@ -28,7 +28,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         "cell",
         cells or [None],
-        ids=[axes.identity(plan.space, p.cell) for p in cells] if plan and cells else ["no-cells"],
+        ids=[identity(plan.space, p.cell) for p in cells] if plan and cells else ["no-cells"],
     )
 
 

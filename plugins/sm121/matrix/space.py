@@ -1,0 +1,227 @@
+"""The axes as one engine of one version has them: values, settings, rules and cells."""
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sm121.core import errors
+from sm121.core.versions import release, within
+from sm121.evidence.host import cpu_flags
+from sm121.matrix.axes import AxesFile, AxisValue, Cell, Choice, Incompatible, Setting
+
+#: More cells than this in a full product are not enumerated.
+_COUNTABLE = 2_000_000
+
+
+@dataclass(frozen=True)
+class Space:
+    """The axes of an engine. Values that it has no setting for are left out.
+
+    Raises:
+        UsageError: The incompatibilities of the file rule out the baseline or a value.
+    """
+
+    file: AxesFile
+    engine: str
+    #: The engine's `sm121.core.builds.identity`. A text that names no release and no build has the
+    #: settings of each release that the engine's parser takes.
+    version: str | None = None
+    #: The options of the engine's parser, for such a version. None: not known; all settings are
+    #: then in the space, as for ``sm121 matrix`` without an engine.
+    options: Collection[str] | None = None
+    #: By axis and value.
+    settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
+    #: By axis and value, the reason why the value is not in the space.
+    absent: Mapping[tuple[str, str], str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings: dict[str, dict[str, Setting]] = {}
+        absent: dict[tuple[str, str], str] = {}
+        for name, axis in self.file.axes.items():
+            chosen: dict[str, Setting] = {}
+            for value_name, value in axis.values.items():
+                setting = self._setting_of(value)
+                if name in self.file.left_out and value_name != axis.baseline:
+                    absent[name, value_name] = f"left out: {self.file.left_out[name]}"
+                elif setting is not None:
+                    chosen[value_name] = setting
+                else:
+                    absent[name, value_name] = self._why_absent(value)
+            if axis.baseline in chosen:
+                settings[name] = chosen
+                continue
+            # Without its baseline an axis has nothing to be compared with.
+            why = absent[name, axis.baseline]
+            for value_name in chosen:
+                absent[name, value_name] = f"its baseline {axis.baseline} is absent: {why}"
+        object.__setattr__(self, "settings", settings)
+        object.__setattr__(self, "absent", absent)
+        self._require_cells()
+
+    def _setting_of(self, value: AxisValue) -> Setting | None:
+        """Return the setting of a value for this engine, the setting of a build first, or None."""
+        fitting = []
+        for setting in value.settings:
+            if setting.engine != self.engine or not setting.fits(self.version, self.options):
+                continue
+            if setting.cpu is None or re.search(rf"\b({setting.cpu})\b", cpu_flags()):
+                fitting.append(setting)
+        return min(fitting, key=lambda setting: setting.build is None, default=None)
+
+    def _why_absent(self, value: AxisValue) -> str:
+        if value.not_applicable:
+            return value.not_applicable
+        return f"{self.engine} {self.version or '(version unknown)'} has no setting for it"
+
+    def _require_cells(self) -> None:
+        """Raise UsageError if the baseline or all cells of some value are ruled out."""
+        where = f"matrix {self.file.name}"
+        rule = self.excluded(self.baseline)
+        if rule is not None:
+            raise errors.UsageError(
+                f"{where}: the baseline itself is ruled out for {self.engine} by {rule}"
+            )
+        for name, value_name in self._single_values():
+            if self.completion({name: value_name}) is None:
+                rules = "; ".join(str(rule) for rule in self.rules if name in rule.when)
+                raise errors.UsageError(
+                    f"{where}: no combination is left with {name}={value_name}; its "
+                    f"incompatibilities contradict each other: {rules}"
+                )
+
+    def completion(self, partial: Cell) -> dict[str, str] | None:
+        """Complete some values to an allowed cell.
+
+        Args:
+            partial: The values of some axes. The other axes have their baseline's value where that
+                is allowed.
+
+        Returns:
+            The cell, or None if no allowed cell has these values.
+        """
+        if self.excluded(partial) is not None:
+            return None
+        open_axes = [axis for axis in self.axes if axis not in partial]
+        if not open_axes:
+            return {**partial}
+        axis = open_axes[0]
+        for value in sorted(self.values(axis), key=lambda value: value != self.baseline[axis]):
+            whole = self.completion({**partial, axis: value})
+            if whole is not None:
+                return whole
+        return None
+
+    @functools.cached_property
+    def rules(self) -> tuple[Incompatible, ...]:
+        """The incompatibilities of this engine and version."""
+        rules = []
+        for rule in self.file.incompatible:
+            is_of_version = release(self.version) is None or within(self.version, rule.versions)
+            if rule.engine in (None, self.engine) and is_of_version:
+                rules.append(rule)
+        return tuple(rules)
+
+    @functools.cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes with a choice: at least two values."""
+        return tuple(name for name, values in self.settings.items() if len(values) > 1)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, str]:
+        """The baseline cell."""
+        return {axis: self.file.axes[axis].baseline for axis in self.axes}
+
+    @functools.cached_property
+    def fixed(self) -> dict[str, str]:
+        """The axes without a choice here, with their baseline's value."""
+        fixed = {}
+        for name in self.settings:
+            if name not in self.axes:
+                fixed[name] = self.file.axes[name].baseline
+        return fixed
+
+    def unproven(self) -> dict[str, str]:
+        """Return the reasons by ``axis=value`` of values that may silently fall back."""
+        reasons: dict[str, str] = {}
+        for axis, name in self._single_values():
+            value = self.value(axis, name)
+            proven = value.expected.proves or self.settings[axis][name].expected.proves
+            if value.unproven is not None and name != self.baseline[axis] and not proven:
+                reasons[f"{axis}={name}"] = value.unproven
+        return reasons
+
+    def values(self, axis: str) -> tuple[str, ...]:
+        """Return the names of an axis's values."""
+        return tuple(self.settings[axis])
+
+    def value(self, axis: str, name: str) -> AxisValue:
+        """Return the file's entry of a value."""
+        return self.file.axes[axis].values[name]
+
+    def excluded(self, cell: Cell) -> Incompatible | None:
+        """Return the incompatibility that rules out a cell, or a part of one; None: allowed."""
+        whole = {**self.fixed, **cell}
+        for rule in self.rules:
+            if rule.covers(whole):
+                return rule
+        return None
+
+    def allowed(self, choice: Choice) -> bool:
+        """Check whether an allowed cell has these values."""
+        return self.completion(dict(choice)) is not None
+
+    def _single_values(self) -> Iterator[tuple[str, str]]:
+        """Yield the axis and the name of each value of an axis with a choice."""
+        for axis in self.axes:
+            for name in self.values(axis):
+                yield axis, name
+
+    def choices(self, strength: int) -> Iterator[Choice]:
+        """Yield the combinations of values, allowed or not, of each set of ``strength`` axes."""
+        for names in itertools.combinations(self.axes, strength):
+            for values in itertools.product(*(self.values(axis) for axis in names)):
+                yield tuple(zip(names, values, strict=True))
+
+    def full(self) -> Iterator[dict[str, str]]:
+        """Yield each allowed cell."""
+        for values in itertools.product(*(self.values(axis) for axis in self.axes)):
+            cell = dict(zip(self.axes, values, strict=True))
+            if self.excluded(cell) is None:
+                yield cell
+
+    @functools.cached_property
+    def product(self) -> int:
+        """The number of all combinations, allowed or not."""
+        return math.prod(len(self.values(axis)) for axis in self.axes)
+
+    def given(self, cell: Cell) -> tuple[tuple[str, ...], dict[str, str]]:
+        """Return the engine's arguments and variables for a cell, axis by axis."""
+        arguments: list[str] = []
+        variables: dict[str, str] = {}
+        for axis in self.axes:
+            setting = self.settings[axis][cell[axis]]
+            arguments.extend(setting.arguments)
+            variables.update(setting.environment)
+        return tuple(arguments), variables
+
+    def differences(self, cell: Cell) -> Choice:
+        """Return the values of a cell that are not the baseline's."""
+        return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
+
+
+def count_allowed(space: Space) -> int | None:
+    """Return the number of allowed combinations; None if there are too many to count."""
+    if space.product > _COUNTABLE:
+        return None
+    return sum(1 for _ in space.full())
+
+
+def identity(space: Space, cell: Cell) -> str:
+    """Return the name of a cell, also the id of its test: the values that differ from the baseline.
+
+    The name of the baseline is ``baseline``.
+    """
+    return ",".join(f"{axis}={value}" for axis, value in space.differences(cell)) or "baseline"
