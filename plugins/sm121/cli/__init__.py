@@ -20,21 +20,31 @@ from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.printable import printable
 
-#: What runs a subcommand; its exit status, where that may be another one than 0.
+#: Runs a subcommand and returns its exit status; None is 0.
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 
+#: The exit status of a wrong request, as pytest's.
 _EXIT_USAGE = 4
+#: The columns of a bar of progress.
+_BAR = 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
-    what was wrong with the request; ``merge`` has the status of the merged run."""
+    """Run a subcommand.
+
+    Args:
+        arguments: The words behind ``sm121``. None: those of this process.
+
+    Returns:
+        The exit status: 0, 1 for a negative result, or 4 for a wrong request, with one line on
+        standard error. ``merge`` has the status of the merged run.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
-        # What follows `run` is pytest's, and what follows `plan` is what would follow `run`.
+        # The words behind `run`, `plan` and `certify` are pytest's.
         own_help = words in (["plan", "-h"], ["plan", "--help"])
         passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
         options = parser().parse_args(words[:1] if passed_on else words)
@@ -57,34 +67,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, with the commands of a checkout where there is one."""
+    """Return the parser of the command line, with the commands of a checkout if there is one."""
     parser = Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for row in COMMANDS:
         row.add_arguments(command(commands, row.name, _COMMANDS[row.name], row.help))
-    if (tools := _tools_of_the_checkout()) is not None:
+    tools = _tools_of_the_checkout()
+    if tools is not None:
         tools.add(commands)
     parser.commands = commands.choices
     groups = {row.name: row.group for row in COMMANDS}
     for group, title in GROUPS.items():
         names = [name for name in commands.choices if groups.get(name, "authors") == group]
         if names:
-            parser.groups[title] = {
-                name: commands.choices[name].description or "" for name in names
-            }
+            summaries = {name: commands.choices[name].description or "" for name in names}
+            parser.groups[title] = summaries
     return parser
 
 
 def command(commands: Any, name: str, run: Command, summary: str) -> argparse.ArgumentParser:
-    """Add a subcommand to argparse's; ``run`` gets its options and gives the exit status."""
+    """Add a subcommand.
+
+    Args:
+        commands: The result of ``add_subparsers``.
+        name: The name of the subcommand.
+        run: Runs the subcommand.
+        summary: The help.
+
+    Returns:
+        The parser of the subcommand.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(run=run)
     return parser
 
 
 def _tools_of_the_checkout() -> ModuleType | None:
-    """`tools.commands`, where the suite is used from a checkout; None where it was installed."""
+    """Return the module ``tools.commands`` of a checkout; None if the suite was installed."""
     checkout = Path(__file__).parents[3]
     if not (checkout / "tools" / "commands.py").is_file():
         return None
@@ -106,6 +126,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _become_pytest(given: Sequence[str]) -> None:
+    """Replace this process by pytest, or print the help of the suite's options."""
     if {"-h", "--help"} & {*given}:
         print(f"{_help_of_options()}\npytest's options: pytest --help")
         sys.exit()
@@ -114,7 +135,7 @@ def _become_pytest(given: Sequence[str]) -> None:
 
 
 def _help_of_options() -> str:
-    """The options that the suite adds to pytest's, by their groups."""
+    """Return the help of the options that the suite adds to pytest's."""
     from sm121.session import shipped
 
     names = shipped.names()
@@ -160,20 +181,26 @@ def _golden(options: argparse.Namespace) -> None:
         raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
     if not options.output.absolute().parent.is_dir():
         raise UsageError(f"-o {options.output}: expected a folder for it, there is none")
-    begun, peak = time.monotonic(), 0.0
+    begun = time.monotonic()
+    peak = 0.0
 
-    def bar(done: int, of: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         nonlocal peak
         peak = max(peak, machine.own_memory_gib())
-        filled = "#" * (30 * done // of)
-        end = "\r" if sys.stderr.isatty() and done < of else "\n"
+        filled = "#" * (_BAR * done // total)
+        end = "\r" if sys.stderr.isatty() and done < total else "\n"
         minutes = (time.monotonic() - begun) / 60
-        line = f"[{filled:30}] {done} of {of} passes of a layer, {minutes:.1f} minutes"
+        line = f"[{filled:{_BAR}}] {done} of {total} passes of a layer, {minutes:.1f} minutes"
         print(line, end=end, file=sys.stderr, flush=True)
 
-    partial = options.output.with_name(f"{options.output.name}.partial")
-    depths, device = map(int, options.depth), options.device
-    made = oracle_making.make(options.checkpoint, rounding, depths, device, kept=partial, say=bar)
+    made = oracle_making.make(
+        options.checkpoint,
+        rounding,
+        map(int, options.depth),
+        options.device,
+        kept=options.output.with_name(f"{options.output.name}.partial"),
+        say=show_progress,
+    )
     oracle_file.save(made, options.output)
     print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
 
@@ -234,9 +261,12 @@ def _box(options: argparse.Namespace) -> int:
 
         values = {"reference": chosen.box, "reading": reading, "judgement": judgement}
         print(glance.table("box.txt.j2", **values), end="")
-    others = [box.of_node(command, name) for command in options.node_command]
-    print(*(text for _, text in others), sep="", end="")
-    return max([int(judgement.state is box.BoxState.DEGRADED), *(status for status, _ in others)])
+    worst = 1 if judgement.state is box.BoxState.DEGRADED else 0
+    for command in options.node_command:
+        status, text = box.of_node(command, name)
+        print(text, end="")
+        worst = max(worst, status)
+    return worst
 
 
 def _warm(options: argparse.Namespace) -> int:
@@ -254,14 +284,19 @@ def _warm(options: argparse.Namespace) -> int:
         profile.load(name), options.engine_python, variables, options.module, options.configuration
     )
     print(templates.rendered("warm.txt.j2", warmth=warmth), end="")
-    failed = [module for module in warmth.missing if warmth.obstacle(module) is not None]
     if options.dry_run:
         return 0
-    for module in [module for module in warmth.missing if module not in failed]:
+    missing = list(warmth.missing)
+    obstructed = [module for module in missing if warmth.obstacle(module) is not None]
+    failed = list(obstructed)
+    for module in missing:
+        if module in obstructed:
+            continue
         progress(f"{module.name}: compiling")
-        wrong = warmth.build(module, progress)
-        progress(f"{module.name}: {wrong or 'there'}")
-        failed += [] if wrong is None else [module]
+        fault = warmth.build(module, progress)
+        progress(f"{module.name}: {fault or 'there'}")
+        if fault is not None:
+            failed.append(module)
     if failed:
         print(f"not there: {', '.join(module.name for module in failed)}")
     return 1 if failed else 0
@@ -316,6 +351,7 @@ def _matrix(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
+    """Print the section of pytest's report on the collected tests that the plugin adds."""
     done = subprocess.run(
         own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
         check=False,
@@ -364,12 +400,17 @@ def _trust(options: argparse.Namespace) -> None:
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
         stored_at, run, narrower = against.trust(report, storage, anew=anew)
-        print(templates.rendered("trusted.txt.j2", templates.one_line,
-                                 folder=stored_at, run=run, narrower=narrower), end="")  # fmt: skip
+        text = templates.rendered(
+            "trusted.txt.j2", templates.one_line, folder=stored_at, run=run, narrower=narrower
+        )
+        print(text, end="")
     metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
     if metrics:
-        print(f"  not judged until {more} more run{'s'[: more != 1]} of this build are trusted, "
-              f"unless twice as bad:\n    {', '.join(metrics)}")  # fmt: skip
+        runs = "run" if more == 1 else "runs"
+        print(
+            f"  not judged until {more} more {runs} of this build are trusted, unless twice as "
+            f"bad:\n    {', '.join(metrics)}"
+        )
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -406,9 +447,22 @@ def progress(line: str) -> None:
 
 
 _COMMANDS: dict[str, Command] = {
-    command.__name__[1:]: command
-    for command in (
-        _run, _certify, _canary, _vocabulary, _golden, _path, _health, _box, _warm, _compare,
-        _history, _matrix, _plan, _trust, _merge, _schema, _report, _bundle,
-    )
-}  # fmt: skip
+    "run": _run,
+    "certify": _certify,
+    "canary": _canary,
+    "vocabulary": _vocabulary,
+    "golden": _golden,
+    "path": _path,
+    "health": _health,
+    "box": _box,
+    "warm": _warm,
+    "compare": _compare,
+    "history": _history,
+    "matrix": _matrix,
+    "plan": _plan,
+    "trust": _trust,
+    "merge": _merge,
+    "schema": _schema,
+    "report": _report,
+    "bundle": _bundle,
+}

@@ -31,27 +31,30 @@ OF_A_CHECKOUT = (
     "testlog",
 )
 
-
-#: The help of `sm121 run --every`.
+#: The help of ``sm121 run --every``.
 EVERY = (
     "check the server at --base-url every 10m, 1h, ...: smoke and correctness of plan quick, one "
     "line and one record a round, until a signal"
 )
 
 
+def _add_nothing(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Subcommand:
-    """A subcommand, without what it does."""
+    """The name and the arguments of a subcommand."""
 
     name: str
     #: A key of `GROUPS`.
     group: str
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None] = lambda _parser: None
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _add_nothing
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that is not pytest's, for the help: `run` reads its own command line."""
+    """Add the argument that is not pytest's, for the help; the command reads its own words."""
     parser.add_argument("--every", metavar="DURATION", help=EVERY)
 
 
@@ -259,6 +262,7 @@ def _bundle(parser: argparse.ArgumentParser) -> None:
     )
 
 
+#: The subcommands in the order of the reference.
 COMMANDS = (
     Subcommand(
         name="run",

@@ -1,4 +1,4 @@
-"""The options of the commands that look at what runs and what ran."""
+"""The options of the commands that look at a server, a machine or a report."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 def health(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 health``."""
     parser.add_argument(
         "url",
         metavar="URL",
@@ -25,6 +26,7 @@ def health(parser: argparse.ArgumentParser) -> None:
 
 
 def path(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 path``."""
     parser.add_argument(
         "logs",
         type=Path,
@@ -76,6 +78,7 @@ def path(parser: argparse.ArgumentParser) -> None:
 
 
 def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 path`` for libraries and caches."""
     parser.add_argument(
         "--jit-cache",
         type=Path,
@@ -113,6 +116,7 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
 
 
 def box(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 box``."""
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
@@ -145,6 +149,7 @@ def box(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 compare``."""
     parser.add_argument(
         "runs",
         type=Path,
@@ -178,6 +183,7 @@ def compare(parser: argparse.ArgumentParser) -> None:
 
 
 def history(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 history``."""
     parser.add_argument(
         "runs",
         type=Path,
@@ -205,6 +211,7 @@ def history(parser: argparse.ArgumentParser) -> None:
 
 
 def report(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``sm121 report``."""
     parser.add_argument(
         "directory",
         type=Path,
