@@ -1,7 +1,9 @@
-"""What pytest loads of an installed suite: nothing, until a project asks for it. A project's
-pytest.ini says ``sm121 = true``, or its command line ``-p sm121.plugin``. Everybody else's runs
-keep their options, their header and their start-up time. It stands outside of `sm121.plugin`, which
-pytest must be the first to import."""
+"""The entry point of pytest: it loads the plugin set only for a project that enables it.
+
+A project enables it by ``sm121 = true`` in its pytest.ini, or by ``-p sm121.plugin``. Runs of other
+projects keep their options, their header and their start-up time. This module is outside of
+`sm121.plugin`, because pytest must be the first to import that package.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -10,25 +12,27 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let pytest.ini ask."""
+    """Add the setting of pytest.ini that enables the plugin set."""
     parser.addini("sm121", "load the SM121 conformance plugin set", type="bool", default=False)
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Load the plugin set if it does; the options are parsed after this."""
+    """Load the plugin set if pytest.ini enables it, before the options are parsed."""
     _refuse_a_space(early_config, args)
     if early_config.getini("sm121"):
         early_config.pluginmanager.import_plugin("sm121.plugin")
 
 
 def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
-    """Refuse ``--report-dir FOLDER`` where pytest has taken the folder for one of tests: it looks
-    for pytest.ini from there on, before it knows the suite's options."""
+    """Refuse ``--report-dir FOLDER`` where pytest has taken the folder for one of tests.
+
+    pytest looks for pytest.ini in that folder, before the suite's options are known.
+    """
     folder = config.invocation_params.dir
     settings = folder / "pytest.ini"
     if config.inipath == settings or not settings.is_file():
         return
-    from sm121.core import own_options  # only here: see above
+    from sm121.core import own_options  # other runs do not import the suite
 
     for option, value in itertools.pairwise(arguments):
         if option in own_options.every() and (folder / value).exists():
