@@ -187,6 +187,27 @@ def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
             "key extends: expected the name or path of a profile, got None",
             id='without = ("matrix") (CPU), key extends: expected the',
         ),
+        pytest.param(
+            'name = "ours"\nextends = "cpu-tiny-gpt-oss"\nperformance = 3',
+            None,
+            None,
+            "key performance: Input should be",
+            id="performance = 3",
+        ),
+        pytest.param(
+            'name = "ours"\nextends = "cpu-tiny-gpt-oss"\nperformance.measuring = 3',
+            None,
+            None,
+            r"key performance\.measuring: Input should be",
+            id="performance.measuring = 3",
+        ),
+        pytest.param(
+            'name = "ours"\nextends = "cpu-tiny-gpt-oss"\nperformance.depths = 5',
+            None,
+            None,
+            r"key performance\.depths: Input should be",
+            id="performance.depths = 5",
+        ),
     ],
 )
 def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change, expected):

@@ -91,7 +91,7 @@ _FULL = PlanRow(purpose="all that there is; a certificate needs it")
 
 
 class Profile(DataTable):
-    """What a target must be and reach."""
+    """The requirements on a target."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -393,7 +393,7 @@ def shipped() -> dict[str, Traversable]:
 def for_architecture(arch: str, engine: str = "vllm") -> str:
     """Return the name of the shipped profile for an architecture and an engine.
 
-    That is the one that extends no profile of the same engine.
+    Several profiles may fit; the one that extends no profile of the same engine is returned.
 
     Args:
         arch: A name of `architecture.NAMES`.
@@ -479,14 +479,17 @@ def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> 
         merged: The table of the profile, which is changed.
         own_plans: The plans that the profile sets itself.
     """
-    measured = merged.get("performance", {})
-    sizes = {**measured, **measured.get("measuring", {})}
-    plans = merged.get("plans")
-    if not isinstance(plans, dict):  # refused by the validation
-        return
-    for name, row in plans.items():
+    performance = _table(merged.get("performance"))
+    sizes = {**performance, **_table(performance.get("measuring"))}
+    for name, row in _table(merged.get("plans")).items():
         if name in own_plans:
             continue
         for key in ("depths", "generated_tokens", "concurrency"):
-            if row.get(key) and key in sizes:
-                row[key] = [size for size in row[key] if size in sizes[key]] or sizes[key]
+            measured = sizes.get(key)
+            if row.get(key) and isinstance(measured, list | tuple):
+                row[key] = [size for size in row[key] if size in measured] or measured
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """Return a table, or an empty one in place of another value, which the validation refuses."""
+    return value if isinstance(value, dict) else {}
