@@ -116,11 +116,11 @@ def _tools_of_the_checkout() -> ModuleType | None:
 def _run(options: argparse.Namespace) -> int:
     own = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
     own.add_argument("--every")
-    found, others = own.parse_known_args(options.words)
+    found, of_pytest = own.parse_known_args(options.words)
     if found.every is not None:
         from sm121.session import repeated
 
-        return repeated.run(found.every, others, progress)
+        return repeated.run(found.every, of_pytest, progress)
     _become_pytest(options.words)
     return 0
 

@@ -102,7 +102,7 @@ def identity(
 def may_be(identity: str | None, build: str | None) -> bool:
     """Check whether an engine with an unknown parser may be a build.
 
-    That is so if nothing tells its release, or if it is a checkout, at an unknown commit, of the
+    It may be if its release is unknown, or if it is a checkout, at an unknown commit, of the
     release that the build is based on.
 
     Args:
@@ -120,7 +120,7 @@ def may_be(identity: str | None, build: str | None) -> bool:
 def is_settled(version: str | None) -> bool:
     """Check whether a version alone identifies the engine, without the options of its parser.
 
-    That is so for a build's commit, and for a release that no build is based on.
+    A build's commit identifies it, and so does a release that no build is based on.
     """
     if named(identity(version)) is not None:
         return True

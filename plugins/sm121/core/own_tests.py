@@ -15,7 +15,7 @@ _FIRST = "test_smoke.py"
 def folder() -> Path:
     """Return the folder with the suite's ``tests/``, to which ids of tests are relative.
 
-    That is the checkout, or the package where the suite was installed.
+    The folder is the checkout, or the package if the suite was installed.
     """
     checkout = _PACKAGE.parents[1]
     return checkout if (checkout / "tests" / _FIRST).is_file() else _PACKAGE

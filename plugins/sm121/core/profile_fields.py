@@ -29,13 +29,13 @@ class Gate(Statement):
     #: With its depth or its streams behind an ``@``.
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
     unit: Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
-    #: Of a rate, for which higher is better: below it the gate fails.
+    #: The gate of a rate fails below it; higher is better.
     minimum: float | None = None
     #: Above the minimum; the report shows whether it was reached.
     target: float | None = None
     #: Above the target; the report shows whether it was reached.
     stretch: float | None = None
-    #: Of a time, for which lower is better: above it the gate fails.
+    #: The gate of a time fails above it; lower is better.
     at_most: float | None = None
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ def _expanded(regex: str) -> str:
 _PATTERNS = [(re.compile(_expanded(row["regex"])), row["shown"]) for row in _DATA["pattern"]]
 #: A text in lower case without any of these words has no secret by its shape.
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
-#: Where in a text, in lower case, such a secret may be.
+#: The places in a text, in lower case, at which such a secret may be.
 _SIGN = re.compile(_DATA["SIGN"].encode())
 #: Characters of the shortest value of a variable that is searched for. Shorter ones, such as 1 or
 #: true, are in half of all lines.

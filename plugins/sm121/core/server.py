@@ -208,7 +208,7 @@ class Server:
     startup_s: float | None
     #: The engine whose log lines and metrics it has; None if that is not known.
     reader: str | None = None
-    #: What its start compiled, a line for each cache; empty: its caches were warm.
+    #: The caches that its start had to fill by compiling, a line each; empty: all were warm.
     compiled: tuple[str, ...] = ()
     #: The reason for a missing log.
     why_no_log: str = "the attached server's log is not known; give --server-log or --container"

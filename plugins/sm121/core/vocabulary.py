@@ -23,9 +23,9 @@ _REPLACED = "\ufffd"
 def byte_alphabet() -> list[str]:
     """Return the character that stands for each byte in a byte-level BPE file (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable}
-    for number, byte in enumerate(others):
+    for number, byte in enumerate(unprintable):
         table[byte] = chr(256 + number)
     return [table[byte] for byte in range(256)]
 

@@ -47,7 +47,7 @@ class Waiver(data_file.DataTable):
             facts: All facts of the test, with this one.
         """
         if self.case is None:
-            is_named = len({other.case for other in facts}) == 1
+            is_named = len({any_fact.case for any_fact in facts}) == 1
         else:
             is_named = self.case == fact.case
         return is_named and self.kind in (None, fact.kind or fact.required)

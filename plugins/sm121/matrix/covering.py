@@ -146,7 +146,9 @@ class _Builder:
         return [dict(values) for values in self._planned]
 
     def array(self) -> Array:
-        cells = [Planned(dict(values), tuple(why)) for values, why in self._planned.items()]
+        cells = []
+        for values, why in self._planned.items():
+            cells.append(Planned(dict(values), tuple(why)))
         return Array(self.strength, tuple(cells), self._incompatible, self._absent)
 
     def add_cell(self, cell: Cell, why: str) -> None:

@@ -261,8 +261,8 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
 def _merged_cells(space: Space, array: Array, parts: Sequence[MatrixFile]) -> list[CellRecord]:
     """Return the cells of shards in the order of the plan, without doubles.
 
-    Both starts of a cell stay: they show whether its failure happened again. Of a cell that several
-    shards ran, a broken record stays.
+    Both starts of a cell stay: they show whether its failure happened again. If several shards ran
+    a cell, the first broken record stays, else the first record.
     """
     records: dict[tuple[str, bool], CellRecord] = {}
     for part in parts:

@@ -143,8 +143,8 @@ class _Search:
         """
         choices = itertools.combinations(self.space.differences(record.values), size)
         suspects = [choice for choice in choices if not self.innocent(choice, record.outcome)]
-        broken = [other for other in self.records if other.outcome.broken]
-        return sorted(suspects, key=lambda choice: -sum(other.has(choice) for other in broken))
+        broken = [cell for cell in self.records if cell.outcome.broken]
+        return sorted(suspects, key=lambda choice: -sum(cell.has(choice) for cell in broken))
 
     def isolate(self, record: CellRecord) -> None:
         """Add the smallest set of one cell's failure, and other failures found on the way."""
@@ -181,10 +181,10 @@ class _Search:
         No set is searched for a failure that does not happen twice.
         """
         starts = []
-        for other in self.records:
-            if other is not record and other.values == record.values:
-                starts.append(other)
-        return min(starts, key=lambda other: other.outcome.broken, default=None)
+        for start in self.records:
+            if start is not record and start.values == record.values:
+                starts.append(start)
+        return min(starts, key=lambda start: start.outcome.broken, default=None)
 
     def _try(self, cell: dict[str, str]) -> CellRecord:
         """Run a cell, or raise _OutOfTriesError."""

@@ -105,7 +105,7 @@ class MatrixLevel:
             return
         cells = [planned.cell for planned in self.plan.cells]
         covered = covering.coverage(self.space, cells, strength)
-        missing = ", ".join(label(choice) for choice in covered.missing[:5])
+        missing = ", ".join(map(label, covered.missing[:5]))
         required = f"all allowed combinations of {strength} values"
         require(not missing, required, f"all but {missing}")
 
@@ -159,7 +159,7 @@ class MatrixLevel:
             f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
             f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it boots"
         )
-        lines.extend(str(failing_set) for failing_set in self.sets)
+        lines.extend(map(str, self.sets))
         lines.append(str(self.directory / feature_matrix.MARKDOWN))
         return [self.harness.redact(line) for line in lines]
 
