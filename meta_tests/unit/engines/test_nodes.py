@@ -26,7 +26,7 @@ from sm121.core import data_file, profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Sourced
-from sm121.engines import nodes, ports, process_tree, registry, server_errors
+from sm121.engines import node_process, nodes, ports, process_tree, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
@@ -583,7 +583,7 @@ def test_unequal_nodes_are_refused(real_facts, key, value, what):
 
 def test_nodes_are_looked_at_before_a_start(bounds):
     looks = nodes.look(configuration())
-    assert [str(node) for node, _ in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
+    assert [str(look.node) for look in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
     with pytest.raises(UsageError, match=r"node 1 .* is not as this machine: VLLM_ONLY_THERE 1"):
         nodes.look(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
 
@@ -628,7 +628,7 @@ def test_port_that_a_leftover_holds_is_one_line(make):
     ],
 )
 def test_node_is_called_what_its_user_calls_it(command, name):
-    assert nodes.name_of(command, "n7.local") == name
+    assert node_process.name_of(command, "n7.local") == name
 
 
 @pytest.mark.parametrize(("launcher", "more"), [(None, 0), ("ray", 2)])

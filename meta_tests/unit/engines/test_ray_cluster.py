@@ -128,7 +128,7 @@ def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
 def test_cluster_that_is_as_required(monkeypatch, changes):
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
     looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
-    assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
+    assert [str(look.node) for look in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
 
 
 def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):

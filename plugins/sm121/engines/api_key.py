@@ -12,24 +12,32 @@ _KEY = re.compile(r"[\w-]{32}")
 
 
 def kept(folder: Path) -> str:
-    """A random key, the same one as long as an engine's compiled kernels are kept: vLLM 0.24 has
-    VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``; 0.32 has not).
-    `folder`: the engine's cache. The file there is its owner's alone, or the key is a new one."""
-    file, new = folder / _NAME, secrets.token_urlsafe(24)
+    """Return a random key, which stays the same as long as an engine's compiled kernels are kept.
+
+    vLLM 0.24 has VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``;
+    0.32 has not).
+
+    Args:
+        folder: The engine's cache. The file with the key must be private to its owner; otherwise
+            the key is a new one.
+    """
+    file = folder / _NAME
+    new = secrets.token_urlsafe(24)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
             _write(file, new)
         with file.open(encoding="ascii") as opened:
-            key, state = opened.read(100), os.fstat(opened.fileno())
+            key = opened.read(100)
+            state = os.fstat(opened.fileno())
     except (OSError, UnicodeDecodeError):
         return new
-    private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
-    return key if private and _KEY.fullmatch(key) else new
+    is_private = state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077
+    return key if is_private and _KEY.fullmatch(key) else new
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all; of several that write, the first one's stays."""
+    """Write a file whole or not at all; if several processes write, the first one's file stays."""
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=_NAME)
     try:
         with os.fdopen(handle, "w", encoding="ascii") as opened:

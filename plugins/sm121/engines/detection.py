@@ -1,35 +1,37 @@
-"""Which engine an attached server is, from what it says of itself."""
+"""Detect which engine an attached server is, by its own pages."""
 
 import httpx
 
 from sm121.core import builds
 from sm121.core.server import Server
 from sm121.engines.attached_pages import json_of
-from sm121.engines.capabilities import Capabilities, EngineFile, of, offered, shipped
+from sm121.engines.capabilities import Capabilities, EngineFile, RecognisedBy, of, offered, shipped
 
-#: A server that no file recognises is held to what every OpenAI-compatible server has.
+#: A server that no file recognises must do what every OpenAI-compatible server does.
 FALLBACK = "openai"
-#: Of a counter that /metrics of vLLM have where it speculates, from the start on.
+#: A counter that /metrics of vLLM has from the start on if it speculates.
 _DRAFTS = "spec_decode_num_drafts"
 
 
 def detect(
     server: Server, named: str | None = None, *, identity: str | None = None
 ) -> Capabilities:
-    """What a running server can do; one whose release is not known is asked. `named`: the engine
-    that it is (default: recognised by its answers); `identity`: of `builds.identity`, where more
-    than its version tells it. Raises UsageError: the suite has no file of ``named``."""
+    """Detect the engine of a running server and its capabilities.
+
+    A server whose release is not known is asked for its /openapi.json.
+
+    Args:
+        server: The server.
+        named: The name of its engine (default: recognised by its answers).
+        identity: Its release or build, of `builds.identity`, if more than its version tells it.
+
+    Raises:
+        UsageError: The suite has no file of the named engine.
+    """
     with server.endpoint.http(timeout_s=10.0) as http:
         if named is None:
-            models = json_of(http, "/v1/models").get("data")
-            entries = models if isinstance(models, list) else []
-            owners = {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
-            files = (file for file in shipped().values() if _recognised(http, file, owners))
-            named = next((file.name for file in files), FALLBACK)
-        version, signs = server.version or None, of(named, None).file.detection
-        if not version and signs.version_path is not None and signs.version_key is not None:
-            answer = json_of(http, signs.version_path).get(signs.version_key)
-            version = None if answer is None else str(answer)
+            named = _recognise(http)
+        version = server.version or _ask_version(http, of(named, None).file.detection)
         offers = None
         if identity is None and builds.identity(version) is None:
             offers = offered(json_of(http, "/openapi.json"))
@@ -37,8 +39,26 @@ def detect(
     return of(named, version, identity=identity, offers=offers, drafts=drafts)
 
 
-def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
+def _recognise(http: httpx.Client) -> str:
+    """Return the name of the first engine whose file recognises the server."""
+    models = json_of(http, "/v1/models").get("data")
+    entries = models if isinstance(models, list) else []
+    owners = {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
+    for file in shipped().values():
+        if _is_recognised(http, file, owners):
+            return file.name
+    return FALLBACK
+
+
+def _is_recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
     signs = file.detection
-    return bool(owners & {*signs.owned_by}) or (
-        signs.path is not None and signs.key in json_of(http, signs.path)
-    )
+    if owners & {*signs.owned_by}:
+        return True
+    return signs.path is not None and signs.key in json_of(http, signs.path)
+
+
+def _ask_version(http: httpx.Client, signs: RecognisedBy) -> str | None:
+    if signs.version_path is None or signs.version_key is None:
+        return None
+    answer = json_of(http, signs.version_path).get(signs.version_key)
+    return None if answer is None else str(answer)

@@ -1,5 +1,7 @@
 """The log of an attached server that comes as a stream: on standard input, or from ``docker logs``.
-It is copied into a file as it comes, and everything else reads that file."""
+
+It is copied into a file as it comes, and everything else reads that file.
+"""
 
 import atexit
 import os
@@ -15,20 +17,29 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
-#: As Docker allows the names and the ids of containers; none begins like an option.
+#: Names and ids of containers that Docker allows; none begins like an option.
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 #: More of a stream is read and not kept: a pipe that is full would stop its writer.
 _KEPT_BYTES = 128 << 20
 _BLOCK_BYTES = 1 << 16
-#: What was written before has come when nothing came for so long, and at the latest after a while.
-_QUIET_S, _SETTLED_WITHIN_S = 0.5, 30.0
+#: All earlier lines have come if nothing came for so long.
+_QUIET_S = 0.5
+#: For so long, earlier lines are waited for at most.
+_SETTLED_WITHIN_S = 30.0
 _ENDS_WITHIN_S = 5.0
-#: pytest puts /dev/null in the place of standard input; a copy of it that was made before.
+#: A copy of standard input, made before pytest replaces it by /dev/null; empty or one descriptor.
 _kept_input: list[int] = []
 
 
 def check_container(name: str) -> None:
-    """Raise UsageError where no container can have the name, or this machine has no docker."""
+    """Check that a container can have a name, and that this machine has docker.
+
+    Args:
+        name: The name or id of the container.
+
+    Raises:
+        UsageError: No container can have the name, or docker is not on the PATH.
+    """
     if not _CONTAINER.fullmatch(name):
         raise UsageError(
             f"--container {printable(name)!r}: expected the name or the id of a container, as "
@@ -48,19 +59,25 @@ def keep_standard_input() -> None:
 
 
 class FollowedLog:
-    """A stream that is copied into a file of its own until it ends, or is closed."""
+    """A stream that is copied into a file of its own until it ends, or is closed.
+
+    Args:
+        source: The stream.
+        name: The option that names it.
+        process: The process that writes it, if this object must end it.
+    """
 
     def __init__(
         self, source: IO[bytes], name: str, process: subprocess.Popen[bytes] | None = None
     ) -> None:
         #: The option that names it.
         self.name = name
-        #: What of it was not kept; None while all is.
+        #: The part that was not kept, in words; None while all is kept.
         self.lost: str | None = None
         self._process = process
         self._source = source
         self._folder = Path(tempfile.mkdtemp(prefix="sm121-log-"))
-        #: The file that has what came so far.
+        #: The file with the lines that came so far.
         self.path = self._folder / "server.log"
         self._came_at = time.monotonic()
         self._thread = threading.Thread(target=self._copy, args=(self.path.open("wb", 0),))
@@ -70,7 +87,11 @@ class FollowedLog:
 
     @classmethod
     def of_standard_input(cls) -> "FollowedLog":
-        """What comes on standard input. Raises UsageError: a person sits there."""
+        """Follow standard input.
+
+        Raises:
+            UsageError: Standard input is a terminal.
+        """
         descriptor = _kept_input[0] if _kept_input else os.dup(0)
         if os.isatty(descriptor):
             raise UsageError(
@@ -83,20 +104,22 @@ class FollowedLog:
 
     @classmethod
     def of_container(cls, name: str, *, follow: bool = True) -> "FollowedLog":
-        """What ``docker logs`` prints of a container.
+        """Follow ``docker logs`` of a container.
 
         Args:
             name: The container's name or id.
-            follow: Whether lines that it writes later are read, too.
+            follow: Read also the lines that it writes later.
 
         Raises:
             UsageError: Docker is missing, or it knows no such container.
         """
         check_container(name)
-        words = ["docker", "logs", *(["--follow"] if follow else []), name]
+        command = ["docker", "logs"]
+        if follow:
+            command.append("--follow")
         process = subprocess.Popen(  # a session of its own: Ctrl-C does not end it
-            words,
-            bufsize=0,  # a read returns what is there
+            [*command, name],
+            bufsize=0,  # a read returns at once with the bytes that came
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -115,7 +138,11 @@ class FollowedLog:
         return log
 
     def settle(self, *, to_the_end: bool = False) -> None:
-        """Wait until what was written before is here; `to_the_end`: until the stream has ended."""
+        """Wait until all lines came that were written before.
+
+        Args:
+            to_the_end: Wait until the stream has ended.
+        """
         if to_the_end:
             self._thread.join(_SETTLED_WITHIN_S)
         end = time.monotonic() + _SETTLED_WITHIN_S

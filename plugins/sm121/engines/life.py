@@ -1,11 +1,14 @@
-"""Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
-`sm121.run.harness.Harness` asks: between tests, at a test's or the run's end, after failures."""
+"""Whether an engine lives: one object knows it of each engine, the suite's own or an attached one.
+
+`sm121.run.harness.Harness` asks: between tests, at the end of a test or of the run, after failures.
+"""
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 import psutil
@@ -22,6 +25,8 @@ from sm121.evidence.failure import Cause, classify
 DYING_S = 6.0
 #: Seconds within which a server serves a token after one of its processes has ended.
 _ANSWERS_WITHIN_S = 30.0
+#: Other nodes get this time to tell what befell them, when rank 0 has ended.
+_FAULT_SETTLES_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Dead:
     cause: Cause
     #: When it was noticed (``time.monotonic``).
     when: float
-    #: Its log; None where that is not known.
+    #: Its log; None if that is not known.
     evidence: Path | None
-    #: What shows it, with the values before and after; empty where the cause says it.
+    #: The proof, with the values before and after; empty if the cause says it.
     detail: str = ""
     #: Another process, or another release, answers in its place.
     replaced: bool = False
@@ -57,14 +62,22 @@ class Life(Protocol):
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Whether it lives. `asked_within_s`: not asked again where it answered so lately."""
+        """Return whether it lives.
+
+        Args:
+            asked_within_s: The engine is not asked again if it answered so many seconds ago.
+        """
 
     def answers(self) -> bool:
-        """Whether it answers now, however long it has lived."""
+        """Return whether it answers now, however long it has lived."""
 
 
 class ManagedLife:
-    """The life of a server that the suite has started. `managed`: ready, with all that it needs."""
+    """The life of a server that the suite has started.
+
+    Args:
+        managed: The server, ready, with all processes that it needs.
+    """
 
     def __init__(self, managed: ManagedServer) -> None:
         self.managed = managed
@@ -73,50 +86,69 @@ class ManagedLife:
         self._ends_judged: set[int] = set()
         self._healthy_at = time.monotonic()
         self._dead: Dead | None = None
-        #: Whether it was waited for the exit status of the dead one.
+        #: The exit status of the dead one was waited for.
         self._settled = False
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """It is dead where its main process ended, /health says so, or a process ended that it had
-        when it was ready; a crashed one counts also where another has taken its place."""
-        may_have_ended = self._dead is None and not self.accounted
-        end = self._end(asked_within_s) if may_have_ended else None
-        fault = self.managed.fault(settle_s=0.0 if end is None else 3.0) if may_have_ended else None
-        if fault is not None:
-            self._dead = Dead(fault.what, fault.cause, time.monotonic(), fault.log)
-        elif end is not None:
-            log, status = self.managed.log, self.managed.exit_status
-            self._dead = Dead(end, classify(log, status), time.monotonic(), log)
+        """Return whether it lives.
+
+        It is dead if its main process ended, /health says so, or a process ended that it had when
+        it was ready; a crashed one counts also if another has taken its place.
+
+        Args:
+            asked_within_s: /health is not asked again if it answered so many seconds ago.
+        """
+        if self._dead is None and not self.accounted:
+            self._dead = self._find_death(asked_within_s)
         return self._dead or Alive()
 
+    def _find_death(self, asked_within_s: float) -> Dead | None:
+        end = self._end(asked_within_s)
+        fault = self.managed.fault(settle_s=0.0 if end is None else _FAULT_SETTLES_S)
+        if fault is not None:
+            return Dead(fault.what, fault.cause, time.monotonic(), fault.log)
+        if end is None:
+            return None
+        log = self.managed.log
+        return Dead(end, classify(log, self.managed.exit_status), time.monotonic(), log)
+
     def after_failure(self) -> Alive | Dead:
-        """As `state`, after a request has failed: an engine ends first, and the server that answers
-        for it some seconds later. This waits for that."""
+        """Return whether it lives, after a request has failed.
+
+        An engine ends first, and the server that answers for it some seconds later. This waits for
+        that.
+        """
         until(lambda: self.managed.exit_status is not None, DYING_S)
         state = self.state()
         self._settled = isinstance(state, Dead)
         return state
 
     def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
-        """Whether it ended since `began` (``time.monotonic``), by its processes alone: one that
-        hangs has not ended. `wait_s`: how long to wait for that; clients may see a reset connection
-        or a status 500 some seconds before the process ends."""
+        """Return whether it ended since a moment, by its processes alone.
+
+        A server that hangs has not ended.
+
+        Args:
+            began: The moment (``time.monotonic``).
+            wait_s: How long to wait for its end, in seconds. Clients may get a reset connection or
+                a status 500 some seconds before the process ends.
+        """
         if self.managed.was_stopped:
             return False
         until(lambda: self.managed.exit_status is not None, 0.0 if self._settled else wait_s)
         if self.managed.exit_status is not None:
             return True
-        killed = any(
-            (entry.get("status") or 0) < 0
-            and not entry.get("by_us")
-            and entry["status"] != -signal.SIGTERM
-            and entry.get("monotonic_s", began) >= began
-            for entry in self.managed.exits()
-        )
+        killed = any(_was_killed(entry, began) for entry in self.managed.exits())
         return killed and not self.answers()
 
     def answers(self, within_s: float = 5.0) -> bool:
-        """Whether it serves a token; /health may be answered by a web server without an engine."""
+        """Return whether it serves a token.
+
+        /health may be answered by a web server without an engine.
+
+        Args:
+            within_s: The timeout of the request, in seconds.
+        """
         endpoint = self.managed.endpoint
         if endpoint is None:
             return False
@@ -127,12 +159,14 @@ class ManagedLife:
                 return False
 
     def _end(self, asked_within_s: float) -> str | None:
-        if (status := self.managed.exit_status) is not None:
+        """Return how it ended, or None if it lives."""
+        status = self.managed.exit_status
+        if status is not None:
             return f"the server ended with status {status} while serving"
         if time.monotonic() - self._healthy_at >= asked_within_s:
-            wrong = self._unhealthy()
-            if wrong is not None:
-                return wrong
+            problem = self._unhealthy()
+            if problem is not None:
+                return problem
             self._healthy_at = time.monotonic()
         return self._lost_process()
 
@@ -159,7 +193,8 @@ class ManagedLife:
     def _lost_process(self) -> str | None:
         ended = {entry["pid"]: entry for entry in self.managed.exits()}
         for pid in self._needed & ended.keys():
-            status, name = ended[pid]["status"], f"{ended[pid]['name']}"
+            status = ended[pid]["status"]
+            name = str(ended[pid]["name"])
             if status in FATAL:
                 by = signal.Signals(-status).name
                 return f"process {name} ({pid}) of the server ended by {by}"
@@ -172,3 +207,15 @@ class ManagedLife:
             listed = ", ".join(str(pid) for pid in sorted(new))
             return f"of the server's processes {listed} ended, and it serves nothing"
         return None
+
+
+def _was_killed(entry: Mapping[str, Any], began: float) -> bool:
+    """Return whether a process was ended by a signal since a moment, and not by the suite.
+
+    SIGTERM is a request to end, and no crash.
+    """
+    status = entry.get("status") or 0
+    if entry.get("by_us") or status >= 0 or status == -signal.SIGTERM:
+        return False
+    ended_at: float = entry.get("monotonic_s", began)
+    return ended_at >= began

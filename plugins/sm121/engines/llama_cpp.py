@@ -23,13 +23,28 @@ class LlamaCpp:
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the program, None: it does not say. Raises UsageError: there is none."""
+        """Return the version of the program, or None if it does not say.
+
+        Args:
+            python: The path of the program.
+            environment: The whole environment in which it would run.
+
+        Raises:
+            UsageError: There is no such program.
+        """
         answer = _run([python, "--version"], environment, python)
         match = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
         return match[1] if match else None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        """With the metrics that the suite reads. The key comes by the environment."""
+        """Return the command line, see `protocol.Engine`.
+
+        It has the metrics that the suite reads. The key comes by the environment.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which it must listen.
+        """
         return [
             configuration.python,
             *own_options(configuration, port, name="--alias"),
@@ -38,8 +53,14 @@ class LlamaCpp:
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top. Only from verbosity 4 on its log
-        says which tensors, attention and caches it has."""
+        """Return the whole environment, see `protocol.Engine`.
+
+        Only from verbosity 4 on its log contains the tensors, the attention and the caches.
+
+        Args:
+            configuration: The configuration of the server.
+            api_key: The key that it must require.
+        """
         return {
             **os.environ,
             "LLAMA_API_KEY": api_key,
@@ -51,17 +72,35 @@ class LlamaCpp:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The program's own message where it refuses a list of arguments, else None: it reads them
-        in their order, and ends at ``--version``."""
+        """Return the program's own message for each list of arguments; None if it accepts it.
+
+        The program reads its arguments in their order, and ends at ``--version``.
+
+        Args:
+            python: The path of the program.
+            lists: The lists of arguments.
+            environment: The whole environment in which it would run.
+
+        Raises:
+            UsageError: There is no such program.
+        """
         answers: list[str | None] = []
         for arguments in lists:
             done = _run([python, *arguments, "--version"], environment, python)
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            wrong = next((line for line in lines if "error" in line.lower()), None)
-            answers.append(
-                wrong or (lines[-1] if lines else "refused") if done.returncode else None
-            )
+            if done.returncode == 0:
+                answers.append(None)
+            else:
+                answers.append(_message_of(done.stderr))
         return answers
+
+
+def _message_of(output: str) -> str:
+    """Return the first line with an error, or else the last line."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    for line in lines:
+        if "error" in line.lower():
+            return line
+    return lines[-1] if lines else "refused"
 
 
 def _run(

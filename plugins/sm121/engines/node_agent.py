@@ -1,7 +1,12 @@
-"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``. It
-reads a question in JSON, and answers in lines of JSON behind `MARK`: it looks at its machine
-(``look``), or starts a rank of the server and tells how that is (``start``). At the end of its
-standard input, or after ``lease_s`` of silence, it stops all that it has started."""
+"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``.
+
+It reads a question in JSON, and answers in lines of JSON behind `MARK`:
+
+- ``look``: it looks at its machine.
+- ``start``: it starts a rank of the server, and tells how that is.
+
+At the end of its standard input, or after ``lease_s`` of silence, it stops all that it has started.
+"""
 
 import contextlib
 import dataclasses
@@ -28,21 +33,37 @@ from sm121.engines.supervision import scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered
 
-#: Before each answer: whatever else comes by the same way is not ours.
+#: The prefix of each answer: every other line of the output is not ours.
 MARK = "sm121-node "
-_EVERY_S, _TREE_EVERY_S = 1.0, 3.0
+#: The time between two reports of the state.
+_STATE_EVERY_S = 1.0
+#: To look at all processes takes a slow core tens of milliseconds.
+_TREE_EVERY_S = 3.0
 _MAPPED_EVERY_S = 10.0
-_MOST_PROCESSES, _MOST_LINES = 64, 50
-_LOG_PIECE, _MOST_LOG = 1 << 18, 64 << 20
-_REACH_EVERY_S, _REACH_WITHIN_S = 2.0, 2.0
+_REACH_EVERY_S = 2.0
+_REACH_WITHIN_S = 2.0
+#: Limits of one answer, and of the log in all.
+_MOST_PROCESSES = 64
+_MOST_LINES = 50
+_LOG_PIECE_BYTES = 1 << 18
+_MOST_LOG_BYTES = 64 << 20
 
 
 def facts(configuration: ServerConfiguration) -> dict[str, Any]:
-    """What this machine would start that configuration with."""
+    """Return what this machine would start a configuration with.
+
+    Args:
+        configuration: The configuration.
+
+    Returns:
+        ``model``: the digest of its files, None if it is no folder. ``available_bytes``: the free
+        memory. ``record``: the reproducibility record.
+    """
     engine = registry.engine(configuration.engine)
-    folder, model = Path(configuration.model), None
+    folder = Path(configuration.model)
+    model = None
     if folder.is_dir():
-        model = digest.of_files(folder, (each for each in folder.iterdir() if each.is_file()))
+        model = digest.of_files(folder, (file for file in folder.iterdir() if file.is_file()))
     record = environment.record(
         configuration.python,
         arguments=configuration.given,
@@ -57,9 +78,16 @@ def facts(configuration: ServerConfiguration) -> dict[str, Any]:
 
 
 def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
-    """The variables that bind a rank to the link to an address. What the user gave stays."""
+    """Return the variables that bind a rank to the link to an address.
+
+    Variables that the user gave stay as they are.
+
+    Args:
+        toward: The IPv4 address of rank 0.
+        configuration: The configuration, with the user's variables.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((toward, 9))  # sends nothing: the kernel chooses the way
+        probe.connect((toward, 9))  # sends nothing: the kernel chooses the route
         address = str(probe.getsockname()[0])
     variables = {"VLLM_HOST_IP": address}
     for name, entries in psutil.net_if_addrs().items():
@@ -70,6 +98,12 @@ def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
 
 
 def tell(kind: str, content: object) -> None:
+    """Write one answer.
+
+    Args:
+        kind: The kind of the answer.
+        content: Its content, which JSON can hold.
+    """
     sys.stdout.write(f"{MARK}{json.dumps({kind: content})}\n")
     sys.stdout.flush()
 
@@ -91,16 +125,20 @@ def _why_unreachable(host: str, port: int) -> str | None:
     return None
 
 
-class _Telling:
+class _Reporter:
+    """Tells the suite how a rank is, until the suite ends or is silent."""
+
     def __init__(self, server: ManagedServer, question: Mapping[str, Any]) -> None:
         self._server = server
         self._beacon: tuple[str, int] = tuple(question["beacon"])
         self._lease_s: float = question["lease_s"]
-        self._sent, self._reached_at = 0, 0.0
+        #: Bytes of the log that were sent.
+        self._sent = 0
+        self._reached_at = 0.0
         self._unreachable: str | None = None
-        self._address, self._of_rank_0 = server.added["VLLM_HOST_IP"], question["rank"]["address"]
+        self._address = server.added["VLLM_HOST_IP"]
+        self._address_of_rank_0 = question["rank"]["address"]
         self._unanswered: list[str] = []
-        #: To look at all processes takes a slow core tens of milliseconds.
         self._tree: list[dict[str, Any]] = []
         self._tree_at = 0.0
         self._nccl: list[dict[str, Any]] = []
@@ -109,55 +147,66 @@ class _Telling:
     def run(self) -> None:
         heard = told = time.monotonic()
         while time.monotonic() - heard < self._lease_s:
-            if select.select([0], [], [], max(0.0, told + _EVERY_S - time.monotonic()))[0]:
+            patience_s = max(0.0, told + _STATE_EVERY_S - time.monotonic())
+            readable, _, _ = select.select([0], [], [], patience_s)
+            if readable:
                 if not os.read(0, 4096):
                     return
                 heard = time.monotonic()
-            if time.monotonic() - told >= _EVERY_S:
+            if time.monotonic() - told >= _STATE_EVERY_S:
                 told = time.monotonic()
                 self.tell_log()
                 self.tell_state()
 
     def tell_log(self) -> None:
-        while self._sent < _MOST_LOG:
+        while self._sent < _MOST_LOG_BYTES:
             with self._server.log.open("rb") as log:
                 log.seek(self._sent)
-                piece = log.read(_LOG_PIECE)
+                piece = log.read(_LOG_PIECE_BYTES)
             if not piece:
                 return
             self._sent += len(piece)
             tell("log", piece.decode("utf-8", "replace"))
 
     def tell_state(self) -> None:
-        now = time.monotonic()
-        if now - self._reached_at > _REACH_EVERY_S:
-            self._reached_at, self._unreachable = now, _why_unreachable(*self._beacon)
-            self._unanswered = unanswered(self._server.processes, {self._of_rank_0})
+        self._refresh(time.monotonic())
         server = self._server
-        if now - self._tree_at > _TREE_EVERY_S or server.exits():
-            self._tree_at, self._tree = now, process_snapshot.snapshot(server.processes())
-        if now - self._nccl_at > _MAPPED_EVERY_S:
-            libraries = mapped.nccl(server.processes())
-            self._nccl_at, self._nccl = now, [each.model_dump() for each in libraries]
-        kernel = kernel_messages.since(server.launched) if server.exits() else None
+        exits = server.exits()
+        kernel = kernel_messages.since(server.launched).of_note[-_MOST_LINES:] if exits else []
         tell(
             "state",
             {
                 "exit_status": server.exit_status,
-                # Its clock is not that of the suite.
-                "exits": [
-                    {**entry, "ago_s": time.monotonic() - entry["monotonic_s"]}
-                    for entry in server.exits()[:_MOST_PROCESSES]
-                ],
+                "exits": [_with_age(entry) for entry in exits[:_MOST_PROCESSES]],
                 "tree": self._tree[:_MOST_PROCESSES],
                 "nccl": self._nccl,
                 "available_bytes": psutil.virtual_memory().available,
                 "unreachable": self._unreachable,
                 "unanswered": self._unanswered,
                 "address": self._address,
-                "kernel": kernel.of_note[-_MOST_LINES:] if kernel is not None else [],
+                "kernel": kernel,
             },
         )
+
+    def _refresh(self, now: float) -> None:
+        """Read again what is older than its time."""
+        server = self._server
+        if now - self._reached_at > _REACH_EVERY_S:
+            self._reached_at = now
+            self._unreachable = _why_unreachable(*self._beacon)
+            self._unanswered = unanswered(server.processes, {self._address_of_rank_0})
+        if now - self._tree_at > _TREE_EVERY_S or server.exits():
+            self._tree_at = now
+            self._tree = process_snapshot.snapshot(server.processes())
+        if now - self._nccl_at > _MAPPED_EVERY_S:
+            self._nccl_at = now
+            libraries = mapped.nccl(server.processes())
+            self._nccl = [library.model_dump() for library in libraries]
+
+
+def _with_age(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Add how long ago a process ended: this machine's clock is not that of the suite."""
+    return {**entry, "ago_s": time.monotonic() - entry["monotonic_s"]}
 
 
 def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
@@ -170,16 +219,16 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
         server = ManagedServer(
             configuration,
             registry.engine(configuration.engine),
-            StartLimits(0.0, 0.0, question["stop_s"]),
-            Path(folder),
-            question["run"],
+            StartLimits(ready_s=0.0, stalled_s=0.0, stop_s=question["stop_s"]),
+            directory=Path(folder),
+            run_id=question["run"],
             added=added,
             rank=rank,
         )
-        telling = _Telling(server, question)
+        reporter = _Reporter(server, question)
         try:
             server.start_rank()
-            telling.run()
+            reporter.run()
         finally:
             report = dataclasses.asdict(server.stop())
             if missing:
@@ -187,13 +236,18 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
             for parent in missing:
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     parent.rmdir()
-        telling.tell_log()
+        reporter.tell_log()
         kernel = kernel_messages.since(server.launched)
         lines = [*kernel.no_memory, *kernel.host_faults, *kernel.xids][-_MOST_LINES:]
         tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 
 
 def main() -> int:
+    """Read a question from standard input, and answer it.
+
+    Returns:
+        The exit status.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
@@ -206,7 +260,8 @@ def main() -> int:
     if interpreter.package(sys.executable, fields["engine"], os.environ) is not None:
         fields["python"] = sys.executable
     configuration = ServerConfiguration(**fields)
-    {"look": _look, "start": _start}[question["do"]](question, configuration)
+    answers = {"look": _look, "start": _start}
+    answers[question["do"]](question, configuration)
     return 0
 
 

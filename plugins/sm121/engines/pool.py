@@ -1,4 +1,4 @@
-"""One server at a time: started when first asked for, kept until another configuration is."""
+"""One server at a time: started when first requested, kept until another one is requested."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -37,60 +37,65 @@ class StartReport(Record):
 
 @dataclass(kw_only=True, eq=False)
 class ServerPool:
-    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time. Whether
-    one still lives is for its owner to ask, by `life`. `limits`: of every server; `directory`: for
-    logs; `run_id`: marks every process; `notify`: called with a configuration's name and what its
-    server does; `before_stop`: called before a server that serves is stopped; `on_stop`: with the
-    report of every stop; `hidden`: what no log may show; `on_cold`: called with the seconds that a
-    start which compiles gets beyond the limit; `added`: to a start's environment."""
+    """Servers by configuration.
 
+    GB10 holds gpt-oss-120b once, so only one server lives at a time. The pool does not check
+    whether it still lives; its owner asks `life`.
+    """
+
+    #: Of every server.
     limits: StartLimits
+    #: The folder of the logs.
     directory: Path
+    #: Marks every process.
     run_id: str
+    #: Called with a configuration's name and what its server does.
     notify: Callable[[str, starting.StartPhase], None]
+    #: Called before a server that serves is stopped.
     before_stop: Callable[[], None] = lambda: None
+    #: Called with a configuration's name and the report of every stop.
     on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
+    #: Returns what no log may show.
     hidden: Callable[[], Collection[str]] = tuple
+    #: Called with the seconds that a start which compiles gets beyond the limit.
     on_cold: Callable[[float], None] = lambda _seconds: None
+    #: Returns the variables that a start gets in addition.
     added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
 
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
     starts: list[StartReport] = field(init=False, default_factory=list)
-    #: From when to when each server was started that then served (``time.monotonic``).
+    #: Begin and end of the start of each server that then served (``time.monotonic``).
     start_spans: list[tuple[float, float]] = field(init=False, default_factory=list)
-    #: Of each configuration the server that was ready last, stopped or not.
+    #: By configuration, the server that was ready last, stopped or not.
     servers: dict[str, Server] = field(init=False, default_factory=dict)
     #: The server that was started last. It may run, be stopped, or never have been ready.
     latest: ManagedServer | None = field(init=False, default=None)
     secrets: set[str] = field(init=False, default_factory=set)
-    #: Of the server that runs now, ready; None where none does.
+    #: Of the server that runs now, ready; None if none does.
     life: ManagedLife | None = field(init=False, default=None)
 
     def get(self, configuration: ServerConfiguration) -> Server:
-        """The running server of that configuration; starts it where none runs. Raises StartError:
-        it does not start. A second request gets the same error, at once, until `forget`."""
+        """Return the running server of a configuration; start it if it does not run.
+
+        Args:
+            configuration: The configuration.
+
+        Raises:
+            StartError: It does not start. A second request gets the same error, at once, until
+                `forget`.
+        """
         if self.current is not None:
             if self.current.configuration.key == configuration.key:
                 return self.servers[self.current.configuration.name]
             self.stop()
         if configuration.key in self._failures:
             raise self._failures[configuration.key].with_traceback(None)
-        span = configuration.span
-        managed = (ManagedServer if span is None else _LAUNCHERS[span.launcher])(
-            configuration,
-            registry.engine(configuration.engine),
-            self.limits,
-            self.directory,
-            self.run_id,
-            lambda progress: self.notify(configuration.name, progress),
-            self.hidden,
-            self.on_cold,
-            self.added(configuration),
-        )
+        managed = self._make(configuration)
         self.secrets.update(managed.secrets)
         self.latest = managed
-        self._starting, began = managed, time.monotonic()
+        self._starting = managed
+        began = time.monotonic()
         try:
             server = managed.start()
         except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
@@ -109,8 +114,27 @@ class ServerPool:
         self._note_start(managed, server)
         return server
 
+    def _make(self, configuration: ServerConfiguration) -> ManagedServer:
+        span = configuration.span
+        kind = ManagedServer if span is None else _LAUNCHERS[span.launcher]
+        return kind(
+            configuration,
+            registry.engine(configuration.engine),
+            self.limits,
+            self.directory,
+            self.run_id,
+            lambda progress: self.notify(configuration.name, progress),
+            self.hidden,
+            self.on_cold,
+            self.added(configuration),
+        )
+
     def failure(self, configuration: ServerConfiguration) -> StartError | None:
-        """Why it did not start when it was asked for; None where it did, was not, or may again."""
+        """Return the error of the last failed start, or None.
+
+        Args:
+            configuration: The configuration.
+        """
         return self._failures.get(configuration.key)
 
     def _note_start(self, managed: ManagedServer, server: Server | None = None) -> None:
@@ -122,12 +146,17 @@ class ServerPool:
             log=managed.log.name,
         )
         if server is not None:
-            start.startup_s, start.compiled = server.startup_s, [*server.compiled]
+            start.startup_s = server.startup_s
+            start.compiled = [*server.compiled]
             self.servers[configuration.name] = server
         self.starts.append(start)
 
     def forget(self, configuration: ServerConfiguration) -> None:
-        """A start that failed is tried again when it is next asked for."""
+        """Forget that a start failed: it is tried again when it is requested again.
+
+        Args:
+            configuration: The configuration.
+        """
         self._failures.pop(configuration.key, None)
 
     @property
@@ -136,35 +165,46 @@ class ServerPool:
         return self.life.managed if self.life is not None else None
 
     def processes(self) -> list[psutil.Process]:
-        """The processes of the server that runs now, or is being started."""
+        """Return the processes of the server that runs now, or is being started."""
         current = self._starting or self.current
         return current.processes() if current is not None else []
 
     def available_elsewhere(self) -> dict[str, int]:
-        """Bytes of memory on each other node of that server, by the node, as it told last."""
+        """Return the free memory of each other node in bytes, as the node told it last."""
         current = self._starting or self.current
-        others = current.described().values() if current is not None else ()
-        return {t["node"]: t["available_bytes"] for _, t in others if "available_bytes" in t}
+        if current is None:
+            return {}
+        available = {}
+        for _log, told in current.described().values():
+            if "available_bytes" in told:
+                available[told["node"]] = told["available_bytes"]
+        return available
 
     def nccl_elsewhere(self) -> dict[str, list[MappedLibrary]]:
-        """The NCCL that the ranks on each other node mapped, by the node, as it told last."""
-        others = self.current.described().values() if self.current is not None else ()
-        return {
-            told["node"]: [MappedLibrary.model_validate(row) for row in told["nccl"]]
-            for _, told in others
-            if "nccl" in told
-        }
+        """Return the NCCL that the ranks of each other node mapped, as the node told it last."""
+        if self.current is None:
+            return {}
+        libraries = {}
+        for _log, told in self.current.described().values():
+            if "nccl" in told:
+                mapped = [MappedLibrary.model_validate(row) for row in told["nccl"]]
+                libraries[told["node"]] = mapped
+        return libraries
 
     def kill(self) -> None:
-        """SIGKILL to the engine's processes at once, as `ManagedServer.kill`. It is no death."""
+        """Send SIGKILL to the engine's processes at once, as `ManagedServer.kill`.
+
+        It does not count as a death of the server.
+        """
         if self.life is not None:
             self.life.accounted = True
         if self.latest is not None:
             self.latest.kill()
 
     def stop(self) -> StopReport | None:
-        """Stop the current server; None where none runs."""
-        if (managed := self.current) is None:
+        """Stop the current server; None if none runs."""
+        managed = self.current
+        if managed is None:
             return None
         self.before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server

@@ -1,5 +1,7 @@
-"""Checks before a server is started. They look and change nothing. What is known of architectures,
-build memory and wrong arguments is data: ``fixtures/preflight.toml``."""
+"""Checks before a server is started. They change nothing.
+
+Architectures, build memory and wrong arguments are data: ``fixtures/preflight.toml``.
+"""
 
 import math
 import os
@@ -26,28 +28,39 @@ Severity = Literal["error", "warning", "note"]
 _GIB = 1 << 30
 _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
+#: The name of a folder of compiled kernels: the compute capabilities.
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
+#: So many names are in a message.
+_SHOWN_NAMES = 5
 
 
 class PreflightFinding(DataTable):
-    """Something that a start should not pass over. In the data names in braces are numbers and
-    names of the check."""
+    """A problem that stands against a start.
+
+    In the data file, names in braces stand for numbers and names of the check.
+    """
 
     check: str
     severity: Severity
     message: str
-    """What was required and what was seen."""
+    """The expected and the actual state."""
     remedy: str
 
 
-class _Architecture(DataTable):
+class Architecture(DataTable):
+    """An architecture of GPUs."""
+
     name: str
+    #: Its compute capability: 12.1.
     target: str = Field(pattern=r"^\d+\.\d$")
+    #: The names of its machine code.
     codes: tuple[str, ...] = Field(min_length=1)
+    #: The reason against a list of architectures with the bare compute capability.
     bare: str
 
     @property
     def number(self) -> int:
+        """The compute capability as a whole number: 121 for 12.1."""
         return int(self.target.replace(".", ""))
 
 
@@ -59,13 +72,13 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
-    #: Releases or builds that it holds for; of an unknown engine a rule without a bound holds.
+    #: Releases or builds for which it holds; for an unknown engine, a rule without a bound holds.
     versions: Versions = ""
     build: str | None = None
     unless_build: str | None = None
-    #: Versions of FlashInfer that it holds for; not where the installed one is not known.
+    #: Versions of FlashInfer for which it holds; for an unknown version it does not hold.
     flashinfer: Versions = ""
-    #: A package beside FlashInfer, where it is installed in another version than FlashInfer.
+    #: A package that must be installed in another version than FlashInfer.
     beside: str | None = None
     message: str
     remedy: str
@@ -81,7 +94,7 @@ class _Rule(DataTable):
 class PreflightData(DataTable):
     """The content of ``fixtures/preflight.toml``."""
 
-    architecture: tuple[_Architecture, ...] = Field(min_length=1)
+    architecture: tuple[Architecture, ...] = Field(min_length=1)
     finding: dict[str, PreflightFinding] = Field(default_factory=dict)
     rule: Entries[_Rule]
 
@@ -89,7 +102,8 @@ class PreflightData(DataTable):
     def _check(self) -> "PreflightData":
         names = {item.name for item in self.architecture}
         for rule in self.rule:
-            if strange := set(rule.arch) - names:
+            strange = set(rule.arch) - names
+            if strange:
                 raise ValueError(
                     f"rule {rule.id}: arch must be of {sorted(names)}, seen {sorted(strange)}"
                 )
@@ -97,18 +111,31 @@ class PreflightData(DataTable):
 
 
 def load_preflight() -> PreflightData:
-    """The known checks. Raises DataFileError when the file is wrong."""
+    """Return the content of ``fixtures/preflight.toml``.
+
+    Raises:
+        DataFileError: The file is wrong.
+    """
     return data_file.load("preflight.toml", PreflightData)
 
 
-def _of(name: str, severity: Severity | None = None, /, **values: object) -> PreflightFinding:
+def _finding(name: str, severity: Severity | None = None, /, **values: object) -> PreflightFinding:
+    """Return a finding of the data file, with its values in the place of the braces."""
     row = load_preflight().finding[name]
-    texts = {key: getattr(row, key).format_map(values) for key in ("message", "remedy")}
-    return row.model_copy(update={"severity": severity or row.severity, **texts})
+    update = {
+        "severity": severity or row.severity,
+        "message": row.message.format_map(values),
+        "remedy": row.remedy.format_map(values),
+    }
+    return row.model_copy(update=update)
 
 
 def lacking_tools(environment: Mapping[str, str]) -> list[str]:
-    """Of nvcc and ninja those that are not where FlashInfer looks for them, with the places."""
+    """Return those of nvcc and ninja that FlashInfer would not find, with the places.
+
+    Args:
+        environment: The whole environment of the engine.
+    """
     search = environment.get("PATH", os.defpath)
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     nvcc = Path(home) / "bin" / "nvcc" if home else shutil.which("nvcc", path=search)
@@ -122,60 +149,76 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
 def of_nodes(
     needs: engine_settings.Needs, facts: Mapping[Node, Mapping[str, Any]]
 ) -> Iterator[PreflightFinding]:
-    """What stands against a start in the memory of the other nodes of a server. `facts`: of each
-    node (`sm121.engines.nodes.look`), this machine's first."""
+    """Yield a finding for each other node of a server with too little free memory.
+
+    Args:
+        needs: The needs of the profile.
+        facts: The facts of each node (`sm121.engines.nodes.look`), this machine first.
+
+    Yields:
+        The findings, each with the name of its node.
+    """
     for node, record in [*facts.items()][1:]:
-        for each in _memory(needs, record["available_bytes"]):
-            yield each.model_copy(update={"message": f"{node}: {each.message}"})
+        finding = _check_memory(needs, record["available_bytes"])
+        if finding is not None:
+            yield finding.model_copy(update={"message": f"{node}: {finding.message}"})
 
 
-def _memory(needs: engine_settings.Needs, available_bytes: int) -> Iterator[PreflightFinding]:
+def _check_memory(needs: engine_settings.Needs, available_bytes: int) -> PreflightFinding | None:
     available = available_bytes / _GIB
-    if needs.memory_gib is not None and available < needs.memory_gib:
-        yield _of("memory", memory=needs.memory_gib, available=available)
+    if needs.memory_gib is None or available >= needs.memory_gib:
+        return None
+    return _finding("memory", memory=needs.memory_gib, available=available)
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What stands against starting an engine with these arguments in this environment."""
+    """The checks of one start of an engine."""
 
-    #: A name such as ``sm121``; nothing of one that the data does not know is checked.
+    #: A name such as ``sm121``. If the data file does not have it, its own checks are left out.
     arch: str
     arguments: Sequence[str]
     #: The engine's whole environment.
     environment: Mapping[str, str]
     _: KW_ONLY
-    #: What the machine must have; what is None or empty is not checked.
+    #: The needs of the profile; a need that is None or empty is not checked.
     needs: engine_settings.Needs
-    #: Where the disk must have room. It need not exist yet.
+    #: The folder on the disk that must have room. It need not exist yet.
     directory: Path
-    #: What the engine's FlashInfer has compiled (default: in its cache, of any version).
+    #: The compiled kernels of the engine's FlashInfer (default: in its cache, of any version).
     modules: jit.FlashInferModules | None = None
-    #: Of the engine that will be started (`builds.identity`); None where that is not known.
+    #: The engine's release or build (`builds.identity`); None if it is not known.
     version: str | None = None
-    #: The most that a start may take which compiles.
+    #: The longest time of a start that compiles.
     cold_ready_within_s: float = math.inf
 
     def findings(self) -> list[PreflightFinding]:
-        """Errors first; empty when nothing was found."""
-        findings, data = [*self._room()], load_preflight()
-        for architecture in (item for item in data.architecture if item.name == self.arch):
-            findings += [*self._arch_lists(architecture), *self._jit(architecture)]
+        """Return what stands against the start, errors first; empty if nothing does."""
+        data = load_preflight()
+        findings = [*self._room()]
+        for architecture in data.architecture:
+            if architecture.name == self.arch:
+                findings += self._arch_lists(architecture)
+                findings += self._jit(architecture)
         findings += filter(None, map(self._broken, data.rule))
         order = get_args(Severity)
         return sorted(findings, key=lambda finding: order.index(finding.severity))
 
     def _room(self) -> Iterator[PreflightFinding]:
         available = psutil.virtual_memory().available  # MemAvailable on Linux
-        yield from _memory(self.needs, available)
-        disk, path = self.needs.disk_gib, self.directory.absolute()
+        memory = _check_memory(self.needs, available)
+        if memory is not None:
+            yield memory
+        disk = self.needs.disk_gib
+        path = self.directory.absolute()
         existing = next(item for item in (path, *path.parents) if item.exists())
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:
-            yield _of("disk", disk=disk, path=path, free=free)
+            yield _finding("disk", disk=disk, path=path, free=free)
 
-    def _arch_lists(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
-        if not (codes := self.needs.arch_list):
+    def _arch_lists(self, architecture: Architecture) -> Iterator[PreflightFinding]:
+        codes = self.needs.arch_list
+        if not codes:
             return
         separators: dict[str, tuple[str, Severity]] = {
             "FLASHINFER_CUDA_ARCH_LIST": (r"\s+", "error"),
@@ -186,113 +229,169 @@ class Preflight:
             if not value:
                 continue  # the engine asks the device, which is right
             if name.startswith("FLASHINFER") and re.search("[,;]", value):
-                yield _of("arch_list_separators", name=name, value=value, code=codes[0])
+                yield _finding("arch_list_separators", name=name, value=value, code=codes[0])
                 continue
             entries = [entry.removesuffix("+PTX") for entry in re.split(separator, value) if entry]
-            accepted = not {*entries}.isdisjoint(codes)
-            bare = architecture.target in entries
-            if bare or not accepted:
-                why = f": {architecture.bare}" if bare else ""
-                values = {"name": name, "codes": ", ".join(codes), "value": value, "why": why}
-                severity = "warning" if accepted else severity
-                yield _of("arch_list", severity, code=codes[0], **values)
+            is_accepted = not {*entries}.isdisjoint(codes)
+            is_bare = architecture.target in entries
+            if is_bare or not is_accepted:
+                yield _finding(
+                    "arch_list",
+                    "warning" if is_accepted else severity,
+                    name=name,
+                    code=codes[0],
+                    codes=", ".join(codes),
+                    value=value,
+                    why=f": {architecture.bare}" if is_bare else "",
+                )
 
-    def _jit(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
-        version = self.modules.version if self.modules is not None else None
-        if not (needed := jit.needed(self.needs, self.arguments, self.environment, version)):
+    def _jit(self, architecture: Architecture) -> Iterator[PreflightFinding]:
+        version = self._flashinfer
+        needed = jit.needed(self.needs, self.arguments, self.environment, version)
+        if not needed:
             return
         cache = caches.CompileCaches.of(self.environment).flashinfer
         modules = self.modules or jit.FlashInferModules(None, cache)
-        wrong = [
-            folder
-            for folder in modules.folder.glob("*/*")  # <version>/<architectures>
-            if _CACHE_NAME.fullmatch(folder.name)
-            and not {*folder.name.split("_")} & {*architecture.codes}
-            and (folder / "cached_ops").is_dir()
-        ]
-        if wrong:
-            others = printable.some_of(sorted(folder.name for folder in wrong), 5)
-            codes = ", ".join(architecture.codes)
-            yield _of("jit_cache_of_others", it=architecture, codes=codes, others=others, m=modules)
+        others = _caches_of_others(modules.folder, architecture)
+        if others:
+            yield _finding(
+                "jit_cache_of_others",
+                it=architecture,
+                codes=", ".join(architecture.codes),
+                others=printable.some_of(others, _SHOWN_NAMES),
+                m=modules,
+            )
         missing = modules.missing(needed, architecture.codes, architecture.number)
         if not missing:
             return
-        state = "cold" if len(missing) == len(needed) else "incomplete"
-        version = f" of FlashInfer {modules.version}" if modules.version else ""
-        names = printable.some_of([module.module for module in missing], 5)
+        names = printable.some_of([module.module for module in missing], _SHOWN_NAMES)
         cpu_s = sum(module.cpu_s for module in missing)
-        minutes, folder = cpu_s / 60, modules.folder
-        yield _of(
-            "jit_cache", version=version, folder=folder, state=state, names=names, minutes=minutes
+        yield _finding(
+            "jit_cache",
+            version=f" of FlashInfer {modules.version}" if modules.version else "",
+            folder=modules.folder,
+            state="cold" if len(missing) == len(needed) else "incomplete",
+            names=names,
+            minutes=cpu_s / 60,
         )
         yield from self._compilers(missing, names, cpu_s)
-        if not (lacking := lacking_tools(self.environment)):
+        yield from self._tools(names)
+
+    def _tools(self, names: str) -> Iterator[PreflightFinding]:
+        """Yield a finding if a tool is missing that compiles the named modules."""
+        lacking = lacking_tools(self.environment)
+        if not lacking:
             return
-        silenced = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")
-        # Else vLLM looks for them too, and chooses attention without FlashInfer.
-        certain = silenced or _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
-        why = (
-            "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them" if silenced else ""
+        # vLLM searches for the tools, too, and chooses attention without FlashInfer if they are
+        # missing. It does not if this variable says that the kernels are there.
+        has_cubin = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip()
+        is_silenced = has_cubin not in ("", "0")
+        is_named = _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
+        why = ""
+        if is_silenced:
+            why = "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them"
+        severity: Severity = "error" if is_silenced or is_named else "note"
+        yield _finding(
+            "jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why
         )
-        severity: Severity = "error" if certain else "note"
-        yield _of("jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why)
 
     def _compilers(
         self, missing: Sequence[jit.JitModule], names: str, cpu_s: float
     ) -> Iterator[PreflightFinding]:
         text = self.environment.get("MAX_JOBS", "").strip()
         if text and not (text.isdecimal() and int(text) > 0):
-            yield _of("max_jobs_is_no_number", text=text)
+            yield _finding("max_jobs_is_no_number", text=text)
             return
         bound = jit.bound(missing, self.environment, resident_gib=self.needs.weights_gib or 0.0)
         if bound.jobs == 0:
-            yield _of("jit_memory", names=names, bound=bound)
-        elif text and int(text) > bound.jobs:
-            yield _of("max_jobs", text=text, names=names, bound=bound)
-        elif (takes_s := cpu_s / (jobs := int(text or bound.jobs))) > self.cold_ready_within_s:
-            limit, minutes = self.cold_ready_within_s / 60, takes_s / 60
-            yield _of("jit_time", names=names, minutes=minutes, jobs=jobs, limit=limit, bound=bound)
+            yield _finding("jit_memory", names=names, bound=bound)
+            return
+        if text and int(text) > bound.jobs:
+            yield _finding("max_jobs", text=text, names=names, bound=bound)
+            return
+        jobs = int(text or bound.jobs)
+        takes_s = cpu_s / jobs
+        if takes_s > self.cold_ready_within_s:
+            yield _finding(
+                "jit_time",
+                names=names,
+                minutes=takes_s / 60,
+                jobs=jobs,
+                limit=self.cold_ready_within_s / 60,
+                bound=bound,
+            )
+
+    @property
+    def _flashinfer(self) -> str | None:
+        """The version of the engine's FlashInfer; None if it is not known."""
+        return self.modules.version if self.modules is not None else None
 
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
-        row = builds.named(self.version)
-        build = row.name if row is not None else "none"
-        flashinfer = self.modules.version if self.modules is not None else None
-        other = self._of_another_release(rule.beside)
+        """Return the finding of a rule, or None if the start does not break it."""
+        if not self._applies(rule):
+            return None
         line = one_line(self.arguments)
         variables = [f"{name}={value}" for name, value in sorted(self.environment.items())]
-        arguments = rule.arguments.search(line) if rule.arguments is not None else None
-        matching = [v for v in variables if rule.environment and rule.environment.fullmatch(v)]
-        excepted = rule.unless_environment
-        if (
-            (rule.arch and self.arch not in rule.arch)
-            or not within(self.version, rule.versions)
-            or rule.unless_build == build
-            or rule.build not in (None, build)
-            or not within(flashinfer, rule.flashinfer)
-            or (rule.beside is not None and other is None)
-            or (rule.arguments is not None and arguments is None)
-            or (rule.environment is not None and not matching)
-            or (rule.unless_arguments is not None and rule.unless_arguments.search(line))
-            or (excepted is not None and any(map(excepted.fullmatch, variables)))
-        ):
+        if rule.unless_arguments is not None and rule.unless_arguments.search(line):
             return None
-        matches = [
-            *([f"FlashInfer {flashinfer}"] if rule.flashinfer else []),
-            *([f"{rule.beside} {other}"] if other else []),
-            *([arguments[0]] if arguments and arguments[0] else []),
-            *matching,
-        ]
+        excepted = rule.unless_environment
+        if excepted is not None and any(map(excepted.fullmatch, variables)):
+            return None
+        matches = []
+        if rule.flashinfer:
+            matches.append(f"FlashInfer {self._flashinfer}")
+        if rule.beside is not None:
+            other = self._of_another_release(rule.beside)
+            if other is None:
+                return None
+            matches.append(f"{rule.beside} {other}")
+        if rule.arguments is not None:
+            match = rule.arguments.search(line)
+            if match is None:
+                return None
+            if match[0]:
+                matches.append(match[0])
+        if rule.environment is not None:
+            matching = list(filter(rule.environment.fullmatch, variables))
+            if not matching:
+                return None
+            matches += matching
         text = f" (seen: {', '.join(matches)})" if matches else ""
-        message = rule.message + text
         return PreflightFinding(
-            check=rule.id, severity=rule.severity, message=message, remedy=rule.remedy
+            check=rule.id,
+            severity=rule.severity,
+            message=rule.message + text,
+            remedy=rule.remedy,
         )
 
-    def _of_another_release(self, package: str | None) -> str | None:
-        """The version of a package beside FlashInfer; None: not installed, or of its release."""
-        if self.modules is None or self.modules.version is None or package is None:
+    def _applies(self, rule: _Rule) -> bool:
+        """Return whether a rule is for this architecture, engine and FlashInfer."""
+        row = builds.named(self.version)
+        build = row.name if row is not None else "none"
+        if rule.arch and self.arch not in rule.arch:
+            return False
+        if rule.unless_build == build or rule.build not in (None, build):
+            return False
+        return within(self.version, rule.versions) and within(self._flashinfer, rule.flashinfer)
+
+    def _of_another_release(self, package: str) -> str | None:
+        """Return the version of a package beside FlashInfer.
+
+        It is None if the package is not installed, or of FlashInfer's release.
+        """
+        if self.modules is None or self.modules.version is None:
             return None
         version = self.modules.beside.get(package)
         if version is None or Version(version).public == Version(self.modules.version).public:
             return None
         return version
+
+
+def _caches_of_others(folder: Path, architecture: Architecture) -> list[str]:
+    """Return the names of folders with kernels that were compiled for other architectures."""
+    names = []
+    for cache in folder.glob("*/*"):  # <version>/<architectures>
+        is_cache = _CACHE_NAME.fullmatch(cache.name) and (cache / "cached_ops").is_dir()
+        if is_cache and not {*cache.name.split("_")} & {*architecture.codes}:
+            names.append(cache.name)
+    return sorted(names)

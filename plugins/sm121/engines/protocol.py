@@ -1,4 +1,4 @@
-"""What an engine module provides. A new engine is one more module that satisfies this."""
+"""The protocols of engine modules. A new engine is one more module that satisfies `Engine`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -7,22 +7,40 @@ from sm121.core.configuration import Rank, ServerConfiguration
 
 
 class Engine(Protocol):
-    """How one kind of engine is started and asked. No method starts anything itself."""
+    """How one kind of engine is started. No method starts anything itself."""
 
     name: str
-    #: Arguments and variables that the suite sets itself, and a user may not.
+    #: Arguments that the suite sets itself, and a user may not.
     reserved_arguments: tuple[str, ...]
+    #: Variables that the suite sets itself, and a user may not.
     reserved_variables: tuple[str, ...]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the engine that ``python`` would run, None if its files do not say. Raises
-        UsageError: the interpreter is missing or has no such engine."""
+        """Return the version of the engine, or None if its files do not say.
+
+        Args:
+            python: The interpreter that would run it, or the program itself.
+            environment: The whole environment in which it would run.
+
+        Raises:
+            UsageError: The interpreter is missing or has no such engine.
+        """
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        """The command line, for 127.0.0.1 and ``port``. It contains no secret."""
+        """Return the command line. It contains no secret.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which it must listen.
+        """
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The whole environment of the engine's process."""
+        """Return the whole environment of the engine's process.
+
+        Args:
+            configuration: The configuration of the server.
+            api_key: The key that it must require.
+        """
 
 
 @runtime_checkable
@@ -30,7 +48,12 @@ class Profiling(Protocol):
     """An engine whose kernels can be profiled while it serves."""
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
-        """Whether the engine of that interpreter can, with `ServerConfiguration.traces`."""
+        """Return whether an engine can be profiled, with `ServerConfiguration.traces`.
+
+        Args:
+            python: The interpreter of the engine.
+            environment: Its whole environment.
+        """
 
 
 @runtime_checkable
@@ -40,7 +63,13 @@ class Spanning(Protocol):
     def rank_command(
         self, configuration: ServerConfiguration, *, port: int, rank: Rank
     ) -> list[str]:
-        """As `Engine.command`, of one node's part."""
+        """Return the command line of one node's part.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which rank 0 must listen.
+            rank: The part.
+        """
 
 
 @runtime_checkable
@@ -58,12 +87,23 @@ class ChecksArguments(Protocol):
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """Of each list of arguments the engine's own message where it refuses it, else None."""
+        """Return the engine's own message for each list of arguments; None if it accepts it.
+
+        Args:
+            python: The interpreter of the engine, or the program itself.
+            lists: The lists of arguments.
+            environment: The whole environment of the engine.
+        """
 
 
 @runtime_checkable
 class TellsOptions(Protocol):
-    """An engine whose parser says which options it has."""
+    """An engine whose parser lists its options."""
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
-        """The options of the engine's own parser."""
+        """Return the options of the engine's own parser.
+
+        Args:
+            python: The interpreter of the engine.
+            environment: Its whole environment.
+        """

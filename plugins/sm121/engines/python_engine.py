@@ -14,8 +14,9 @@ from sm121.engines.ports import LOOPBACK
 #: Scripts that run in the engine's interpreter, without the suite.
 IN_ENGINE = Path(__file__).parent / "in_engine"
 _ARGUMENTS_WITHIN_S = 180.0
-#: Of every engine, and with ``--engine-debug``.
+#: The variables of every engine.
 _VARIABLES = {"DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+#: The variables of every engine with ``--engine-debug``.
 _DEBUG_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
@@ -31,23 +32,38 @@ def own_options(
     model: str = "--model",
     name: str = "--served-model-name",
 ) -> list[str]:
-    """The options of every server; ``model`` and ``name`` as the engine calls them."""
+    """Return the options of every server.
+
+    Args:
+        configuration: The configuration of the server.
+        port: The port of 127.0.0.1 at which it must listen.
+        model: The engine's option for the model.
+        name: The engine's option for the served name.
+    """
     address = ["--host", LOOPBACK, "--port", str(port)]
     return [*address, model, configuration.model, name, configuration.served_name]
 
 
 class PythonEngine:
-    """What such engines have in common."""
+    """The common part of engines that are packages."""
 
     name: str
 
-    #: Its name for people, and how one gets it.
+    #: Its name for people.
     title: ClassVar[str]
+    #: How one gets it.
     remedy: ClassVar[str]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the engine that ``python`` imports in that environment, None if not known.
-        Raises UsageError: there is no such interpreter, or it has no such engine."""
+        """Return the version of the engine that an interpreter imports, or None if not known.
+
+        Args:
+            python: The interpreter.
+            environment: The whole environment of the engine.
+
+        Raises:
+            UsageError: There is no such interpreter, or it has no such engine.
+        """
         try:
             release = _version_once(python, self.name, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
@@ -65,22 +81,43 @@ class PythonEngine:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The engine's own message where its parser refuses a list of arguments, else None. Raises
-        UsageError: the interpreter has no such engine, or its parser cannot be asked."""
+        """Return the engine's own message for each list of arguments; None if it accepts it.
+
+        Args:
+            python: The interpreter.
+            lists: The lists of arguments.
+            environment: The whole environment of the engine.
+
+        Raises:
+            UsageError: The interpreter has no such engine, or its parser cannot be asked.
+        """
         return list(self._parser(python, lists, environment)["refused"])
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
-        """The options of the engine's own parser (``--moe-backend``). Raises UsageError: the
-        interpreter has no such engine, or its parser cannot be asked."""
+        """Return the options of the engine's own parser, for example ``--moe-backend``.
+
+        Args:
+            python: The interpreter.
+            environment: The whole environment of the engine.
+
+        Raises:
+            UsageError: The interpreter has no such engine, or its parser cannot be asked.
+        """
         return _options_once(self, python, frozenset(environment.items()))
 
     def _parser(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> dict[str, Any]:
+        question = {"engine": self.name, "lists": [list(arguments) for arguments in lists]}
         try:
-            script, within_s = IN_ENGINE / "sm121_arguments.py", _ARGUMENTS_WITHIN_S
-            question = {"engine": self.name, "lists": [list(arguments) for arguments in lists]}
-            return dict(interpreter.ask(python, script, environment, question, within_s=within_s))
+            answer = interpreter.ask(
+                python,
+                IN_ENGINE / "sm121_arguments.py",
+                environment,
+                question,
+                within_s=_ARGUMENTS_WITHIN_S,
+            )
+            return dict(answer)
         except interpreter.NoAnswer as error:
             raise UsageError(
                 f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
@@ -92,8 +129,13 @@ class PythonEngine:
         own: Mapping[str, str],
         debug: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """The suite's environment with ``own``, with ``debug`` where the engine is to be debugged,
-        and with the configuration's on top."""
+        """Return the suite's environment, with the configuration's on top.
+
+        Args:
+            configuration: The configuration of the server.
+            own: The engine's own variables.
+            debug: Its variables if it is to be debugged.
+        """
         environment = {**os.environ, **_VARIABLES, **own}
         if Path(configuration.model).is_dir():
             environment["HF_HUB_OFFLINE"] = "1"

@@ -1,5 +1,7 @@
-"""A server on the user's Ray cluster: it is looked at before a start, and nothing is left there
-after a stop. The cluster is the user's: nothing here starts, changes or stops it."""
+"""A server on the user's Ray cluster: check the cluster before a start, clean up after a stop.
+
+The cluster is the user's: nothing here starts, changes or stops it.
+"""
 
 import contextlib
 import dataclasses
@@ -16,58 +18,94 @@ from sm121.core.server import Node, Server
 from sm121.engines import nodes, registry
 from sm121.engines.endings import StopReport
 from sm121.engines.managed import ManagedServer
+from sm121.engines.nodes import NodeLook
 from sm121.engines.process_tree import Survivor
 from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 
-#: The resource of a rank, as Ray calls it: on a CPU by ``in_engine/sm121_cpu_ray.py``.
+#: Ray's name for the resource of a rank: on a CPU by ``in_engine/sm121_cpu_ray.py``.
 _KEYS = {architecture.CPU: "sm121_rank"}
 _START = "start it with ray start --head here, and ray start --address=HOST:6379 on the others"
 _REMOVED_WITHIN_S = 15.0
+#: So many differences, or earlier servers, are in a message.
+_SHOWN_DIFFERENCES = 5
+_SHOWN_SERVERS = 4
 
 
-def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[tuple[Node, Any]]:
-    """The nodes of the cluster, the head first. `ranks`: of each node. Raises UsageError, in one
-    line: there is no cluster, it has other nodes or versions, or an earlier server is there."""
-    cluster, key = _ask(configuration), _KEYS.get(arch, "GPU")
+def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[NodeLook]:
+    """Return the nodes of the cluster, the head first.
+
+    Args:
+        configuration: The configuration of the server.
+        arch: The architecture of the nodes.
+        ranks: The number of ranks of each node.
+
+    Raises:
+        UsageError: There is no cluster, it has other nodes or versions, or an earlier server is
+            there. The message is one line.
+    """
+    cluster = _ask(configuration)
+    key = _KEYS.get(arch, "GPU")
     span = configuration.span
     assert span is not None
-    entries = [e for e in cluster["nodes"] if e["resources"].get(key, 0) >= ranks]
-    listed = "; ".join(f"{e['name']} {e['address']}: {e['resources'].get(key, 0):g} {key}"
-                       for e in cluster["nodes"])  # fmt: skip
+    entries = [entry for entry in cluster["nodes"] if entry["resources"].get(key, 0) >= ranks]
     if len(entries) != span.count:
+        listed = "; ".join(_list_resource(entry, key) for entry in cluster["nodes"])
         raise UsageError(
             f"--launcher ray: expected {span.count} nodes with {ranks} {key} each; {listed}"
         )
-    if left := [*cluster["groups"], *cluster["holders"]]:
+    left = [*cluster["groups"], *cluster["holders"]]
+    if left:
         raise UsageError(
-            f"--launcher ray: an earlier server holds the cluster: {', '.join(left[:4])}: end it, "
+            "--launcher ray: an earlier server holds the cluster: "
+            f"{', '.join(left[:_SHOWN_SERVERS])}: end it, "
             "or start the cluster anew (ray stop on each node)"
         )
-    looks = [(Node(rank, _name(entry, entries)), entry) for rank, entry in enumerate(entries)]
-    for node, entry in looks:
+    looks: list[NodeLook] = []
+    for rank, entry in enumerate(entries):
+        node = Node(rank, _name(entry, entries))
         if entry["facts"] is None:
             raise UsageError(f"{node} of the Ray cluster does not answer: {entry['why']}")
-        if wrong := nodes.unequal(_compared(looks[0][1]["facts"]), _compared(entry["facts"])):
-            raise UsageError(f"{node} is not as {looks[0][0]}: {'; '.join(wrong[:5])}")
+        looks.append(NodeLook(node, entry["facts"]))
+        first = looks[0]
+        differences = nodes.unequal(_compared(first.facts), _compared(entry["facts"]))
+        if differences:
+            shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
+            raise UsageError(f"{node} is not as {first.node}: {shown}")
     return looks
 
 
+def _list_resource(entry: Mapping[str, Any], key: str) -> str:
+    return f"{entry['name']} {entry['address']}: {entry['resources'].get(key, 0):g} {key}"
+
+
 def _name(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str:
-    """Of a node: its host's, where no other of the cluster has that."""
-    is_alone = sum(each["name"] == entry["name"] for each in entries) == 1
+    """Return the name of a node's host, or its address if another node has that name."""
+    names = [one["name"] for one in entries]
+    is_alone = names.count(entry["name"]) == 1
     return str(entry["name"] if is_alone else entry["address"])
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
-    of_a_node = nodes.bounds().own_variables
-    variables = {n: v for n, v in facts["variables"].items() if n not in of_a_node}
-    gpus = {"GPUs": ", ".join(facts["gpus"])} if facts["gpus"] else {}
-    return {"Python": facts["python"], **facts["packages"], **variables, **gpus}
+    """Return the facts that must be equal on all nodes, by their names for people."""
+    own_variables = nodes.bounds().own_variables
+    compared = {"Python": facts["python"], **facts["packages"]}
+    for name, value in facts["variables"].items():
+        if name not in own_variables:
+            compared[name] = value
+    if facts["gpus"]:
+        compared["GPUs"] = ", ".join(facts["gpus"])
+    return compared
 
 
 def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
+    """Return the answer of ``in_engine/sm121_ray.py`` on this machine.
+
+    Args:
+        configuration: The configuration of the server.
+        remove: Names of shared memory that the nodes are to remove.
+    """
     data = nodes.bounds()
     environment = registry.engine(configuration.engine).environment(configuration, api_key="")
     question = {
@@ -76,10 +114,13 @@ def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
         "remove": [*remove],
         "within_s": data.silent_after_s.value,
     }
-    script, within_s = IN_ENGINE / "sm121_ray.py", data.answers_within_s.value
     try:
         return interpreter.ask(
-            configuration.python, script, environment, question, within_s=within_s
+            configuration.python,
+            IN_ENGINE / "sm121_ray.py",
+            environment,
+            question,
+            within_s=data.answers_within_s.value,
         )
     except interpreter.NoAnswer as error:
         raise UsageError(f"--launcher ray: no cluster answers ({error}); {_START}") from error
@@ -97,11 +138,11 @@ class RayServer(ManagedServer):
     def _start_once(self) -> Server:
         cluster = _ask(self.configuration)
         entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
-        self.nodes = tuple(Node(rank, _name(e, entries)) for rank, e in enumerate(entries))
+        self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
         if entries:
             # A server's temporary files are elsewhere: Ray would not find its cluster there.
             link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
-            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out what a rank says as another did
+            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
             self.added = {**self.added, **link}
         server = super()._start_once()
         self._note_segments()
@@ -113,23 +154,33 @@ class RayServer(ManagedServer):
             self._segments += (entry["facts"] or {}).get("segments", ())
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Which node the cluster has lost; it is asked where something is amiss alone."""
+        """Return which node the cluster has lost, or None.
+
+        Args:
+            settle_s: More than 0 if something is amiss; only then the cluster is asked.
+        """
         if settle_s and self._fault is None and not self.was_stopped:
-            try:
-                entries, lost = _ask(self.configuration)["nodes"], "Ray has lost it"
-            except UsageError as error:
-                entries, lost = [], str(error)
-            whys = {e[key]: e["why"] for e in entries for key in ("name", "address")}
-            for node in self.nodes:
-                if (how := whys.get(node.name, lost)) is None:
-                    continue
-                cause = failure.ended("node", [], node=node, machine=node.name, how=how)
-                self._fault = ServerError(f"{node} is lost to the server: {how}", cause, self.log)
-                break
+            self._fault = self._find_fault()
         return self._fault
 
+    def _find_fault(self) -> ServerError | None:
+        reasons: dict[str, str | None] = {}
+        lost = "Ray has lost it"
+        try:
+            for entry in _ask(self.configuration)["nodes"]:
+                reasons[entry["name"]] = entry["why"]
+                reasons[entry["address"]] = entry["why"]
+        except UsageError as error:
+            lost = str(error)
+        for node in self.nodes:
+            how = reasons.get(node.name, lost)
+            if how is not None:
+                cause = failure.ended("node", [], node=node, machine=node.name, how=how)
+                return ServerError(f"{node} is lost to the server: {how}", cause, self.log)
+        return None
+
     def stop(self) -> StopReport:
-        """As of any server; and what it has left in the cluster."""
+        """Stop the server, and name what it has left in the cluster."""
         served = bool(self.nodes)
         if served and not self._segments:  # its start has failed
             with contextlib.suppress(UsageError):  # told below
@@ -137,8 +188,15 @@ class RayServer(ManagedServer):
         report = super().stop()
         if not served:
             return report
-        deadline, left = math.inf, ["the cluster does not answer"]
         self.nodes = ()
+        left = self._clean_cluster()
+        remains = tuple(Survivor(0, "in the Ray cluster", name) for name in left)
+        return dataclasses.replace(report, survivors=(*report.survivors, *remains))
+
+    def _clean_cluster(self) -> list[str]:
+        """Remove the server's shared memory, and return what still holds the cluster."""
+        deadline = math.inf
+        left = ["the cluster does not answer"]
         while left and time.monotonic() < deadline:
             try:
                 cluster = _ask(self.configuration, self._segments)
@@ -148,5 +206,4 @@ class RayServer(ManagedServer):
             left = [*cluster["groups"], *cluster["holders"]]
             deadline = min(deadline, time.monotonic() + _REMOVED_WITHIN_S)
         self._segments = []
-        remains = tuple(Survivor(0, "in the Ray cluster", each) for each in left)
-        return dataclasses.replace(report, survivors=(*report.survivors, *remains))
+        return left

@@ -1,5 +1,4 @@
-"""The engines that the suite can start, by the name that ``--engine`` takes, and which it is: its
-version, and the release or the build that it goes by."""
+"""The engines that the suite can start, by the name that ``--engine`` takes, and their versions."""
 
 import contextlib
 from collections.abc import Mapping
@@ -16,18 +15,31 @@ _ENGINES: dict[str, protocol.Engine] = {
 
 
 def names() -> tuple[str, ...]:
-    """The engines that can be started."""
+    """Return the names of the engines that can be started."""
     return tuple(_ENGINES)
 
 
 def register(engine: protocol.Engine) -> None:
-    """Add an engine, or replace the one of the same name. Call it from a conftest.py or from a
-    plugin that is loaded with ``-p``: before the options are read."""
+    """Add an engine, or replace the one of the same name.
+
+    Call it from a conftest.py or from a plugin that is loaded with ``-p``: before the options are
+    read.
+
+    Args:
+        engine: The engine.
+    """
     _ENGINES[engine.name] = engine
 
 
 def engine(name: str) -> protocol.Engine:
-    """The engine of that name. Raises UsageError: the suite cannot start such an engine."""
+    """Return the engine of a name.
+
+    Args:
+        name: The name.
+
+    Raises:
+        UsageError: The suite cannot start such an engine.
+    """
     if name not in _ENGINES:
         raise UsageError(
             f"--engine {name}: expected one of {', '.join(names())}; "
@@ -38,24 +50,34 @@ def engine(name: str) -> protocol.Engine:
 
 @dataclass(frozen=True)
 class Installed:
-    """An engine that will be started, or a server's."""
+    """An engine that will be started, or the engine of a server."""
 
-    #: As it calls itself; None where its files do not say.
+    #: The version by its own files; None if they do not say.
     version: str | None = None
-    #: The parser's options; None where the version alone is enough, or no parser can be asked.
+    #: The parser's options; None if the version alone is enough, or no parser can be asked.
     options: frozenset[str] | None = None
     #: The build that a server's log shows.
     build: str | None = None
 
     @property
     def identity(self) -> str | None:
-        """The release that it goes by (`builds.identity`)."""
+        """Its release or build (`builds.identity`)."""
         return builds.identity(self.version, self.options, self.build)
 
 
 def installed(engine: Engine, python: str, environment: Mapping[str, str]) -> Installed:
-    """The engine of an interpreter in that environment. Raises UsageError: there is none."""
-    version, options = engine.check_interpreter(python, environment), None
+    """Return the version of an engine that is installed.
+
+    Args:
+        engine: The engine.
+        python: Its interpreter, or its program.
+        environment: The whole environment in which it would run.
+
+    Raises:
+        UsageError: The interpreter has no such engine.
+    """
+    version = engine.check_interpreter(python, environment)
+    options = None
     if not builds.is_settled(version) and isinstance(engine, TellsOptions):
         with contextlib.suppress(errors.UsageError):  # a parser that cannot be asked tells nothing
             options = engine.options(python, environment)

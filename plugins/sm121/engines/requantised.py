@@ -1,5 +1,7 @@
-"""Which dense layers an engine quantises when it loads a checkpoint, and to which format: what its
-path shows, else what it was asked for."""
+"""Which dense layers an engine quantises when it loads a checkpoint, and to which format.
+
+The kernel path shows it, or else the options of the server.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,7 @@ DENSE = {
     "o": "model.layers.0.attn.o_proj",
     "lm_head": "lm_head",
 }
+_OPTION = "quantization_config"
 #: Keys of --quantization-config that are read, or that change nothing of the weights.
 _UNDERSTOOD = re.compile(r"moe\.activation|linear(\.weight|\.activation)?|ignore|targets\..+")
 
@@ -23,10 +26,18 @@ def served_layers(
     required: Sequence[str] | None,
     path: KernelPath,
 ) -> dict[str, str] | None:
-    """The format of each dense layer that a server has quantised. None: of some layer nothing tells
-    it, or what is asked for is not understood. `config`: of the model (config.json); `options`: of
-    the server (`engine_arguments.read`); `required`: layers, where its path shows none."""
-    layers = {} if path.requantised == [] else _asked(options, config)
+    """Return the format of each dense layer that a server has quantised.
+
+    Args:
+        config: The configuration of the model (config.json).
+        options: The options of the server (`engine_arguments.read`).
+        required: The layers that it must quantise, for a path that shows none.
+        path: The kernel path of the server.
+
+    Returns:
+        None if no evidence tells the format of some layer, or an option is not understood.
+    """
+    layers = {} if path.requantised == [] else _requested_layers(options, config)
     if layers is None:
         return None
     requantised: Sequence[str] | None = path.requantised
@@ -37,30 +48,54 @@ def served_layers(
     return layers if {*(requantised or ())} <= {*layers} else None
 
 
-def _asked(options: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
-    """The format of each dense layer that is to be quantised at load; None where what is asked for
-    is not understood."""
+def _requested_layers(
+    options: Mapping[str, str], config: Mapping[str, Any]
+) -> dict[str, str] | None:
+    """Return the format of each dense layer that is to be quantised at load.
+
+    It is None if an option is not understood.
+    """
     method = str((config.get("quantization_config") or {}).get("quant_method") or "")
-    key, named = "quantization_config", options.get("mxfp4_layers", "moe")
-    values = {n.removeprefix(f"{key}."): v for n, v in options.items() if n.startswith(f"{key}.")}
+    named = options.get("mxfp4_layers", "moe")
     listed = {*DENSE} if named == "all" else {*named.split(",")} - {"moe"}
-    understood = listed <= {*DENSE} and all(map(_UNDERSTOOD.fullmatch, values))
-    other = options.get("quantization", method).removeprefix("gpt_oss_") != method
-    if other or not understood or not options.get(key, "{").startswith("{"):
+    values = {}
+    for name, value in options.items():
+        if name.startswith(f"{_OPTION}."):
+            values[name.removeprefix(f"{_OPTION}.")] = value
+    if options.get("quantization", method).removeprefix("gpt_oss_") != method:
         return None
+    if not listed <= {*DENSE} or not all(map(_UNDERSTOOD.fullmatch, values)):
+        return None
+    if not options.get(_OPTION, "{").startswith("{"):
+        return None
+    # Module names or patterns with their formats; a later entry replaces an earlier one.
+    formats = [(DENSE[name], "mxfp4") for name in listed]
     linear = values.get("linear", values.get("linear.weight"))
-    rows = [(DENSE[name], "mxfp4") for name in listed]
-    rows += [(DENSE[name], linear) for name in ("qkv", "o") if linear is not None]
-    rows += [(n.removeprefix("targets."), v) for n, v in values.items() if n.startswith("targets.")]
+    if linear is not None:
+        formats += [(DENSE["qkv"], linear), (DENSE["o"], linear)]
+    for name, value in values.items():
+        if name.startswith("targets."):
+            formats.append((name.removeprefix("targets."), value))
     left_out = re.findall(r"'([^']*)'", values.get("ignore", ""))
     try:
-        chosen = {name: kind for text, kind in rows for name in DENSE if _is_of(text, name)}
-        return {n: v for n, v in chosen.items() if not any(_is_of(text, n) for text in left_out)}
+        return _choose_formats(formats, left_out)
     except re.error:  # the engine will refuse it
         return None
 
 
+def _choose_formats(formats: Sequence[tuple[str, str]], left_out: Sequence[str]) -> dict[str, str]:
+    chosen = {}
+    for text, kind in formats:
+        for name in DENSE:
+            if _is_of(text, name):
+                chosen[name] = kind
+    for name in list(chosen):
+        if any(_is_of(text, name) for text in left_out):
+            del chosen[name]
+    return chosen
+
+
 def _is_of(text: str, layer: str) -> bool:
-    """Whether ``re:PATTERN``, or a part of a module's name, is of a layer."""
+    """Return whether ``re:PATTERN``, or a part of a module's name, is of a layer."""
     pattern = text.removeprefix("re:") if text.startswith("re:") else f".*{re.escape(text)}"
     return re.match(pattern, DENSE[layer]) is not None

@@ -1,4 +1,4 @@
-"""Whether the model of an attached server may be the profile's, by the names that it goes by."""
+"""Whether the model of an attached server may be the profile's, by the model's names."""
 
 import re
 from collections.abc import Collection
@@ -8,18 +8,27 @@ _SIZE = re.compile(r"(?<![a-z0-9.])a?(\d+(?:\.\d+)?b)(?![a-z0-9])")
 
 
 def is_named(name: str, expected: str) -> bool:
-    """Whether a name contains the expected one, as openai/gpt-oss-120b contains gpt-oss-120b."""
+    """Return whether a name contains the expected one, as openai/gpt-oss-120b has gpt-oss-120b.
+
+    Args:
+        name: A name of the served model.
+        expected: The expected name; case does not count.
+    """
     return expected.lower() in name.lower()
 
 
 def contradiction(names: Collection[str], expected: str, others: Collection[str]) -> str | None:
-    """The first name that states another model than the expected one, by its size or as the model
-    of another profile; None: no name does.
+    """Return the first name that states another model than the expected one.
+
+    A name states another model by its size, or as the model of another profile.
 
     Args:
-        names: What the server calls its model: served name, root, the model of its log.
+        names: The names of the served model: served name, root, the model of its log.
         expected: The served name of the profile.
         others: The served names of all profiles.
+
+    Returns:
+        The name; None if no name states another model.
     """
     sizes = {*_SIZE.findall(expected.lower())}
     for name in names:

@@ -18,7 +18,15 @@ class SGLang(PythonEngine):
     reserved_variables: tuple[str, ...] = ("SM121_API_KEY",)
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        """``sglang.launch_server`` with the suite's key, and the metrics that the suite reads."""
+        """Return the command line, see `protocol.Engine`.
+
+        It starts ``sglang.launch_server`` with the suite's key, and the metrics that the suite
+        reads.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which it must listen.
+        """
         return [
             configuration.python,
             str(IN_ENGINE / "sm121_sglang_launch.py"),
@@ -28,12 +36,28 @@ class SGLang(PythonEngine):
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top."""
+        """Return the whole environment, see `protocol.Engine`.
+
+        Args:
+            configuration: The configuration of the server.
+            api_key: The key that it must require.
+        """
         return self._environment(configuration, {"SM121_API_KEY": api_key})
 
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """As of every engine; its parser wants a model."""
+        """Return SGLang's own message for each list of arguments; None if it accepts it.
+
+        The parser requires a model, so each list gets one.
+
+        Args:
+            python: The interpreter of SGLang.
+            lists: The lists of arguments.
+            environment: Its whole environment.
+
+        Raises:
+            UsageError: The interpreter has no SGLang, or its parser cannot be asked.
+        """
         whole = [["--model-path", "model", *arguments] for arguments in lists]
         return super().check_arguments(python, whole, environment)

@@ -1,6 +1,9 @@
-"""A server that spans machines, started by vLLM's own ``--nnodes``: rank 0 here, under this suite's
-supervisor, and the others through their nodes' commands, under one of their own. It ends with the
-first of its ranks: the others would wait for it for minutes, under a /health that says 200."""
+"""A server that spans machines, started by vLLM's own ``--nnodes``.
+
+Rank 0 runs here, under this suite's supervisor, and the other ranks run through their nodes'
+commands, under one of their own. The server ends with the first of its ranks: the others would wait
+for it for minutes, under a /health that says 200.
+"""
 
 import contextlib
 import dataclasses
@@ -19,20 +22,23 @@ from sm121.core.configuration import Rank
 from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
 from sm121.core.waiting import until
-from sm121.engines import node_agent, nodes
+from sm121.engines import node_agent, node_process, nodes
 from sm121.engines.endings import OF_ENGINES, StopReport
 from sm121.engines.managed import ManagedServer
 from sm121.engines.memory import Returned
-from sm121.engines.nodes import NodeProcess
+from sm121.engines.node_process import NodeProcess
 from sm121.engines.process_tree import Survivor
 from sm121.engines.server_errors import ServerError, ServerExited
 from sm121.evidence import death, failure
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.unanswered import unanswered
 
-_WATCH_EVERY_S, _SAY_EVERY_S = 0.5, 2.0
-#: Beside its own: to end its rank, and to look at its memory.
+_WATCH_EVERY_S = 0.5
+_SAY_EVERY_S = 2.0
+#: A node's time to look at its memory, beside the time to end its rank.
 _REPORT_WITHIN_S = 40.0
+#: A node that was silent before gets this time alone.
+_SILENT_REPORT_WITHIN_S = 5.0
 
 
 @dataclass
@@ -41,23 +47,32 @@ class SpanningServer(ManagedServer):
 
     others: list[NodeProcess] = field(init=False, default_factory=list)
     _fault: ServerError | None = field(init=False, default=None)
+    #: The nodes connect to it to test whether they reach this machine.
     _beacon: socket.socket | None = field(init=False, default=None)
+    #: Ends the thread that watches.
     _watching: threading.Event = field(init=False, default_factory=threading.Event)
     #: The variables of this node's end of the link.
     _bound: dict[str, str] = field(init=False, default_factory=dict)
+    #: When the nodes were told last that this machine lives (``time.monotonic``).
     _said: float = field(init=False, default=0.0)
     _ready_at: float = field(init=False, default=-math.inf)
+    #: When each process of rank 0 was first found stopped.
     _stopped_since: dict[int, float] = field(init=False, default_factory=dict)
+    #: When each connection of rank 0 was first found without an answer.
     _unanswered_since: dict[str, float] = field(init=False, default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All of them, rank 0 first."""
+        """All nodes, rank 0 first."""
         here = Node(0, "this machine", self.log)
         return (here, *(other.node for other in self.others))
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """The first thing that has befallen a node: it stands."""
+        """Return the first thing that has befallen a node, or None; it stands.
+
+        Args:
+            settle_s: How long to wait for what the nodes tell, in seconds.
+        """
         until(self._is_settled, settle_s)
         return self._fault
 
@@ -67,32 +82,38 @@ class SpanningServer(ManagedServer):
         return self._fault is not None or self.was_stopped
 
     def stop(self) -> StopReport:
-        """As of one machine; then of the others. What is left on any of them is named."""
+        """Stop rank 0, and then the others. The report names what is left on any node."""
         self._watching.set()
         report = super().stop()
         if self._beacon is not None:
             self._beacon.close()
             self._beacon = None
-        others, self.others = self.others, []
+        others = self.others
+        self.others = []
         for other in others:
-            silent = time.monotonic() - other.heard_at >= nodes.bounds().silent_after_s.value
-            theirs = other.close(5.0 if silent else self.limits.stop_s + _REPORT_WITHIN_S)
+            within_s = self.limits.stop_s + _REPORT_WITHIN_S
+            if time.monotonic() - other.heard_at >= nodes.bounds().silent_after_s.value:
+                within_s = _SILENT_REPORT_WITHIN_S
+            answer = other.close(within_s)
             self._redact(other.node.log)
-            report = _together(report, other.node, theirs, other.heard_at - self._ready_at)
+            report = _with_node(report, other.node, answer, other.heard_at - self._ready_at)
         return report
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """What each other node told last: its processes, memory, exits and kernel messages."""
-        return {
-            f"node-{other.node.rank}": (
-                other.node.log,
-                {"node": str(other.node), "last_line": other.last_line, **other.state},
-            )
-            for other in self.others
-        }
+        """Return the log of each other node and what it told last, by a name for files.
+
+        It told its processes, memory, exits and kernel messages.
+        """
+        described = {}
+        for other in self.others:
+            told = {"node": str(other.node), "last_line": other.last_line, **other.state}
+            described[f"node-{other.node.rank}"] = (other.node.log, told)
+        return described
 
     def _start_once(self) -> Server:
-        self._fault, self._unanswered_since, self._ready_at = None, {}, -math.inf
+        self._fault = None
+        self._unanswered_since = {}
+        self._ready_at = -math.inf
         server = super()._start_once()
         self._ready_at = time.monotonic()
         server = dataclasses.replace(server, nodes=self.nodes)
@@ -117,11 +138,12 @@ class SpanningServer(ManagedServer):
             self.others.append(self._start_node(rank, command))
 
     def _start_node(self, rank: int, command: tuple[str, ...]) -> NodeProcess:
-        assert self.rank is not None and self._beacon is not None
+        assert self.rank is not None
+        assert self._beacon is not None
         log = self.log.with_name(f"{self.log.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
         added = {name: value for name, value in self.added.items() if name not in self._bound}
-        asked = nodes.question(
+        asked = node_process.question(
             self.configuration,
             "start",
             rank=dataclasses.asdict(dataclasses.replace(self.rank, number=rank)),
@@ -134,7 +156,7 @@ class SpanningServer(ManagedServer):
         try:
             return NodeProcess(rank, command, asked, log)
         except UsageError as error:
-            node = Node(rank, nodes.name_of(command), log)
+            node = Node(rank, node_process.name_of(command), log)
             raise self._of_node(node, str(error), log) from error
 
     def _watch(self) -> None:
@@ -149,61 +171,102 @@ class SpanningServer(ManagedServer):
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
                 self._beacon.accept()[0].close()
-        if time.monotonic() - self._said >= _SAY_EVERY_S:
-            self._said = time.monotonic()
-            for other in self.others:
-                other.say("\n")
-            ends = unanswered(self.processes, {o.state.get("address", "") for o in self.others})
-            first = self._unanswered_since
-            self._unanswered_since = {end: first.get(end, self._said) for end in ends}
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            return
+        self._said = now
+        for other in self.others:
+            other.say("\n")
+        addresses = {other.state.get("address", "") for other in self.others}
+        ends = unanswered(self.processes, addresses)
+        before = self._unanswered_since
+        self._unanswered_since = {end: before.get(end, now) for end in ends}
 
     def _faults(self) -> Iterator[ServerError]:
-        data, now = nodes.bounds(), time.monotonic()
+        """Yield everything that has befallen a node, in the order in which it is judged."""
+        now = time.monotonic()
         self._keep_company()
-        first_here = min((e["monotonic_s"] for e in _ends(self.exits())), default=math.inf)
+        ends = [entry["monotonic_s"] for entry in _unwanted_ends(self.exits())]
+        first_here = min(ends, default=math.inf)
         for other in self.others:
-            state, node, log = other.state, other.node, other.node.log or self.log
-            if other.exit_status is not None:
-                how = f"its command ended with {other.exit_status}; last: {other.last_line}"
-                yield self._of_node(node, how, log)
-            silent_s = now - other.heard_at
-            if silent_s >= data.silent_after_s.value and (
-                state or silent_s >= data.answers_within_s.value
-            ):
-                how = f"it has told nothing for {silent_s:.0f} s; last: {other.last_line}"
-                yield self._of_node(node, how, log)
-            for entry in state.get("tree", ()):
-                since = other.since.get(str(entry["pid"]))
-                if since is not None and now - since >= data.stopped_after_s.value:
-                    yield self._of_node(node, _stopped(entry, now - since), log)
-            since = other.since.get("unreachable")
-            if since is not None and now - since >= data.unreachable_after_s.value:
+            yield from self._faults_of_command(other, now)
+            yield from self._faults_of_processes(other, now)
+            yield from self._faults_of_link(other, now)
+            yield from self._faults_of_rank(other, first_here)
+        yield from self._faults_of_rank_0(now)
+
+    def _faults_of_command(self, other: NodeProcess, now: float) -> Iterator[ServerError]:
+        """Yield a fault if the command of a node has ended, or is silent."""
+        data = nodes.bounds()
+        log = other.node.log or self.log
+        if other.exit_status is not None:
+            how = f"its command ended with {other.exit_status}; last: {other.last_line}"
+            yield self._of_node(other.node, how, log)
+        silent_s = now - other.heard_at
+        # A node that starts has told no state yet, and may take longer.
+        patience_s = data.silent_after_s.value
+        if not other.state:
+            patience_s = max(patience_s, data.answers_within_s.value)
+        if silent_s >= patience_s:
+            how = f"it has told nothing for {silent_s:.0f} s; last: {other.last_line}"
+            yield self._of_node(other.node, how, log)
+
+    def _faults_of_processes(self, other: NodeProcess, now: float) -> Iterator[ServerError]:
+        """Yield a fault for each process of a rank that is stopped by a signal for too long."""
+        patience_s = nodes.bounds().stopped_after_s.value
+        for entry in other.state.get("tree", ()):
+            since = other.since.get(str(entry["pid"]))
+            if since is not None and now - since >= patience_s:
+                how = _stopped(entry["name"], entry["pid"], now - since)
+                yield self._of_node(other.node, how, other.node.log or self.log)
+
+    def _faults_of_link(self, other: NodeProcess, now: float) -> Iterator[ServerError]:
+        """Yield a fault if a node does not reach this machine, or connections have no answer."""
+        patience_s = nodes.bounds().unreachable_after_s.value
+        state = other.state
+        log = other.node.log or self.log
+        since = other.since.get("unreachable")
+        if since is not None:
+            if now - since >= patience_s:
                 how = f"for {now - since:.0f} s it does not reach this machine"
                 why = f"the link is down: {how} ({state['unreachable']})"
-                yield self._of_node(node, why, log)
-            by_end = self._unanswered_since.items()
-            of_rank_0 = [e for e in by_end if _far_host(e[0]) == state.get("address")]
-            both = [*other.unanswered_since.items(), *of_rank_0]
-            for end, since in both if "unreachable" not in other.since else ():
-                if now - since >= data.unreachable_after_s.value:
-                    how = f"{end} has no answer for {now - since:.0f} s"
-                    yield self._of_node(node, f"the link is down, or a port is blocked: {how}", log)
-            # What ended first, the others followed.
-            ends = sorted(_ends(state.get("exits", ())), key=lambda e: -e["ago_s"])
-            if ends and other.state_at - ends[0]["ago_s"] < first_here:
-                yield self._of_node(node, _ended(ends[0]), log, state)
-            elif not ends and first_here == math.inf and state.get("exit_status") is not None:
-                how = f"its rank ended with status {state['exit_status']}"
-                yield self._of_node(node, how, log, state)
+                yield self._of_node(other.node, why, log)
+            return
+        unanswered_since = list(other.unanswered_since.items())
+        for end, began in self._unanswered_since.items():
+            if _far_host(end) == state.get("address"):
+                unanswered_since.append((end, began))
+        for end, began in unanswered_since:
+            if now - began >= patience_s:
+                how = f"{end} has no answer for {now - began:.0f} s"
+                why = f"the link is down, or a port is blocked: {how}"
+                yield self._of_node(other.node, why, log)
+
+    def _faults_of_rank(self, other: NodeProcess, first_here: float) -> Iterator[ServerError]:
+        """Yield a fault if the rank of a node ended before rank 0; else it followed rank 0."""
+        state = other.state
+        log = other.node.log or self.log
+        ends = _unwanted_ends(state.get("exits", ()))
+        if ends:
+            first = max(ends, key=lambda entry: entry["ago_s"])
+            if other.state_at - first["ago_s"] < first_here:
+                yield self._of_node(other.node, _ended(first), log, state)
+        elif first_here == math.inf and state.get("exit_status") is not None:
+            how = f"its rank ended with status {state['exit_status']}"
+            yield self._of_node(other.node, how, log, state)
+
+    def _faults_of_rank_0(self, now: float) -> Iterator[ServerError]:
+        """Yield a fault for each process of this machine that is stopped by a signal too long."""
+        patience_s = nodes.bounds().stopped_after_s.value
         for process in self._by_pid.values():  # as it was when it was ready
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
                     self._stopped_since.pop(process.pid, None)
                     continue
                 since = self._stopped_since.setdefault(process.pid, now)
-                if now - since >= data.stopped_after_s.value:
-                    entry = {"name": process.name(), "pid": process.pid}
-                    yield self._of_node(self.nodes[0], _stopped(entry, now - since), self.log)
+                if now - since >= patience_s:
+                    how = _stopped(process.name(), process.pid, now - since)
+                    yield self._of_node(self.nodes[0], how, self.log)
 
     def _of_node(
         self, node: Node, how: str, log: Path, state: Mapping[str, Any] | None = None
@@ -211,36 +274,38 @@ class SpanningServer(ManagedServer):
         cause = failure.ended("node", [], node=node, machine=node.name, how=how)
         if state is not None:
             logged = failure.classify(log, state["exit_status"])
-            theirs = death.cause_of(
+            cause_there = death.cause_of(
                 logged,
                 exits=state["exits"],
                 kernel=KernelMessages(tuple(state["kernel"])),
                 kills=0,
                 pids={entry["pid"] for entry in state["exits"]},
             )
-            summary = f"{node}: {how}: {theirs.summary}"
-            owner = f"{theirs.owner}; on {node.name}"
-            cause = theirs.model_copy(update={"summary": summary, "owner": owner})
+            summary = f"{node}: {how}: {cause_there.summary}"
+            owner = f"{cause_there.owner}; on {node.name}"
+            cause = cause_there.model_copy(update={"summary": summary, "owner": owner})
         kind = ServerExited if self.endpoint is None else ServerError
         return kind(f"{node} is lost to the server: {how}", cause, log)
 
 
 def _far_host(end: str) -> str:
+    """Return the other host of a connection ``A:PORT -> B:PORT``, of `unanswered`."""
     return end.partition(" -> ")[2].rpartition(":")[0].strip("[]")
 
 
-def _stopped(entry: Mapping[str, Any], seconds: float) -> str:
-    return f"process {entry['name']} ({entry['pid']}) is stopped by a signal for {seconds:.0f} s"
+def _stopped(name: str, pid: int, seconds: float) -> str:
+    return f"process {name} ({pid}) is stopped by a signal for {seconds:.0f} s"
 
 
-def _ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that nobody here asked for: by a signal, or of a process of the engine."""
-    return [
-        entry
-        for entry in exits
-        if not entry["by_us"]
-        and ((entry["status"] or 0) < 0 or str(entry["name"]).startswith(OF_ENGINES))
-    ]
+def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ends that the suite did not cause: by a signal, or of a process of the engine."""
+    unwanted = []
+    for entry in exits:
+        by_signal = (entry["status"] or 0) < 0
+        of_engine = str(entry["name"]).startswith(OF_ENGINES)
+        if (by_signal or of_engine) and not entry["by_us"]:
+            unwanted.append(entry)
+    return unwanted
 
 
 def _ended(entry: Mapping[str, Any]) -> str:
@@ -249,21 +314,30 @@ def _ended(entry: Mapping[str, Any]) -> str:
     return f"process {entry['name']} ({entry['pid']}) {how}"
 
 
-def _together(
-    report: StopReport, node: Node, theirs: Mapping[str, Any] | None, served_s: float
+def _with_node(
+    report: StopReport, node: Node, answer: Mapping[str, Any] | None, served_s: float
 ) -> StopReport:
-    """A report with that of another node (None: it gave none), where a rank served for so long."""
-    if theirs is None:
+    """Add the stop of another node to a report.
+
+    Args:
+        report: The report so far.
+        node: The node.
+        answer: Its own report; None if it gave none.
+        served_s: How long the server had been ready when the node was heard last.
+    """
+    if answer is None:
         lost = Survivor(0, "unknown", f"{node} did not tell what is left there")
         return dataclasses.replace(report, survivors=(*report.survivors, lost))
-    left = [Survivor(e["pid"], e["status"], f"{node}: {e['command']}") for e in theirs["survivors"]]
-    crash = f"{node}: {theirs['crash']}" if theirs["crash"] else None
-    lines, unavailable, now = theirs["kernel"]  # by the clock of that node, from its start on
+    left = []
+    for entry in answer["survivors"]:
+        left.append(Survivor(entry["pid"], entry["status"], f"{node}: {entry['command']}"))
+    crash = f"{node}: {answer['crash']}" if answer["crash"] else None
+    lines, unavailable, now = answer["kernel"]  # by the clock of that node, from its start on
     kernel = KernelMessages(tuple(lines), unavailable, [(0.0, now - served_s)])
     return dataclasses.replace(
         report,
         survivors=(*report.survivors, *left),
-        memory=report.memory.with_other(Returned(**theirs["memory"]), f"{node}"),
+        memory=report.memory.with_other(Returned(**answer["memory"]), str(node)),
         crash=report.crash or crash,
-        kernels={**report.kernels, f"{node}": kernel},
+        kernels={**report.kernels, str(node): kernel},
     )

@@ -14,7 +14,9 @@ from sm121.core.server import Endpoint
 
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
-#: What takes longer is worth a line.
+#: A waiting Python process wakes now and then; work is more than 1 % of a core.
+_WORKING_SHARE = 0.01
+#: A phase that takes longer is worth a line.
 _LONG_S = 15.0
 
 
@@ -23,18 +25,32 @@ class StartPhase:
     """What a server does while it is started."""
 
     text: str
-    #: True for the last of a start: it serves.
+    #: True for the last phase of a start: it serves.
     ready: bool = False
 
 
 def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) -> int:
-    """The status of the answer to a request for a token. Raises httpx.HTTPError: none in time."""
+    """Request a token, and return the status of the answer.
+
+    Args:
+        http: A client of the server.
+        served_name: The name of the model.
+        within_s: The timeout of the request, in seconds.
+
+    Raises:
+        httpx.HTTPError: No answer came in time.
+    """
     request = {"model": served_name, "prompt": "Hello", "max_tokens": 1}
     return http.post("/v1/completions", json=request, timeout=within_s).status_code
 
 
 class Activity:
-    """Log lines as they come, and for how long there was neither a line nor processor time."""
+    """Log lines as they come, and for how long there was neither a line nor processor time.
+
+    Args:
+        log: The log of the server.
+        processes: Returns the processes of the server.
+    """
 
     def __init__(self, log: Path, processes: Callable[[], list[psutil.Process]]) -> None:
         self._log = log
@@ -46,7 +62,7 @@ class Activity:
         self._next_look = 0.0
 
     def new_lines(self) -> list[str]:
-        """The whole lines that came since the last call."""
+        """Return the whole lines that came since the last call."""
         with self._log.open("rb") as stream:
             stream.seek(self._position)
             fresh = stream.read(1 << 20)
@@ -58,7 +74,7 @@ class Activity:
         return [line.decode("utf-8", "replace") for line in lines]
 
     def idle_s(self) -> float:
-        """Seconds since there was a line, or work on a processor."""
+        """Return the seconds since there was a line, or work on a processor."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _ACTIVITY_EVERY_S
@@ -67,27 +83,32 @@ class Activity:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     times = process.cpu_times()
                     cpu_s += times.user + times.system
-            # A waiting Python process wakes now and then; work is more than 1 % of a core.
-            if cpu_s - self._cpu_s > 0.01 * _ACTIVITY_EVERY_S:
+            if cpu_s - self._cpu_s > _WORKING_SHARE * _ACTIVITY_EVERY_S:
                 self._last = now
             self._cpu_s = cpu_s
         return now - self._last
 
 
 class ReadinessProbe(threading.Thread):
-    """Asks for /health and then for a token, beside the watching: either may hang for long. /health
-    says that the web server is up; a token says that the engine is."""
+    """Requests /health and then a token, in a thread: either request may hang for long.
+
+    /health says that the web server is up; a token says that the engine is.
+
+    Args:
+        endpoint: The server.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(name="sm121-readiness", daemon=True)
         self._http = endpoint.http(timeout_s=2.0)
         self._served_name = endpoint.served_name
-        #: Ends the asking; a request under way ends with the server or the process.
+        #: Ends the requests; one that is under way ends with the server or the process.
         self.cancelled = threading.Event()
         self.progress: str | None = None
         self.ready = False
 
     def run(self) -> None:
+        """Repeat the requests until a token came, or `cancelled` is set."""
         with self._http as http:
             while not self.ready and not self.cancelled.wait(_HEALTH_EVERY_S):
                 try:
@@ -104,35 +125,57 @@ class ReadinessProbe(threading.Thread):
 
 @dataclass
 class StartProgress:
-    """Called with a configuration's name and what its server does, on each change. `show` gets at
-    most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
-    seconds."""
+    """Shows a start: at most one line in fifteen seconds, and one at the end.
 
+    It is called with a configuration's name and what its server does, on each change.
+    """
+
+    #: Called with the name and a line.
     show: Callable[[str, StartPhase], None]
+    #: Also show that a start begins.
     begins: bool = False
+    #: Returns seconds.
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        #: Of a start under way: its server, what it does, and when that, a line and it began.
-        self._name, self._phase = "", ""
-        self._since = self._line_at = self._began = 0.0
+        #: The name of the server that starts.
+        self._name = ""
+        #: What it does.
+        self._phase = ""
+        #: When that phase began.
+        self._since = 0.0
+        #: When the last line was shown.
+        self._line_at = 0.0
+        #: When the start began.
+        self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:
-        line, now = progress.text, self.clock()
+        """Note what a server does, and show it if a line is due.
+
+        Args:
+            name: The name of the configuration.
+            progress: What its server does.
+        """
+        now = self.clock()
         if progress.ready:
             self._name = ""
             self.show(name, progress)
         elif name != self._name:
-            self._name, self._phase = name, line
+            self._name = name
+            self._phase = progress.text
             self._since = self._line_at = self._began = now
             if self.begins:
                 self.show(name, progress)
         else:
-            if now - self._line_at >= _LONG_S:
-                took = now - self._since
-                before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
-                text = f"{before}{line}, {now - self._began:.0f} s since the start"
-                self.show(name, StartPhase(text))
-                self._line_at = now
-            if line != self._phase:
-                self._phase, self._since = line, now
+            self._note_phase(progress.text, now)
+
+    def _note_phase(self, phase: str, now: float) -> None:
+        if now - self._line_at >= _LONG_S:
+            took = now - self._since
+            before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
+            text = f"{before}{phase}, {now - self._began:.0f} s since the start"
+            self.show(self._name, StartPhase(text))
+            self._line_at = now
+        if phase != self._phase:
+            self._phase = phase
+            self._since = now

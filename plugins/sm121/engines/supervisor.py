@@ -1,9 +1,15 @@
-"""The parent of a managed server: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``. It
-runs COMMAND in a session of its own and writes to FILE how that ended. It ends the whole tree,
-politely and then firmly, when the command has ended, on SIGTERM, and at the end of its standard
-input, a pipe of the suite's: even SIGKILL of the suite ends the server. FOLDER and the tree's
-shared memory are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree are
-reaped here, also in a container whose process 1 reaps nothing."""
+"""The parent of a managed server: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``.
+
+It runs COMMAND in a session of its own and writes to FILE how that ended. It ends the whole tree,
+politely and then firmly:
+
+- when the command has ended,
+- on SIGTERM,
+- at the end of its standard input, a pipe of the suite: even SIGKILL of the suite ends the server.
+
+FOLDER and the tree's shared memory are removed at the end. It is a child subreaper (prctl(2)):
+orphans of the tree are reaped here, also in a container whose process 1 reaps nothing.
+"""
 
 import argparse
 import contextlib
@@ -27,10 +33,18 @@ from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end
 
 _POLL_S = 0.05
 _LOOK_EVERY_S = 2.0
-#: A small server is ready, and may lose a process, before that. While it is young we look often.
-_YOUNG_S, _LOOK_AT_THE_YOUNG_EVERY_S = 10.0, 0.25
+#: A small server is ready, and may lose a process, before `_LOOK_EVERY_S`. While it is young, its
+#: processes are read more often.
+_YOUNG_S = 10.0
+_LOOK_AT_THE_YOUNG_EVERY_S = 0.25
+#: The time between SIGTERM and SIGKILL for processes that outlive the main process: after a stop
+#: that was requested, and after an end of the main process.
+_POLITE_S = 2.0
+_POLITE_AFTER_END_S = 0.5
+#: The main process is waited for so long after SIGKILL.
+_KILLED_WITHIN_S = 10.0
 _END_OF_THE_SUITE = "end of the suite"
-#: Of /proc/PID/stat, counted from the field after the state.
+#: The field ``exit_code`` of /proc/PID/stat (proc(5)), counted from the field after the state.
 _EXIT_CODE = 48
 #: Signals by which processes are ended on purpose.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -38,6 +52,8 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made the
 
 
 class _Supervisor:
+    """Runs a server, writes down how its processes end, and ends what is left."""
+
     def __init__(self, command: list[str], status: Path, scratch: Path, grace_s: float) -> None:
         self._command = command
         self._status = status
@@ -49,9 +65,11 @@ class _Supervisor:
         self._main_status: int | None = None
         self._began = time.monotonic()
         self._next_look = 0.0
-        #: Names of the processes seen, and how those that have ended did.
+        #: By pid: the name of each process that was found.
         self._names: dict[int, str] = {}
+        #: By pid: the exit status of each process that has ended; None if it is not known.
         self._exits: dict[int, int | None] = {}
+        #: By pid: when its end was noticed (``time.monotonic``).
         self._ended_at: dict[int, float] = {}
         #: Descriptors that become readable when a process ends.
         self._watched: dict[int, int] = {}
@@ -74,7 +92,8 @@ class _Supervisor:
             self._watch_over_it()
         finally:  # no process of the server may be left, whatever went wrong here
             self._ending_s = self._ending_s or time.monotonic()
-            killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
+            polite_s = _POLITE_S if self._stop_requested else _POLITE_AFTER_END_S
+            killed = end(self._tree, polite_s=polite_s)
             self._reap()
             shutil.rmtree(self._scratch, ignore_errors=True)
             for segment in self._segments:
@@ -101,17 +120,20 @@ class _Supervisor:
         self._report()
 
     def _stop(self) -> None:
-        """Ask the main process alone, so that it can end its own children in order."""
+        """Send signals to the main process alone, so that it can end its own children in order."""
         _say(f"stopping the server: {self._stop_requested}")
         self._ending_s = time.monotonic()
-        for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
-            with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
-                os.kill(self._main_pid, number)
-            if until(self._reap, patience_s, every_s=_POLL_S):
-                return
+        if not self._signal_main(signal.SIGTERM, self._grace_s):
+            self._signal_main(signal.SIGKILL, _KILLED_WITHIN_S)
+
+    def _signal_main(self, number: signal.Signals, patience_s: float) -> bool:
+        """Send a signal to the main process, and return whether it has ended in time."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
+            os.kill(self._main_pid, number)
+        return until(self._reap, patience_s, every_s=_POLL_S)
 
     def _tree(self) -> list[psutil.Process]:
-        """What descends from us: as a subreaper we are the parent of every orphan of the tree."""
+        """Return all descendants: a subreaper is the parent of every orphan of the tree."""
         self._reap()
         return psutil.Process().children(recursive=True)
 
@@ -120,27 +142,22 @@ class _Supervisor:
         now = time.monotonic()
         if now < self._next_look:
             return
-        young = now - self._began < _YOUNG_S
-        self._next_look = now + (_LOOK_AT_THE_YOUNG_EVERY_S if young else _LOOK_EVERY_S)
+        is_young = now - self._began < _YOUNG_S
+        self._next_look = now + (_LOOK_AT_THE_YOUNG_EVERY_S if is_young else _LOOK_EVERY_S)
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._names[process.pid] = process.name()
-            # To be told at once when it ends, before its parent has collected its status.
-            if process.pid not in self._exits and process.pid not in self._watched.values():
-                with contextlib.suppress(OSError):
-                    self._watched[os.pidfd_open(process.pid)] = process.pid
-            try:
-                maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
-            except OSError:
-                continue  # it has ended, or is not ours to read
-            for line in maps.splitlines():
-                name = line.partition(f"{_SHARED_MEMORY}/")[2]
-                of_engine = name.startswith(("psm_", "sem.mp-")) or "-cpushm_" in name
-                if of_engine and not name.endswith(" (deleted)"):
-                    self._segments.add(_SHARED_MEMORY / name)
+            self._watch_process(process.pid)
+            self._segments.update(_segments_of(process.pid))
+
+    def _watch_process(self, pid: int) -> None:
+        """Note the end of a process at once, before its parent has collected its status."""
+        if pid not in self._exits and pid not in self._watched.values():
+            with contextlib.suppress(OSError):
+                self._watched[os.pidfd_open(pid)] = pid
 
     def _reap(self) -> bool:
-        """Collect every child that has ended, orphans too; whether the main process has."""
+        """Collect every child that has ended, and return whether the main process has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -159,7 +176,9 @@ class _Supervisor:
             self._ended(pid, None)  # its parent was faster, and does not say
         else:
             state, *others = fields.split()
-            status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE])) if state == "Z" else None
+            status = None
+            if state == "Z":
+                status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
             self._ended(pid, status)
         if self._main_status is None:
             self._report()
@@ -200,16 +219,17 @@ class _Supervisor:
         self._stop_requested = self._stop_requested or "SIGTERM"
 
     def _report(self) -> None:
-        exits = [
-            {
+        """Write the status file."""
+        exits = []
+        for pid, status in sorted(self._exits.items()):
+            entry = {
                 "pid": pid,
                 "name": self._names.get(pid),
                 "status": status,
                 "monotonic_s": round(self._ended_at[pid], 3),
                 "by_us": self._by_us(pid, status),
             }
-            for pid, status in sorted(self._exits.items())
-        ]
+            exits.append(entry)
         content = {
             "started_by": os.environ.get(OWNER, ""),
             "run": os.environ.get(RUN_ID, ""),
@@ -226,11 +246,29 @@ class _Supervisor:
             self._could_not_write = True
 
     def _by_us(self, pid: int, status: int | None) -> bool:
-        """Whether our stop ended it. An engine that is told to end kills its own workers; what
-        crashes then was ended by nobody."""
+        """Return whether our stop ended a process.
+
+        An engine that is told to end kills its own workers; a process that crashes then was ended
+        by nobody.
+        """
         began = self._ending_s
         crashed = status is not None and status < 0 and -status not in _ENDING
         return began is not None and self._ended_at[pid] >= began and not crashed
+
+
+def _segments_of(pid: int) -> set[Path]:
+    """Return the shared memory of an engine that a process maps."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        return set()  # it has ended, or is not ours to read
+    segments = set()
+    for line in maps.splitlines():
+        name = line.partition(f"{_SHARED_MEMORY}/")[2]
+        of_engine = name.startswith(("psm_", "sem.mp-")) or "-cpushm_" in name
+        if of_engine and not name.endswith(" (deleted)"):
+            segments.add(_SHARED_MEMORY / name)
+    return segments
 
 
 def _say(line: str) -> None:
@@ -239,6 +277,14 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Run a server, and end it.
+
+    Args:
+        arguments: The command line, without the name of the program.
+
+    Returns:
+        The exit status: that of the server; 128 plus the signal that ended it.
+    """
     parser = argparse.ArgumentParser(prog="sm121.engines.supervisor")
     parser.add_argument("--status", type=Path, required=True)
     parser.add_argument("--scratch", type=Path, required=True)

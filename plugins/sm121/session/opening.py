@@ -266,10 +266,10 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
     each = profile.nodes.tensor_parallel // profile.nodes.count
     by_ray = under_test.span.launcher == "ray"
     look = partial(ray_cluster.look, arch=profile.arch, ranks=each) if by_ray else nodes.look
-    for node, answer in look(under_test):
-        session.node_facts[node] = answer.get("facts") or answer
-        for left in answer.get("leftovers", ()):
-            session.remark(f"{node}: a server of a dead run was ended: {left}")
+    for found in look(under_test):
+        session.node_facts[found.node] = found.facts
+        for left in found.leftovers:
+            session.remark(f"{found.node}: a server of a dead run was ended: {left}")
     by_name = {str(node): facts for node, facts in session.node_facts.items()}
     text = session.redact(json.dumps(by_name, indent=2))
     write_text(text, session.directory / "nodes.json")
