@@ -37,7 +37,7 @@ _HOW = (
     "give the log that this server writes (vLLM: with its lines of access, so without "
     "--disable-uvicorn-access-log, or with --enable-log-requests)"
 )
-#: So much of the new part of the log is read.
+#: Limit of the new part of the log that is read.
 _LARGEST_GROWTH_BYTES = 8 << 20
 
 
@@ -162,7 +162,7 @@ def _first_pid(lines: Iterator[str]) -> str | None:
 
 
 def _send_marked(endpoint: Endpoint, mark: str) -> None:
-    """Send the mark where some engine logs it.
+    """Send the mark in each place that some engine logs.
 
     Uvicorn logs the query of a path, llama-server the path without it, and vLLM with
     ``--enable-log-requests`` the header X-Request-Id.

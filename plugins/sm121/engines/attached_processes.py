@@ -13,7 +13,7 @@ from sm121.engines import listeners, process_tree
 
 #: Lengths of the answers during which the listener's connections are read, in tokens.
 _ANSWER_TOKENS = (16, 64, 256)
-#: So many readings during one answer are enough.
+#: Enough readings during one answer.
 _ENOUGH_READINGS = 10
 
 

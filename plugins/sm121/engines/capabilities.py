@@ -1,5 +1,7 @@
-"""What an engine can do, as data: one file per engine in ``fixtures/engines``. A test that asks for
-something the engine cannot do is NOT_RUN, with the reason that the file gives."""
+"""The capabilities of engines, as data: one file per engine in ``fixtures/engines``.
+
+A test that requires a capability which the engine lacks is NOT_RUN, with the reason of the file.
+"""
 
 import fnmatch
 import functools
@@ -13,7 +15,7 @@ from sm121.core import builds, data_file, errors, verdict
 from sm121.core.data_file import DataTable
 from sm121.core.versions import Versions, release, within
 
-#: Everything a test may ask for. A new one must be answered in the file of every engine.
+#: All capabilities that a test may require. A new one needs a row in the file of every engine.
 Name = Literal[
     "completions", "prompt_lists", "token_prompts", "token_ids", "chat_token_ids", "logprobs",
     "logprob_ids", "chat_logprobs", "prompt_logprobs", "echo", "several_choices", "seed",
@@ -27,23 +29,23 @@ NAMES: tuple[Name, ...] = get_args(Name)
 
 
 class Capability(DataTable):
-    """Whether an engine can do one thing, since when, and who says so."""
+    """One capability of an engine: whether it has it, since when, and the source."""
 
     can: bool
     #: Releases in which it can.
     versions: Versions = ""
-    #: What /openapi.json has where a server of an unknown release can: a path (``/v1/responses``),
-    #: or a field of a schema (``CompletionRequest.return_token_ids``).
+    #: The proof in /openapi.json for a server of an unknown release: a path (``/v1/responses``), or
+    #: a field of a schema (``CompletionRequest.return_token_ids``).
     shown_by: str | None = None
-    #: What a user reads where it cannot: what is missing, and how to get it if there is a way.
+    #: For users, if it cannot: what is missing, and how to get it if there is a way.
     reason: str = ""
-    #: Options that a server is started with so that it can.
+    #: Options with which a server must be started so that it can.
     start: str = ""
     #: Why a server that speculates cannot, though the engine can.
     drafting: str = ""
-    #: Whether other checks measure by it, so that nothing is certified without it.
+    #: Other checks measure by it, so that nothing is certified without it.
     is_evidence: bool = False
-    #: How it is asked for on the wire, where engines differ: a key, or keys with dots between.
+    #: The field of a request, if engines differ: a key, or keys with dots between.
     wire: str | None = None
     source: str = Field(min_length=3)
 
@@ -57,20 +59,26 @@ class Capability(DataTable):
 
 
 class RecognisedBy(DataTable):
-    """How an attached server is recognised, and where it says its version."""
+    """How an attached server is recognised, and the page with its version."""
 
     #: ``owned_by`` of its entry in /v1/models.
     owned_by: tuple[str, ...] = ()
     #: A path whose JSON answer has ``key``.
     path: str | None = None
+    #: That key.
     key: str | None = None
+    #: A path whose JSON answer has the version.
     version_path: str | None = None
+    #: The key of the version.
     version_key: str | None = None
 
 
 class Deviation(DataTable):
-    """A case of ``fixtures/api`` in which these versions do not do what is specified: a note, no
-    failure. The range is open at its new end until a version is seen that does as specified."""
+    """A case of ``fixtures/api`` in which these versions deviate from the specification.
+
+    It is a note, and no failure. The range is open at its new end until a version follows the
+    specification.
+    """
 
     case: str = Field(min_length=1)
     kind: Literal[
@@ -78,25 +86,27 @@ class Deviation(DataTable):
         "unpublished_event",
     ]  # fmt: skip
     versions: Versions
-    #: What its failure would be.
+    #: The severity of its failure, if it were one.
     severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
-    #: Of `unpublished_event`: their types.
+    #: For `unpublished_event`: the types of the events.
     events: tuple[str, ...] = ()
 
 
 class Bug(DataTable):
-    """What these versions do wrong, for which a check is red and stays red. Whoever reads the
-    failure learns that it is known, and where. The range is open like that of a deviation."""
+    """A bug of these versions. A check fails for it; the failure says that the bug is known.
 
-    #: Names of the tests that show it, with `*` for any text and `?` for a bracket; the first one
-    #: always shows it, and `*` alone is for what only some configurations show.
+    The range is open like that of a deviation.
+    """
+
+    #: Names of the tests that show it, with `*` for any text and `?` for a bracket. The first one
+    #: always shows it; `*` alone is for a bug that only some configurations show.
     checks: tuple[str, ...] = Field(min_length=1)
-    #: A regular expression: what was required or observed, or the crash in it, has a match of it.
+    #: A regular expression: the requirement, the observation or the crash of the failure matches.
     says: str = Field(min_length=3)
     versions: Versions
-    #: It is of this build alone (a row of ``fixtures/builds.toml``), whose release is in the range.
+    #: The only build that has it: a row of ``fixtures/builds.toml`` whose release is in the range.
     build: builds.Name | None = None
     severity: verdict.Severity
     what: str = Field(min_length=3)
@@ -104,11 +114,19 @@ class Bug(DataTable):
     source: str = Field(min_length=3)
 
     def shown_by(self, check: str) -> bool:
-        """Whether the check is one that shows it."""
+        """Return whether a check shows the bug.
+
+        Args:
+            check: The id of a test.
+        """
         return any(_is(check, pattern) for pattern in self.checks)
 
     def mended_by(self, check: str) -> bool:
-        """Whether it is fixed where this check holds."""
+        """Return whether the bug is fixed if a check passes.
+
+        Args:
+            check: The id of a test.
+        """
         return self.checks[0] != "*" and _is(check, self.checks[0])
 
 
@@ -117,12 +135,12 @@ def _is(check: str, pattern: str) -> bool:
 
 
 class EngineFile(DataTable):
-    """What is known of an engine."""
+    """The file of an engine."""
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     title: str
-    #: Versions that this file was written for.
+    #: Versions for which this file was written.
     versions: Versions
     detection: RecognisedBy
     #: The field of a chat message that holds the reasoning.
@@ -141,14 +159,16 @@ class EngineFile(DataTable):
 
 @dataclass(frozen=True, eq=False)
 class Capabilities:
-    """What one server can do: the file of its engine, and its release where that is known.
-    `version`: as the engine calls itself; `identity`: of `builds.identity`; `offers`: of the server
-    (`offered`), None where it was not asked; `drafts`: whether it speculates."""
+    """The capabilities of one server: the file of its engine, and its release if that is known."""
 
     file: EngineFile
+    #: The version by the engine itself.
     version: str | None
+    #: The release or build, of `builds.identity`.
     identity: str | None
+    #: The offers of its /openapi.json (`offered`); None if it was not asked.
     offers: Collection[str] | None
+    #: Whether it speculates.
     drafts: bool = False
 
     @property
@@ -157,7 +177,11 @@ class Capabilities:
         return self.file.name
 
     def missing(self, name: Name) -> str | None:
-        """Why the server cannot do that; None if it can."""
+        """Return why the server lacks a capability; None if it has it.
+
+        Args:
+            name: The capability.
+        """
         capability = self.file.capabilities[name]
         which = f"{self.file.title} {self.version or '(version unknown)'}"
         if not capability.can:
@@ -174,36 +198,76 @@ class Capabilities:
         return f"{which}, of no known release: {name}: its /openapi.json {why}"
 
     def can(self, name: Name) -> bool:
-        """Whether the server can do that."""
+        """Return whether the server has a capability.
+
+        Args:
+            name: The capability.
+        """
         return self.missing(name) is None
 
     def require(self, *names: Name) -> None:
-        """Go on only if the server can do all of that. Raises NotRun: what it cannot, and why;
-        Inapplicable: its release has it not, or not while it speculates."""
+        """Return only if the server has all of the capabilities.
+
+        Args:
+            names: The capabilities.
+
+        Raises:
+            NotRun: It lacks one of them; the message says why.
+            Inapplicable: Its release does not have it, or not while it speculates.
+        """
         for name in names:
-            if (reason := self.missing(name)) is not None:
-                capability = self.file.capabilities[name]
-                by_draft, by_release = self.drafts and capability.drafting, release(self.identity)
-                documented = by_draft or (by_release is not None and not capability.is_evidence)
-                lacks = capability.can and documented
-                raise (verdict.Inapplicable if lacks else verdict.NotRun)(reason)
+            reason = self.missing(name)
+            if reason is not None:
+                raise self._error(self.file.capabilities[name], reason)
+
+    def _error(self, capability: Capability, reason: str) -> Exception:
+        """Return the error for a capability that the server lacks."""
+        by_draft = self.drafts and capability.drafting
+        by_release = release(self.identity) is not None and not capability.is_evidence
+        if capability.can and (by_draft or by_release):
+            return verdict.Inapplicable(reason)
+        return verdict.NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
-        """The part of a body that asks for structured output. Raises NotRun: the server cannot."""
+        """Return the part of a request's body that asks for structured output.
+
+        Args:
+            name: The kind of the constraint.
+            value: The constraint.
+
+        Raises:
+            NotRun: The server has no such constraint.
+        """
         self.require(name)
         wire = self.file.capabilities[name].wire or name
-        return functools.reduce(lambda body, key: {key: body}, reversed(wire.split(".")), value)
+        body = value
+        for key in reversed(wire.split(".")):
+            body = {key: body}
+        return body
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
-        """The known deviation of this version in a case, if there is one of that kind."""
+        """Return the known deviation of a kind in a case, or None.
+
+        Args:
+            case: The case of ``fixtures/api``.
+            kind: The kind of the deviation.
+        """
         return next((row for row in self.deviations(case) if row.kind == kind), None)
 
     def deviations(self, case: str) -> list[Deviation]:
-        """The known deviations of this release in a case. An unknown release has none."""
+        """Return the known deviations of this release in a case. An unknown release has none.
+
+        Args:
+            case: The case of ``fixtures/api``.
+        """
         return [row for row in self.file.deviations if row.case == case and self._has(row)]
 
     def bugs(self, check: str) -> list[Bug]:
-        """The known bugs of this version that a check shows. An unknown version has none."""
+        """Return the known bugs of this version that a check shows. An unknown version has none.
+
+        Args:
+            check: The id of a test.
+        """
         build = builds.named(self.identity)
         matching_builds = (None, build.name if build is not None else None)
         bugs = filter(self._has, self.file.bugs)
@@ -213,15 +277,28 @@ class Capabilities:
         return self.identity is not None and within(self.identity, own.versions)
 
 
-#: Capabilities that are each asked for by a parameter of that name.
+#: Capabilities that a request uses by a parameter of the same name.
 _PARAMETERS: tuple[Name, ...] = (
-    *("prompt_logprobs", "echo", "seed", "min_tokens", "ignore_eos", "stop", "stop_token_ids"),
-    *("logit_bias", "tools", "reasoning_effort"),
+    "prompt_logprobs",
+    "echo",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "tools",
+    "reasoning_effort",
 )
 
 
 def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
-    """The capabilities that a request uses, read from the request itself."""
+    """Return the capabilities that a request uses, read from the request itself.
+
+    Args:
+        path: The path of the request.
+        body: Its body.
+    """
     if path.endswith("/responses"):
         return ["responses", "responses_tools"] if body.get("tools") else ["responses"]
     chat = path.endswith("/chat/completions")
@@ -232,37 +309,55 @@ def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
     choice = body.get("tool_choice")
     uses: dict[Name, Any] = {
         "chat_token_ids" if chat else "token_ids": body.get("return_token_ids"),
-        "chat_logprobs" if chat else "logprobs": _asked(body.get("logprobs")),
+        "chat_logprobs" if chat else "logprobs": _is_used(body.get("logprobs")),
         "several_choices": (body.get("n") or 1) > 1,
         "tool_choice": isinstance(choice, dict) or choice == "required",
         "json_schema": (body.get("response_format") or {}).get("type") == "json_schema",
         "stream_usage": (body.get("stream_options") or {}).get("include_usage"),
-        **{name: _asked(body.get(name)) for name in _PARAMETERS},
     }
+    for name in _PARAMETERS:
+        uses[name] = _is_used(body.get(name))
     return names + [name for name, is_used in uses.items() if is_used]
 
 
-def _asked(value: Any) -> bool:
-    """Whether a parameter asks for something; 0 log-probabilities are a request too."""
+def _is_used(value: Any) -> bool:
+    """Return whether a parameter asks for something; 0 log-probabilities are a request too."""
     return value is not None and value is not False and value not in ([], {})
 
 
 @functools.cache
 def shipped() -> dict[str, EngineFile]:
-    """The engines that the suite knows, by name. Raises UsageError: a file is not valid; one line
-    with the file, the key and what was expected."""
+    """Return the files of all engines, by name.
+
+    Raises:
+        UsageError: A file is not valid. The message is one line with the file, the key and the
+            expected value.
+    """
     names = data_file.shipped("engines")
     loaded = [data_file.load(f"engines/{name}.toml", EngineFile) for name in names]
     return {file.name: file for file in loaded}
 
 
 def of(
-    engine: str, version: str | None, *, identity: str | None = None,
-    offers: Collection[str] | None = None, drafts: bool = False,
-) -> Capabilities:  # fmt: skip
-    """What a server of that engine can do. `version`: as the engine calls itself; `identity`: of
-    `builds.identity`, where more than the version tells it; the rest: see `Capabilities`. Raises
-    UsageError: the suite has no file of such an engine."""
+    engine: str,
+    version: str | None,
+    *,
+    identity: str | None = None,
+    offers: Collection[str] | None = None,
+    drafts: bool = False,
+) -> Capabilities:
+    """Return the capabilities of a server.
+
+    Args:
+        engine: The name of the engine.
+        version: The version by the engine itself.
+        identity: The release or build, of `builds.identity`, if more than the version tells it.
+        offers: The offers of its /openapi.json (`offered`); None if it was not asked.
+        drafts: Whether it speculates.
+
+    Raises:
+        UsageError: The suite has no file of such an engine.
+    """
     files = shipped()
     if engine not in files:
         raise errors.UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
@@ -271,9 +366,14 @@ def of(
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:
-    """What /openapi.json has: its paths, and the fields of its schemas as ``SCHEMA.FIELD``."""
+    """Return the offers of a server: its paths, and the fields of its schemas as ``SCHEMA.FIELD``.
+
+    Args:
+        openapi: The JSON object of /openapi.json.
+    """
+    offers = set(openapi.get("paths") or {})
     schemas = (openapi.get("components") or {}).get("schemas") or {}
-    fields = (
-        f"{name}.{key}" for name, one in schemas.items() for key in (one.get("properties") or {})
-    )
-    return frozenset([*(openapi.get("paths") or {}), *fields])
+    for name, schema in schemas.items():
+        for key in schema.get("properties") or {}:
+            offers.add(f"{name}.{key}")
+    return frozenset(offers)

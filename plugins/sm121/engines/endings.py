@@ -17,7 +17,7 @@ OF_ENGINES = ("VLLM::", "sglang::")
 
 @dataclass(frozen=True)
 class StopReport:
-    """What stopping a server left behind; everything empty or true when it was clean."""
+    """The result of stopping a server; everything is empty or true if it was clean."""
 
     exit_status: int | None
     survivors: tuple[Survivor, ...]

@@ -25,7 +25,7 @@ from sm121.evidence.failure import Cause, classify
 DYING_S = 6.0
 #: Seconds within which a server serves a token after one of its processes has ended.
 _ANSWERS_WITHIN_S = 30.0
-#: Other nodes get this time to tell what befell them, when rank 0 has ended.
+#: When rank 0 has ended, other nodes get this time to report their faults.
 _FAULT_SETTLES_S = 3.0
 
 
@@ -38,7 +38,7 @@ class Alive:
 class Dead:
     """It ended, or another process took its place, though nobody asked for that."""
 
-    #: What happened, in one sentence without the cause.
+    #: The event, in one sentence without the cause.
     what: str
     cause: Cause
     #: When it was noticed (``time.monotonic``).

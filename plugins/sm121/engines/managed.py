@@ -35,12 +35,12 @@ from sm121.evidence.signatures import startup_progress
 _POLL_S = 0.1
 #: The time between two looks at the files that are being compiled.
 _CACHES_EVERY_S = 2.0
-#: So many ports are tried if others take them.
+#: Number of ports that are tried if other processes take them.
 _PORT_ATTEMPTS = 3
 _PORT_FREE_WITHIN_S = 5.0
 #: The parent of a worker of Ray is not ours, and may be slow to collect it.
 _REAPED_WITHIN_S = 5.0
-#: Other nodes get this time to tell what befell them, when rank 0 has ended.
+#: When rank 0 has ended, other nodes get this time to report their faults.
 _FAULT_SETTLES_S = 3.0
 #: The supervisor's own time, beside the server's, before it is killed.
 _SUPERVISOR_STOPS_S = 20.0
@@ -61,9 +61,9 @@ class StartLimits:
 class ManagedServer:
     """One server process tree."""
 
-    #: What to start.
+    #: The configuration to start.
     configuration: ServerConfiguration
-    #: How to start it.
+    #: The engine's commands and variables.
     engine: protocol.Engine
     limits: StartLimits
     #: The folder of its log and status.
@@ -72,7 +72,7 @@ class ManagedServer:
     run_id: str
     #: Called on each change of progress, and when something is amiss.
     notify: Callable[[StartPhase], None] = lambda _progress: None
-    #: Returns what its log must not show, beside its key.
+    #: Returns the texts that its log must not show, beside its key.
     other_secrets: Callable[[], Collection[str]] = tuple
     #: Called with the seconds that a start which compiles gets beyond the limit.
     on_cold: Callable[[float], None] = lambda _seconds: None
@@ -100,7 +100,7 @@ class ManagedServer:
     _by_pid: dict[int, psutil.Process] = field(init=False, default_factory=dict)
     #: Whether our own tree has listened. If not, another process may have the port.
     _has_listened: bool = field(init=False, default=False)
-    #: What was left of a start that failed.
+    #: The report of stopping a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
     _memory_before: Memory | None = field(init=False, default=None)
     #: When `kill` was called (``time.monotonic``); None before.
@@ -118,7 +118,7 @@ class ManagedServer:
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What must not appear in any report."""
+        """The texts that must not appear in any report."""
         return (self._api_key,)
 
     def start(self) -> Server:
@@ -148,10 +148,10 @@ class ManagedServer:
         self._launch()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return what has befallen another node of the server, or None.
+        """Return the fault of another node of the server, or None.
 
         Args:
-            settle_s: How long to wait for what the nodes tell, in seconds.
+            settle_s: How long to wait for reports of the nodes, in seconds.
         """
         del settle_s  # it has no other node
         return None

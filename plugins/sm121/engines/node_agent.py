@@ -1,11 +1,12 @@
-"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``.
+"""The agent on another node of a server, without pytest: ``COMMAND -m sm121.engines.node_agent``.
 
 It reads a question in JSON, and answers in lines of JSON behind `MARK`:
 
 - ``look``: it looks at its machine.
-- ``start``: it starts a rank of the server, and tells how that is.
+- ``start``: it starts a rank of the server, and reports its state.
 
-At the end of its standard input, or after ``lease_s`` of silence, it stops all that it has started.
+At the end of its standard input, or after ``lease_s`` of silence, it stops everything that it has
+started.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ _MOST_LOG_BYTES = 64 << 20
 
 
 def facts(configuration: ServerConfiguration) -> dict[str, Any]:
-    """Return what this machine would start a configuration with.
+    """Return the packages, variables, GPUs and model that this machine has for a configuration.
 
     Args:
         configuration: The configuration.
@@ -126,7 +127,7 @@ def _why_unreachable(host: str, port: int) -> str | None:
 
 
 class _Reporter:
-    """Tells the suite how a rank is, until the suite ends or is silent."""
+    """Reports the state of a rank, until the suite ends or is silent."""
 
     def __init__(self, server: ManagedServer, question: Mapping[str, Any]) -> None:
         self._server = server
@@ -145,16 +146,16 @@ class _Reporter:
         self._nccl_at = 0.0
 
     def run(self) -> None:
-        heard = told = time.monotonic()
-        while time.monotonic() - heard < self._lease_s:
-            patience_s = max(0.0, told + _STATE_EVERY_S - time.monotonic())
+        heard_at = reported_at = time.monotonic()
+        while time.monotonic() - heard_at < self._lease_s:
+            patience_s = max(0.0, reported_at + _STATE_EVERY_S - time.monotonic())
             readable, _, _ = select.select([0], [], [], patience_s)
             if readable:
                 if not os.read(0, 4096):
                     return
-                heard = time.monotonic()
-            if time.monotonic() - told >= _STATE_EVERY_S:
-                told = time.monotonic()
+                heard_at = time.monotonic()
+            if time.monotonic() - reported_at >= _STATE_EVERY_S:
+                reported_at = time.monotonic()
                 self.tell_log()
                 self.tell_state()
 
@@ -189,7 +190,7 @@ class _Reporter:
         )
 
     def _refresh(self, now: float) -> None:
-        """Read again what is older than its time."""
+        """Read each part of the state again that is too old."""
         server = self._server
         if now - self._reached_at > _REACH_EVERY_S:
             self._reached_at = now

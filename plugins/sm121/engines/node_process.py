@@ -33,7 +33,7 @@ def name_of(command: Sequence[str], host: str | None = None) -> str:
 
     Args:
         command: The command of the node.
-        host: The machine's own name; None before it has told it.
+        host: The machine's own name; None before it has reported it.
     """
     if Path(command[0]).name == "ssh":
         destination = _ssh_destination(command[1:])
@@ -71,12 +71,12 @@ def question(configuration: ServerConfiguration, kind: str, **more: object) -> d
 
 
 class NodeProcess:
-    """The command of one node, and what the node has told.
+    """The command of one node, and the answers of the node.
 
     Args:
         rank: The number of the node; 1 or more.
         command: The command that runs Python on it.
-        asked: The question for it.
+        request: The question for it, of `question`.
         log: Gets the log of its rank.
 
     Raises:
@@ -87,7 +87,7 @@ class NodeProcess:
         self,
         rank: int,
         command: Sequence[str],
-        asked: Mapping[str, Any],
+        request: Mapping[str, Any],
         log: Path | None = None,
     ) -> None:
         self.node = Node(rank, name_of(command), log)
@@ -98,11 +98,11 @@ class NodeProcess:
         self.answers: dict[str, Any] = {}
         #: When it wrote its last line (``time.monotonic``).
         self.heard_at = time.monotonic()
-        #: When it told its last state.
+        #: When it reported its last state.
         self.state_at = self.heard_at
-        #: When each state that lasts was told first: unreachable, and each stopped process.
+        #: When each state that lasts was reported first: unreachable, and each stopped process.
         self.since: dict[str, float] = {}
-        #: When each connection was told first to have no answer.
+        #: When each connection was first reported without an answer.
         self.unanswered_since: dict[str, float] = {}
         #: Whether it has ever reached this machine.
         self.has_reached = False
@@ -118,7 +118,7 @@ class NodeProcess:
             raise UsageError(f"{self.node}: {command[0]}: {error.strerror or error}") from error
         self._reader = threading.Thread(target=self._read, daemon=True, name=f"sm121-{rank}")
         self._reader.start()
-        self.say(json.dumps(asked) + "\n")
+        self.say(json.dumps(request) + "\n")
 
     def say(self, text: str) -> None:
         """Write to its standard input; nothing happens if it has ended.
@@ -131,7 +131,7 @@ class NodeProcess:
             self._process.stdin.write(text.encode())
             self._process.stdin.flush()
         except (OSError, ValueError):
-            return  # its end is told by `exit_status`, with its last line
+            return  # `exit_status` and the last line show its end
 
     @property
     def exit_status(self) -> int | None:
@@ -140,7 +140,7 @@ class NodeProcess:
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """How its rank was a moment ago; empty before the node tells it."""
+        """The state of its rank a moment ago; empty before the node reports it."""
         state: Mapping[str, Any] = self.answers.get("state") or {}
         return state
 
@@ -166,7 +166,7 @@ class NodeProcess:
         return self.answers[kind]
 
     def close(self, within_s: float) -> Mapping[str, Any] | None:
-        """Let the node stop all that it has started.
+        """Let the node stop everything that it has started.
 
         Args:
             within_s: The seconds after which its command is killed.

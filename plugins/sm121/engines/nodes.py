@@ -15,7 +15,7 @@ from sm121.engines import listeners, node_agent, process_tree
 from sm121.engines.node_process import NodeProcess, question
 from sm121.engines.ports import LOOPBACK, free_port
 
-#: So many differences are in a message.
+#: Limit of the differences in a message.
 _SHOWN_DIFFERENCES = 5
 
 
@@ -35,10 +35,10 @@ class NodesFile(DataTable):
 
 @dataclass(frozen=True)
 class NodeLook:
-    """What one node would start a configuration with."""
+    """The packages, variables, GPUs and model that one node has for a configuration."""
 
     node: Node
-    #: Its packages, variables, GPUs and model, as the node told them.
+    #: As the node itself reported them.
     facts: dict[str, Any]
     #: Servers of dead runs that were ended there, one line each.
     leftovers: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def _one_address(host: str) -> str:
 
 
 def look(configuration: ServerConfiguration) -> list[NodeLook]:
-    """Return what each node would start a configuration with, rank 0 first.
+    """Check that all nodes have the same for a configuration, and return it, rank 0 first.
 
     Args:
         configuration: The configuration.
@@ -111,10 +111,10 @@ def look(configuration: ServerConfiguration) -> list[NodeLook]:
     assert span is not None
     host, port = master(span)
     with socket.create_server((host, port)):
-        asked = question(configuration, "look", reach=[[host, port]])
+        request = question(configuration, "look", reach=[[host, port]])
         processes = []
         for rank, command in enumerate(span.commands, 1):
-            processes.append(NodeProcess(rank, command, asked))
+            processes.append(NodeProcess(rank, command, request))
         try:
             first = node_agent.facts(configuration)
             looks = [NodeLook(Node(0, "this machine"), first)]

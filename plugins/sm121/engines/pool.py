@@ -30,7 +30,7 @@ class StartReport(Record):
     key: str
     startup_s: float | None
     compiled: list[str] = Field(default_factory=list)
-    """What it compiled, a line for each cache; empty: its caches were warm."""
+    """The kernels that it compiled, a line for each cache; empty: its caches were warm."""
     log: str
     clean_stop: bool | None = None
 
@@ -43,19 +43,19 @@ class ServerPool:
     whether it still lives; its owner asks `life`.
     """
 
-    #: Of every server.
+    #: The limits of every server.
     limits: StartLimits
     #: The folder of the logs.
     directory: Path
     #: Marks every process.
     run_id: str
-    #: Called with a configuration's name and what its server does.
+    #: Called with a configuration's name and the phase of its server's start.
     notify: Callable[[str, starting.StartPhase], None]
     #: Called before a server that serves is stopped.
     before_stop: Callable[[], None] = lambda: None
     #: Called with a configuration's name and the report of every stop.
     on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
-    #: Returns what no log may show.
+    #: Returns the texts that no log may show.
     hidden: Callable[[], Collection[str]] = tuple
     #: Called with the seconds that a start which compiles gets beyond the limit.
     on_cold: Callable[[float], None] = lambda _seconds: None
@@ -72,7 +72,7 @@ class ServerPool:
     #: The server that was started last. It may run, be stopped, or never have been ready.
     latest: ManagedServer | None = field(init=False, default=None)
     secrets: set[str] = field(init=False, default_factory=set)
-    #: Of the server that runs now, ready; None if none does.
+    #: The life of the server that is ready now; None if none is.
     life: ManagedLife | None = field(init=False, default=None)
 
     def get(self, configuration: ServerConfiguration) -> Server:
@@ -170,25 +170,25 @@ class ServerPool:
         return current.processes() if current is not None else []
 
     def available_elsewhere(self) -> dict[str, int]:
-        """Return the free memory of each other node in bytes, as the node told it last."""
+        """Return the free memory of each other node in bytes, by its last report."""
         current = self._starting or self.current
         if current is None:
             return {}
         available = {}
-        for _log, told in current.described().values():
-            if "available_bytes" in told:
-                available[told["node"]] = told["available_bytes"]
+        for _log, state in current.described().values():
+            if "available_bytes" in state:
+                available[state["node"]] = state["available_bytes"]
         return available
 
     def nccl_elsewhere(self) -> dict[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks of each other node mapped, as the node told it last."""
+        """Return the NCCL that the ranks of each other node mapped, by its last report."""
         if self.current is None:
             return {}
         libraries = {}
-        for _log, told in self.current.described().values():
-            if "nccl" in told:
-                mapped = [MappedLibrary.model_validate(row) for row in told["nccl"]]
-                libraries[told["node"]] = mapped
+        for _log, state in self.current.described().values():
+            if "nccl" in state:
+                mapped = [MappedLibrary.model_validate(row) for row in state["nccl"]]
+                libraries[state["node"]] = mapped
         return libraries
 
     def kill(self) -> None:

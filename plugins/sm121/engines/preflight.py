@@ -30,7 +30,7 @@ _DEFAULT_NVCC = "/usr/local/cuda/bin/nvcc"
 _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
 #: The name of a folder of compiled kernels: the compute capabilities.
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
-#: So many names are in a message.
+#: Limit of the names in a message.
 _SHOWN_NAMES = 5
 
 
@@ -252,13 +252,13 @@ class Preflight:
             return
         cache = caches.CompileCaches.of(self.environment).flashinfer
         modules = self.modules or jit.FlashInferModules(None, cache)
-        others = _caches_of_others(modules.folder, architecture)
-        if others:
+        foreign = _caches_of_others(modules.folder, architecture)
+        if foreign:
             yield _finding(
                 "jit_cache_of_others",
                 it=architecture,
                 codes=", ".join(architecture.codes),
-                others=printable.some_of(others, _SHOWN_NAMES),
+                others=printable.some_of(foreign, _SHOWN_NAMES),
                 m=modules,
             )
         missing = modules.missing(needed, architecture.codes, architecture.number)

@@ -81,7 +81,7 @@ def tree(
     """
     members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
-        # Suppressed: the root has ended. What came from it is found in the other two ways.
+        # Suppressed: the root has ended. Its descendants are found in the other two ways.
         with contextlib.suppress(psutil.NoSuchProcess):
             top = psutil.Process(root)
             descendants = top.children(recursive=True)

@@ -28,8 +28,9 @@ from sm121.evidence import failure
 _KEYS = {architecture.CPU: "sm121_rank"}
 _START = "start it with ray start --head here, and ray start --address=HOST:6379 on the others"
 _REMOVED_WITHIN_S = 15.0
-#: So many differences, or earlier servers, are in a message.
+#: Limit of the differences in a message.
 _SHOWN_DIFFERENCES = 5
+#: Limit of the earlier servers in a message.
 _SHOWN_SERVERS = 4
 
 
@@ -154,7 +155,7 @@ class RayServer(ManagedServer):
             self._segments += (entry["facts"] or {}).get("segments", ())
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return which node the cluster has lost, or None.
+        """Return the fault of the node that the cluster has lost, or None.
 
         Args:
             settle_s: More than 0 if something is amiss; only then the cluster is asked.
@@ -180,7 +181,7 @@ class RayServer(ManagedServer):
         return None
 
     def stop(self) -> StopReport:
-        """Stop the server, and name what it has left in the cluster."""
+        """Stop the server. The report names its remains in the cluster, too."""
         served = bool(self.nodes)
         if served and not self._segments:  # its start has failed
             with contextlib.suppress(UsageError):  # told below

@@ -1,10 +1,14 @@
-"""What was asked for against what ran. What says something about the kernel path is looked up in
-``fixtures/requests/<engine>.toml`` and compared with what the evidence shows. A configuration with
-a difference is not what its name says: its numbers are INVALID."""
+"""Compare the kernel path that was requested with the one that ran.
+
+``fixtures/requests/<engine>.toml`` has the arguments and variables that request a part of the
+kernel path. They are compared with the evidence. A configuration with a difference is not what its
+name says: its numbers are INVALID.
+"""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,12 +27,12 @@ from sm121.evidence.kernel_path import KernelPath, RequestReport
 
 
 class RequestState(StrEnum):
-    """What became of a request."""
+    """The result of a request."""
 
     RESOLVED = "resolved"
-    """The evidence shows what was asked for."""
+    """The evidence shows the requested value."""
     DIFFERENT = "different"
-    """The evidence shows something else, or nothing where it would show it."""
+    """The evidence shows another value, or none though the engine would show one."""
     NOT_PROVEN = "not_proven"
     """The engine shows nothing about it, whatever it does."""
     NOT_APPLICABLE = "not_applicable"
@@ -36,32 +40,32 @@ class RequestState(StrEnum):
 
 
 class RequestRule(DataTable):
-    """How an argument or a variable speaks of the kernel path."""
+    """An argument or a variable that requests a part of the kernel path."""
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
-    """Of the command line; dots lead into a JSON value, as vLLM writes it."""
+    """The argument of the command line; dots lead into a JSON value, as vLLM writes it."""
     aliases: tuple[str, ...] = ()
     variable: str | None = None
     field: str
-    """Of `KernelPath`: where the evidence has the answer."""
+    """The field of `KernelPath` with the resolved value."""
     nothing: tuple[str, ...] = ()
-    """Values that ask for nothing in particular, such as ``auto``."""
+    """Values that request nothing in particular, such as ``auto``."""
     accepts: dict[str, str] = Field(default={})
     """From a value to a pattern of the resolved values that satisfy it; case does not count."""
     otherwise: str | None = "{value}"
     """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
     denied_by: tuple[str, ...] = ()
-    """Fallbacks of the log (their ids) that deny it where the resolved value is too coarse."""
+    """Fallbacks of the log (their ids) that deny it if the resolved value is too coarse."""
     always_shown: bool = True
-    """False where the engine may show nothing though it does what was asked."""
+    """False if the engine may show nothing though it follows the request."""
     without_effect: Regex | None = None
     """Values that change nothing."""
     build: builds.Name | None = None
-    """The only build that it speaks of; it knows the variable, whether it lists it or not."""
+    """The only build for which the rule holds; it reads the variable, even if unlisted."""
     versions: Versions = ""
-    """Releases in which it means this; a build goes by its release. Where that is not known, an
-    argument means this, since the engine took it, and a variable's meaning is not known."""
+    """Releases for which the rule holds; a build goes by its release. For an unknown release, the
+    rule of an argument holds, since the engine accepted it, and that of a variable may hold."""
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
@@ -74,17 +78,20 @@ class RequestRule(DataTable):
             fields = ", ".join(sorted(KernelPath.model_fields))
             raise ValueError(f"field: expected one of {fields}; got {self.field!r}")
         try:
-            self._patterns.update(
-                {name.lower(): re.compile(text, re.I) for name, text in self.accepts.items()}
-            )
+            for name, text in self.accepts.items():
+                self._patterns[name.lower()] = re.compile(text, re.I)
             re.compile((self.otherwise or "").replace("{value}", "x"))
         except re.error as error:
             raise ValueError(f"expected regular expressions: {error}") from error
         return self
 
     def covers(self, version: str | None, build: str | None = None) -> bool | None:
-        """Whether the rule speaks of this engine; None where that is not known. `version`: as the
-        engine calls itself; `build`: the name of the build that its log shows, if it shows one."""
+        """Return whether the rule holds for an engine; None if that is not known.
+
+        Args:
+            version: The version by the engine itself.
+            build: The name of the build that its log shows, if it shows one.
+        """
         identity = builds.identity(version, build=build)
         if self.build is not None:
             named_build = builds.named(identity)
@@ -94,11 +101,18 @@ class RequestRule(DataTable):
         return within(identity, self.versions)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
-        """What the resolved value must match for `value` to be satisfied; None where it has no
-        effect, or nothing is known of it."""
+        """Return the pattern of the resolved values that satisfy a request.
+
+        Args:
+            value: The requested value.
+
+        Returns:
+            None if the value has no effect, or nothing is known of it.
+        """
         if self.without_effect is not None and self.without_effect.fullmatch(value):
             return None
-        if (listed := self._patterns.get(value.lower())) is not None:
+        listed = self._patterns.get(value.lower())
+        if listed is not None:
             return listed
         if self.otherwise is None:
             return None
@@ -107,7 +121,7 @@ class RequestRule(DataTable):
 
 
 class RequestRules(DataTable):
-    """What is known of one engine's arguments and variables."""
+    """The rules for one engine's arguments and variables."""
 
     engine: str
     registry: tuple[variables.Registry, ...] = ()
@@ -115,8 +129,33 @@ class RequestRules(DataTable):
 
 
 def load_requests(engine: str) -> RequestRules:
-    """The rules of an engine. Raises DataFileError when there are none or the file is wrong."""
+    """Return the rules of an engine.
+
+    Args:
+        engine: The name of the engine.
+
+    Raises:
+        DataFileError: There are none, or the file is wrong.
+    """
     return data_file.load(f"requests/{engine}.toml", RequestRules)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One request for a part of the kernel path."""
+
+    rule: RequestRule
+    #: The argument or variable with its value, as it was written.
+    by: str
+    value: str
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The result of a request, in one word and in words."""
+
+    state: RequestState
+    message: str
 
 
 def compare(
@@ -124,74 +163,125 @@ def compare(
     path: KernelPath,
     environment: Mapping[str, str] | None = None,
 ) -> list[RequestReport]:
-    """All that the `configuration`'s arguments and environment ask for of the kernel path, and what
-    became of it on `path`. `environment`: the engine's whole (default: as it would be started)."""
+    """Return the requests of a configuration for the kernel path, and their results.
+
+    Args:
+        configuration: The configuration, with its arguments and variables.
+        path: The kernel path that ran.
+        environment: The engine's whole environment (default: that of a start).
+    """
     if environment is None:
         engine = engines.engine(configuration.engine)
         environment = engine.environment(configuration, api_key="")
     rules = load_requests(configuration.engine)
-    without_effect, unanswered = _unknown_variables(configuration, environment, rules)
-    covers = (rule for rule in rules.request if rule.covers(path.version, path.build))
-    of_build = {rule.variable for rule in covers if rule.build}
-    reports = [r for name, r in without_effect.items() if name not in of_build]
-    unread = {*without_effect, *(unanswered - dict(configuration.environment).keys())} - of_build
-    requests = _asked(rules, engine_arguments.read(configuration.arguments), environment, path)
-    return reports + [
-        _judge(rule, by, value, path) for rule, by, value in requests if rule.variable not in unread
-    ]
+    unknown = _unknown_variables(configuration, environment, rules)
+    of_build = set()
+    for rule in rules.request:
+        if rule.build and rule.covers(path.version, path.build):
+            of_build.add(rule.variable)
+    reports = [report for name, report in unknown.reports.items() if name not in of_build]
+    unread = {*unknown.reports, *(unknown.unanswered - dict(configuration.environment).keys())}
+    unread -= of_build
+    arguments = engine_arguments.read(configuration.arguments)
+    for request in _requests(rules, arguments, environment, path):
+        if request.rule.variable not in unread:
+            reports.append(_judge(request.rule, request.by, request.value, path))
+    return reports
 
 
 def of_log(path: KernelPath, engine: str) -> KernelPath:
-    """A path with what its log says that the server was asked for, where nobody else knows. What
-    such a log does not show is not proven, and no difference: it may be a part of one."""
+    """Return a path with the requests that its log prints, if no other source has them.
+
+    A request that such a log does not answer is not proven, and no difference: the log may be
+    incomplete.
+
+    Args:
+        path: The kernel path of the log.
+        engine: The name of the engine.
+    """
     values = flat(_literal(path.asked or ""))
-    reports = [
-        _judge(rule, by, value, path, is_whole=False)
-        for rule, by, value in _asked(load_requests(engine), values, {}, path)
-    ]
+    reports = []
+    for request in _requests(load_requests(engine), values, {}, path):
+        report = _judge(request.rule, request.by, request.value, path, is_whole=False)
+        reports.append(report)
     return _with_reports(path, reports)
 
 
 def in_log(path: KernelPath, name: str) -> str | None:
-    """What a log says that its server was given for an argument (``max_num_seqs``), or None."""
+    """Return the value of an argument that a log prints, or None.
+
+    Args:
+        path: The kernel path of the log.
+        name: The name of the argument, for example ``max_num_seqs``.
+    """
     return flat(_literal(path.asked or "")).get(name)
 
 
 def arguments_in_log(path: KernelPath) -> list[str]:
-    """The arguments that the server was given, as far as its log prints them, as
-    ``--name=value``."""
+    """Return the server's arguments that a log prints, as ``--name=value``.
+
+    Args:
+        path: The kernel path of the log.
+    """
     return [f"--{name}={value}" for name, value in flat(_literal(path.asked or "")).items()]
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
-    """By value of the path, what it will match after what the configuration itself asks for. No
-    engine is asked: a variable may have no effect."""
+    """Return the patterns that a configuration requests, by the field of the kernel path.
+
+    No engine is asked: a variable may have no effect.
+
+    Args:
+        configuration: The configuration.
+    """
     values = engine_arguments.read(configuration.arguments)
     settings = dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
-        request = _given(rule, values, settings)
-        if request is not None and (pattern := rule.pattern(request[1])) is not None:
+        request = _request_of(rule, values, settings)
+        if request is None:
+            continue
+        pattern = rule.pattern(request.value)
+        if pattern is not None:
             by_field.setdefault(rule.field, []).append(pattern)
     return by_field
 
 
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
-    """What a test that measures calls first. Raises Invalid: something that was asked for is not
-    what ran; names all of it and the evidence."""
-    if wrong := different(compare(configuration, path)):
-        raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
+    """Return only if the requested kernel path ran. Each test that measures calls this first.
+
+    Args:
+        configuration: The configuration.
+        path: The kernel path that ran.
+        log: The log, for the message.
+
+    Raises:
+        Invalid: A request has another result; the message has all of them and the evidence.
+    """
+    differences = different(compare(configuration, path))
+    if differences:
+        raise Invalid(f"{'; '.join(differences)}. Evidence: {log}")
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """What was asked for and is not what ran, a line each: numbers measured on it are INVALID. A
-    variable that the installed engine does not know ("not applicable") is among them."""
-    wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
-    return [report.message for report in reports if report.state in wrong]
+    """Return the requests that did not run, one line each: numbers with them are INVALID.
+
+    A variable that the installed engine does not know ("not applicable") is among them.
+
+    Args:
+        reports: The requests.
+    """
+    states = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
+    return [report.message for report in reports if report.state in states]
 
 
 def judged(configuration: ServerConfiguration, path: KernelPath) -> KernelPath:
-    """The path with what was asked for beside it, for verdict.json."""
+    """Return a path with the requests of its configuration, for verdict.json.
+
+    Args:
+        configuration: The configuration.
+        path: The kernel path that ran.
+    """
     return _with_reports(path, compare(configuration, path))
 
 
@@ -200,22 +290,23 @@ def _with_reports(path: KernelPath, reports: list[RequestReport]) -> KernelPath:
     return path.model_copy(update=update, deep=True)
 
 
-def _asked(
+def _requests(
     rules: RequestRules,
     arguments: Mapping[str, str],
     environment: Mapping[str, str],
     path: KernelPath,
-) -> Iterator[tuple[RequestRule, str, str]]:
+) -> Iterator[_Request]:
+    """Yield the requests whose rules hold for the engine of the path, or may hold."""
     for rule in rules.request:
-        request = _given(rule, arguments, environment)
+        request = _request_of(rule, arguments, environment)
         if request is not None and rule.covers(path.version, path.build) is not False:
-            yield rule, *request
+            yield request
 
 
-def _given(
+def _request_of(
     rule: RequestRule, arguments: Mapping[str, str], environment: Mapping[str, str]
-) -> tuple[str, str] | None:
-    """What a rule speaks of as it was written, and its value; None where it asks for nothing."""
+) -> _Request | None:
+    """Return the request by the argument or variable of a rule, or None."""
     if rule.variable is not None:
         value = environment.get(rule.variable)
         by = f"{rule.variable}={value}"
@@ -226,12 +317,15 @@ def _given(
         by = f"{rule.argument} {value}"
     if value is None or value.lower() in {item.lower() for item in rule.nothing}:
         return None
-    return by, value
+    return _Request(rule, by, value)
 
 
 def _literal(text: str) -> object:
-    """The value that a printed Python object has; None for what is no literal. Members of an
-    enumeration count as their names, and an object as the dictionary of its arguments."""
+    """Return the value of a printed Python object; None for a part that is no literal.
+
+    Members of an enumeration count as their names, and an object as the dictionary of its
+    arguments.
+    """
     named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
     for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):  # <function f at 0x7f>
         try:
@@ -256,59 +350,102 @@ def _value(node: ast.expr) -> object:
 def _judge(
     rule: RequestRule, by: str, value: str, path: KernelPath, *, is_whole: bool = True
 ) -> RequestReport:
+    """Judge one request.
+
+    Args:
+        rule: Its rule.
+        by: The argument or variable with its value, as it was written.
+        value: The requested value.
+        path: The kernel path that ran.
+        is_whole: The log of the path has everything that the engine logged.
+    """
+    by = redact(by)
     actual = getattr(path, rule.field)
     resolved = None if actual is None else str(actual)
-    pattern = rule.pattern(value)
-    by = redact(by)
-    denied = next((name for name in rule.denied_by if name in path.fallbacks), None)
-    line = path.evidence.get(rule.field, "no line")
-    if denied is not None:
-        line = path.evidence.get(f"fallbacks.{denied}", denied)
-        state, message = RequestState.DIFFERENT, f"asked for, but the log says otherwise ({line})"
-    elif rule.without_effect is not None and rule.without_effect.fullmatch(value):
-        state = RequestState.NOT_APPLICABLE
+    outcome = _early_outcome(rule, value, path)
+    if outcome is None and isinstance(actual, list):
+        outcome = _outcome_of_list(rule, value, path, actual)
+    if outcome is None:
+        outcome = _outcome_of_value(rule, value, path, resolved, is_whole)
+    return RequestReport(
+        by=by,
+        field=rule.field,
+        resolved=resolved,
+        state=outcome.state.value,
+        message=f"{by}: {outcome.message}",
+    )
+
+
+def _early_outcome(rule: RequestRule, value: str, path: KernelPath) -> _Outcome | None:
+    """Return the result that does not depend on the resolved value, or None."""
+    for name in rule.denied_by:
+        if name in path.fallbacks:
+            line = path.evidence.get(f"fallbacks.{name}", name)
+            message = f"asked for, but the log says otherwise ({line})"
+            return _Outcome(RequestState.DIFFERENT, message)
+    if rule.without_effect is not None and rule.without_effect.fullmatch(value):
         message = "not applicable: it has no effect in this build"
-    elif pattern is None or rule.covers(path.version, path.build) is None:
-        state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
-    elif isinstance(actual, list):
-        names = {part.strip() for part in value.split(",")} - {*rule.nothing}
-        if not names.issuperset(actual):
-            state = RequestState.DIFFERENT
-            message = f"asked for, but {rule.field} is {resolved} ({line})"
-        elif missing := sorted(names - {*actual}):
-            state = RequestState.NOT_PROVEN
-            message = f"no evidence shows what became of {', '.join(missing)}"
-        else:
-            state, message = RequestState.RESOLVED, f"resolved to {', '.join(actual)}"
-    elif resolved is not None and pattern.fullmatch(resolved):
-        state, message = RequestState.RESOLVED, f"resolved to {resolved}"
-    elif resolved is not None:
+        return _Outcome(RequestState.NOT_APPLICABLE, message)
+    if rule.pattern(value) is None or rule.covers(path.version, path.build) is None:
+        return _Outcome(RequestState.NOT_PROVEN, "what it resolves to is not known here")
+    return None
+
+
+def _outcome_of_list(
+    rule: RequestRule, value: str, path: KernelPath, actual: Sequence[str]
+) -> _Outcome:
+    names = {part.strip() for part in value.split(",")} - {*rule.nothing}
+    if not names.issuperset(actual):
+        line = path.evidence.get(rule.field, "no line")
+        message = f"asked for, but {rule.field} is {actual} ({line})"
+        return _Outcome(RequestState.DIFFERENT, message)
+    missing = sorted(names - {*actual})
+    if missing:
+        message = f"no evidence shows what became of {', '.join(missing)}"
+        return _Outcome(RequestState.NOT_PROVEN, message)
+    return _Outcome(RequestState.RESOLVED, f"resolved to {', '.join(actual)}")
+
+
+def _outcome_of_value(
+    rule: RequestRule, value: str, path: KernelPath, resolved: str | None, is_whole: bool
+) -> _Outcome:
+    if resolved is not None:
+        pattern = rule.pattern(value)
+        if pattern is not None and pattern.fullmatch(resolved):
+            return _Outcome(RequestState.RESOLVED, f"resolved to {resolved}")
+        line = path.evidence.get(rule.field, "no line")
         message = f"asked for, but {rule.field} resolved to {resolved} ({line})"
-        state = RequestState.DIFFERENT
-    elif rule.always_shown:
+        return _Outcome(RequestState.DIFFERENT, message)
+    if rule.always_shown:
         message = f"asked for, but no evidence shows what {rule.field} became"
         state = RequestState.DIFFERENT if is_whole else RequestState.NOT_PROVEN
-    else:
-        message = f"the engine does not show what {rule.field} became"
-        state = RequestState.NOT_PROVEN
-    return RequestReport(
-        by=by, field=rule.field, resolved=resolved, state=state.value, message=f"{by}: {message}"
-    )
+        return _Outcome(state, message)
+    message = f"the engine does not show what {rule.field} became"
+    return _Outcome(RequestState.NOT_PROVEN, message)
+
+
+@dataclass(frozen=True)
+class _UnknownVariables:
+    """The variables that the installed engine does not know, or may not know."""
+
+    #: Reports of variables without effect, by name.
+    reports: dict[str, RequestReport]
+    #: Variables of which nothing was learned.
+    unanswered: set[str]
 
 
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
-) -> tuple[dict[str, RequestReport], set[str]]:
-    """Reports of variables without effect, by name; and those of which nothing was learned."""
+) -> _UnknownVariables:
+    """Ask the installed engine which variables of its environment it does not know."""
     harmless = signatures.load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
-    concerned = [
-        registry
-        for registry in rules.registry
-        if any(name.startswith(registry.prefix) for name in environment)
-    ]
+    concerned = []
+    for registry in rules.registry:
+        if any(name.startswith(registry.prefix) for name in environment):
+            concerned.append(registry)
     if not concerned:
-        return {}, set()
+        return _UnknownVariables({}, set())
     by_prefix = variables.ask(configuration.python, environment, concerned)
     reports: dict[str, RequestReport] = {}
     unanswered: set[str] = set()
@@ -319,17 +456,16 @@ def _unknown_variables(
                 continue
             if name in (knowledge.known or ()):
                 continue
-            # What is in somebody's shell may be for a package that has no part here.
+            # A variable of a user's shell may be for a package that is not installed here.
             is_concerned = knowledge.installed or name in start_variables
             if knowledge.problem is not None or not is_concerned:
                 unanswered.add(name)
                 continue
             setting = "[redacted]" if is_secret_name(name) else redact(environment[name])
-            why = (
-                f"the installed {registry.package} knows no such variable"
-                if knowledge.installed
-                else f"{registry.package} is not installed in the engine's environment"
-            )
+            if knowledge.installed:
+                why = f"the installed {registry.package} knows no such variable"
+            else:
+                why = f"{registry.package} is not installed in the engine's environment"
             reports[name] = RequestReport(
                 by=f"{name}={setting}",
                 field=None,
@@ -337,4 +473,4 @@ def _unknown_variables(
                 state=RequestState.NOT_APPLICABLE.value,
                 message=f"{name}={setting}: not applicable: {why}",
             )
-    return reports, unanswered
+    return _UnknownVariables(reports, unanswered)

@@ -5,7 +5,7 @@ from pathlib import Path
 from sm121.core import errors
 from sm121.evidence.failure import Cause
 
-#: So many of the last lines of the log are in the message.
+#: Limit of the lines of the log in a message.
 _SHOWN_LINES = 8
 
 
@@ -13,7 +13,7 @@ class ServerError(errors.Sm121Error):
     """A managed server failed.
 
     Args:
-        what: What happened, without the cause.
+        what: The event, without the cause.
         cause: The cause, by the server's log.
         log: The log.
     """

@@ -2,7 +2,7 @@
 
 Rank 0 runs here, under this suite's supervisor, and the other ranks run through their nodes'
 commands, under one of their own. The server ends with the first of its ranks: the others would wait
-for it for minutes, under a /health that says 200.
+for it for minutes, while /health answers with status 200.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class SpanningServer(ManagedServer):
     _watching: threading.Event = field(init=False, default_factory=threading.Event)
     #: The variables of this node's end of the link.
     _bound: dict[str, str] = field(init=False, default_factory=dict)
-    #: When the nodes were told last that this machine lives (``time.monotonic``).
+    #: When the nodes were last shown that this machine lives (``time.monotonic``).
     _said: float = field(init=False, default=0.0)
     _ready_at: float = field(init=False, default=-math.inf)
     #: When each process of rank 0 was first found stopped.
@@ -68,10 +68,10 @@ class SpanningServer(ManagedServer):
         return (here, *(other.node for other in self.others))
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the first thing that has befallen a node, or None; it stands.
+        """Return the first fault of a node, or None. The first fault stands.
 
         Args:
-            settle_s: How long to wait for what the nodes tell, in seconds.
+            settle_s: How long to wait for reports of the nodes, in seconds.
         """
         until(self._is_settled, settle_s)
         return self._fault
@@ -82,7 +82,7 @@ class SpanningServer(ManagedServer):
         return self._fault is not None or self.was_stopped
 
     def stop(self) -> StopReport:
-        """Stop rank 0, and then the others. The report names what is left on any node."""
+        """Stop rank 0, and then the others. The report names the remains on every node."""
         self._watching.set()
         report = super().stop()
         if self._beacon is not None:
@@ -100,14 +100,14 @@ class SpanningServer(ManagedServer):
         return report
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
-        """Return the log of each other node and what it told last, by a name for files.
+        """Return the log and the last report of each other node, by a name for files.
 
-        It told its processes, memory, exits and kernel messages.
+        The report has its processes, memory, exits and kernel messages.
         """
         described = {}
         for other in self.others:
-            told = {"node": str(other.node), "last_line": other.last_line, **other.state}
-            described[f"node-{other.node.rank}"] = (other.node.log, told)
+            state = {"node": str(other.node), "last_line": other.last_line, **other.state}
+            described[f"node-{other.node.rank}"] = (other.node.log, state)
         return described
 
     def _start_once(self) -> Server:
@@ -143,7 +143,7 @@ class SpanningServer(ManagedServer):
         log = self.log.with_name(f"{self.log.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
         added = {name: value for name, value in self.added.items() if name not in self._bound}
-        asked = node_process.question(
+        request = node_process.question(
             self.configuration,
             "start",
             rank=dataclasses.asdict(dataclasses.replace(self.rank, number=rank)),
@@ -154,7 +154,7 @@ class SpanningServer(ManagedServer):
             run=self.run_id,
         )
         try:
-            return NodeProcess(rank, command, asked, log)
+            return NodeProcess(rank, command, request, log)
         except UsageError as error:
             node = Node(rank, node_process.name_of(command), log)
             raise self._of_node(node, str(error), log) from error
@@ -167,7 +167,7 @@ class SpanningServer(ManagedServer):
                 return
 
     def _keep_company(self) -> None:
-        """Take the nodes' calls, and tell each now and then that this machine lives."""
+        """Accept the nodes' connections, and show them now and then that this machine lives."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
                 self._beacon.accept()[0].close()
@@ -183,7 +183,7 @@ class SpanningServer(ManagedServer):
         self._unanswered_since = {end: before.get(end, now) for end in ends}
 
     def _faults(self) -> Iterator[ServerError]:
-        """Yield everything that has befallen a node, in the order in which it is judged."""
+        """Yield the faults of all nodes, in the order in which they are judged."""
         now = time.monotonic()
         self._keep_company()
         ends = [entry["monotonic_s"] for entry in _unwanted_ends(self.exits())]
@@ -203,7 +203,7 @@ class SpanningServer(ManagedServer):
             how = f"its command ended with {other.exit_status}; last: {other.last_line}"
             yield self._of_node(other.node, how, log)
         silent_s = now - other.heard_at
-        # A node that starts has told no state yet, and may take longer.
+        # A node that starts has reported no state yet, and may take longer.
         patience_s = data.silent_after_s.value
         if not other.state:
             patience_s = max(patience_s, data.answers_within_s.value)

@@ -22,7 +22,7 @@ _LONG_S = 15.0
 
 @dataclass(frozen=True)
 class StartPhase:
-    """What a server does while it is started."""
+    """One phase of the start of a server."""
 
     text: str
     #: True for the last phase of a start: it serves.
@@ -127,7 +127,7 @@ class ReadinessProbe(threading.Thread):
 class StartProgress:
     """Shows a start: at most one line in fifteen seconds, and one at the end.
 
-    It is called with a configuration's name and what its server does, on each change.
+    It is called with a configuration's name and the phase of its server, on each change.
     """
 
     #: Called with the name and a line.
@@ -140,7 +140,7 @@ class StartProgress:
     def __post_init__(self) -> None:
         #: The name of the server that starts.
         self._name = ""
-        #: What it does.
+        #: Its phase.
         self._phase = ""
         #: When that phase began.
         self._since = 0.0
@@ -150,11 +150,11 @@ class StartProgress:
         self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:
-        """Note what a server does, and show it if a line is due.
+        """Note the phase of a server, and show it if a line is due.
 
         Args:
             name: The name of the configuration.
-            progress: What its server does.
+            progress: The phase of its server.
         """
         now = self.clock()
         if progress.ready:

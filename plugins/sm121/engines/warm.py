@@ -21,7 +21,7 @@ from sm121.core.profile import Profile
 from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
-#: So many of the last lines of a compiler's output are shown.
+#: Limit of the lines of a compiler's output in a message.
 _LINES = 12
 
 

@@ -1,7 +1,10 @@
-"""Asks an engine's own parser what it takes. Runs in the engine's interpreter, without the suite.
-Reads a JSON object with the name of the ``engine`` and ``lists`` of arguments, writes another:
-``refused``, the parser's message for each list that it refuses, else null; and the parser's
-``options``. Nothing is started, and nothing is resolved: that may need the model and the GPU."""
+"""Check arguments with an engine's own parser.
+
+It runs in the engine's interpreter, without the suite. It reads a JSON object with the name of the
+``engine`` and ``lists`` of arguments. It writes another: ``refused``, the parser's message for each
+list that it refuses, else null; and the parser's ``options``. Nothing is started, and nothing is
+resolved: that may need the model and the GPU.
+"""
 
 import argparse
 import importlib
@@ -20,7 +23,7 @@ def _first(places: list[tuple[str, str]]) -> Any:
 
 
 def _raising(kind: Any) -> Any:
-    """A parser of that class, which raises ValueError where another ends the process."""
+    """Return a parser of a class, which raises ValueError instead of ending the process."""
 
     class Parser(kind):  # type: ignore[misc]
         def error(self, message: str) -> NoReturn:
@@ -56,9 +59,10 @@ def _vllm() -> Any:
 
 
 def main() -> None:
-    """Answers the question on standard input."""
+    """Answer the question on standard input."""
     question = json.load(sys.stdin)
-    parser = {"vllm": _vllm, "sglang": _sglang}[question["engine"]]()
+    parsers = {"vllm": _vllm, "sglang": _sglang}
+    parser = parsers[question["engine"]]()
     answers: list[str | None] = []
     for arguments in question["lists"]:
         try:
@@ -68,8 +72,10 @@ def main() -> None:
             answers.append(lines[0] if lines else type(error).__name__)
         else:
             answers.append(None)
-    options = sorted({name for action in parser._actions for name in action.option_strings})
-    sys.stdout.write("\n" + json.dumps({"refused": answers, "options": options}) + "\n")
+    options: set[str] = set()
+    for action in parser._actions:
+        options.update(action.option_strings)
+    sys.stdout.write("\n" + json.dumps({"refused": answers, "options": sorted(options)}) + "\n")
 
 
 main()

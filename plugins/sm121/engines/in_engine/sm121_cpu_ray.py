@@ -1,6 +1,12 @@
-"""vLLM's own executor on Ray, for its CPU platform, which has no key of Ray's resources and which
-no release starts on Ray. The two things that this adds: the key, a resource of that name for each
-rank, and that a rank on it has no GPU. The rest is vLLM's. Runs inside vLLM, without the suite."""
+"""Run vLLM's own executor on Ray for its CPU platform, which no release starts on Ray.
+
+That platform has no key of Ray's resources. This file adds two things; the rest is vLLM's:
+
+- the key, a resource of that name for each rank
+- a rank on it has no GPU
+
+It runs inside vLLM, without the suite.
+"""
 
 import os
 from typing import Any
@@ -17,11 +23,12 @@ class CpuRayWorkerProc(ray_executor_v2.RayWorkerProc):  # type: ignore[misc]
     """A rank without a GPU."""
 
     def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
+        """Return the id of the node, and no GPU."""
         return ray.get_runtime_context().get_node_id(), []
 
 
 class CpuRayExecutor(ray_executor_v2.RayExecutorV2):  # type: ignore[misc]
-    """Its ranks are `CpuRayWorkerProc`."""
+    """An executor whose ranks are `CpuRayWorkerProc`."""
 
     def _init_executor(self) -> None:
         ray_executor_v2.RayWorkerProc = CpuRayWorkerProc

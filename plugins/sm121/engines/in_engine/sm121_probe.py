@@ -1,9 +1,11 @@
-"""Runs inside vLLM's workers: logs which attention and experts each layer really resolved to. vLLM
-on the CPU logs no line about its attention backend, and no version's log says how many layers have
+"""Log the attention and the experts to which each layer resolved, inside vLLM's workers.
+
+vLLM on the CPU logs no line about its attention backend, and no version logs how many layers have
 sinks or a window. A profile that sets ``engine.speaking_worker`` starts vLLM with ``--worker-cls
-sm121_probe.SpeakingWorker``: the platform's own worker, which adds one log line after the model is
-loaded and changes nothing else. This folder is on the engine's PYTHONPATH, alone: this file may
-import nothing of the suite."""
+sm121_probe.SpeakingWorker``: the platform's own worker, which adds these log lines after the model
+is loaded and changes nothing else. Only this folder is on the engine's PYTHONPATH: this file may
+import nothing of the suite.
+"""
 
 from collections import Counter
 from typing import Any
@@ -20,31 +22,52 @@ logger = init_logger("vllm.sm121_probe")
 
 
 class SpeakingWorker(PlatformWorker):  # type: ignore[misc]
-    """The platform's own worker, which says what its layers resolved to."""
+    """The platform's own worker, which logs the backends of its layers."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
+        """Load the model, and log the backends.
+
+        Args:
+            args: Those of the platform's worker.
+            kwargs: Those of the platform's worker.
+
+        Returns:
+            The result of the platform's worker.
+        """
         answer = super().load_model(*args, **kwargs)
+        self._log_attention()
+        self._log_experts()
+        return answer
+
+    def _log_attention(self) -> None:
         backends: Counter[str] = Counter()
-        sinks = windows = 0
+        with_sinks = 0
+        with_window = 0
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
             backend = getattr(layer, "attn_backend", None)
             if backend is None:
                 continue
             backends[f"{backend.get_name()} ({type(layer.impl).__name__})"] += 1
-            sinks += getattr(layer.impl, "sinks", None) is not None
-            windows += bool(getattr(layer, "sliding_window", None))
+            if getattr(layer.impl, "sinks", None) is not None:
+                with_sinks += 1
+            if getattr(layer, "sliding_window", None):
+                with_window += 1
         for name, layers in backends.items():
             logger.info(
                 "Resolved attention backend: %s, %d layers; in all %d with sinks, %d with a window",
                 name,
                 layers,
-                sinks,
-                windows,
+                with_sinks,
+                with_window,
             )
+
+    def _log_experts(self) -> None:
         # Up to vLLM 0.26 no line says which experts a CPU runs; later ones have no such attribute.
-        methods = (getattr(m, "quant_method", None) for m in self.model_runner.model.modules())
-        kernels = (getattr(method, "cpu_fused_moe", None) for method in methods)
-        experts = Counter(type(kernel).__name__ for kernel in kernels if kernel is not None)
+        experts: Counter[str] = Counter()
+        for module in self.model_runner.model.modules():
+            method = getattr(module, "quant_method", None)
+            kernel = getattr(method, "cpu_fused_moe", None)
+            if kernel is not None:
+                experts[type(kernel).__name__] += 1
         for name, layers in experts.items():
             logger.info("Resolved MoE backend: CPU (%s), %d layers", name, layers)
-        return answer

@@ -1,7 +1,10 @@
-"""Looks at the Ray cluster of this machine. Runs in the engine's interpreter, without the suite.
-Reads a JSON object: ``packages`` and beginnings of ``variables``, the seconds ``within_s`` that a
-node has, shared memory to ``remove``. Writes another: versions, placement groups, who holds them,
-and of each node its address, resources and facts, by a task that takes no resource there."""
+"""Read the state of the Ray cluster of this machine.
+
+It runs in the engine's interpreter, without the suite. It reads a JSON object: ``packages`` and
+beginnings of ``variables``, the seconds ``within_s`` that a node has, shared memory to ``remove``.
+It writes another: versions, placement groups, who holds them, and the address, resources and facts
+of each node, by a task that takes no resource there.
+"""
 
 import json
 import os
@@ -22,8 +25,15 @@ _RELEASED_WITHIN_S = 2.0
 
 @ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
 def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict[str, Any]:
-    """Of the node that it runs on, without the segments of shared memory that are to be removed
-    and that no process maps any more. Pickled whole: nothing of this file is there."""
+    """Return the facts of the node on which it runs, after it has removed shared memory there.
+
+    It is pickled whole: nothing else of this file exists on the node.
+
+    Args:
+        packages: The packages whose versions are facts.
+        beginnings: The beginnings of the variables that are facts.
+        remove: Segments of shared memory to remove, unless a process still maps them.
+    """
     import importlib.metadata
     import os
     import pathlib
@@ -39,7 +49,8 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
         except importlib.metadata.PackageNotFoundError:
             continue
     gpus: list[str] = []
-    if tool := shutil.which("nvidia-smi"):
+    tool = shutil.which("nvidia-smi")
+    if tool:
         query = [tool, "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
         gpus = answer.stdout.strip().splitlines()
@@ -72,8 +83,13 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """What tasks hold of the nodes' resources for ranks. What has ended still holds them
-    for a moment."""
+    """Return the resources for ranks that tasks hold, one line each.
+
+    A task that has ended still holds them for a moment.
+
+    Args:
+        nodes: The living nodes, of ``ray.nodes``.
+    """
     free = state.available_resources_per_node()  # without those of which nothing is free
     tasks = []
     for node in nodes:
@@ -85,29 +101,40 @@ def busy(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Answers the question on standard input."""
+    """Answer the question on standard input."""
     question = json.load(sys.stdin)
     ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
     alive = [node for node in ray.nodes() if node["Alive"]]
-    tasks = {
-        node["NodeID"]: facts.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(question["packages"], question["variables"], question["remove"])
-        for node in alive
-    }
+    tasks = {}
+    for node in alive:
+        strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        on_node = facts.options(scheduling_strategy=strategy)
+        tasks[node["NodeID"]] = on_node.remote(
+            question["packages"], question["variables"], question["remove"]
+        )
     ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=question["within_s"])
     nodes = []
     for node in alive:
-        entry = {"address": node["NodeManagerAddress"], "name": node["NodeManagerHostname"]}
-        entry |= {"resources": node["Resources"], "facts": None, "why": None}
+        entry = {
+            "address": node["NodeManagerAddress"],
+            "name": node["NodeManagerHostname"],
+            "resources": node["Resources"],
+            "facts": None,
+            "why": None,
+        }
         try:
             entry["facts"] = ray.get(tasks[node["NodeID"]], timeout=0.1)
-        except Exception as error:  # noqa: BLE001 - whatever a node does, it is named
+        except Exception as error:  # noqa: BLE001 - the report names the node and its error
             entry["why"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         nodes.append(entry)
-    groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
-    actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
-    holders = [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors]
+    groups = []
+    for group in placement_group_table().values():
+        if group["state"] != "REMOVED":
+            groups.append(f"{group['name'] or 'unnamed'} ({group['placement_group_id'][:12]})")
+    holders = []
+    for actor in state.actors().values():
+        if actor["State"] != "DEAD":
+            holders.append(f"{actor['ActorClassName']} (pid {actor['Pid']})")
     if not holders and busy(alive):
         time.sleep(_RELEASED_WITHIN_S)
         holders += busy(alive)
@@ -117,7 +144,7 @@ def main() -> None:
         "ray": ray.__version__,
         "python": platform.python_version(),
         "nodes": nodes,
-        "groups": [f"{g['name'] or 'unnamed'} ({g['placement_group_id'][:12]})" for g in groups],
+        "groups": groups,
         "holders": holders,
     }
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

