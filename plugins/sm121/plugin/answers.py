@@ -57,7 +57,8 @@ _SAID_NO_TOKENIZER = (
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     """Read the files that options and the profile name, before anything is started. Raises
     UsageError: a file is not what was expected, or is about another model."""
-    settings, profile = session.settings, session.target.profile
+    settings = session.settings
+    profile = session.target.profile
     if profile is not None:
         exam.load(profile.correctness.exam)
         for row in profile.correctness.prices:
@@ -72,7 +73,8 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         price.refuse_rounded(oracle, settings.oracle)
         if settings.rounding is not None:
             oracle_file.refuse_other_rounding(oracle, settings.rounding)
-        if (folder := _served_folder(session)) is not None:
+        folder = _served_folder(session)
+        if folder is not None:
             oracle_file.refuse_other(oracle, settings.oracle, folder)
     if settings.golden is not None:
         config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
@@ -81,7 +83,8 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         golden.refuse_other(loaded, origin, served, prompts.continuations())
         if settings.certify:
             golden.refuse_doubtful(loaded, origin)
-        if (unproven := golden.unproven(loaded, served)) is not None:
+        unproven = golden.unproven(loaded, served)
+        if unproven is not None:
             session.remark(unproven)
 
 
@@ -139,10 +142,12 @@ def reference(
 
 
 def _rounding(conformance: Session, server: Server) -> Rounding:
-    settings, model = conformance.settings, {}
+    settings = conformance.settings
+    model = {}
     if settings.rounding is not None:
         return settings.rounding
-    if (rounding := conformance.profile.correctness.rounding) is not None:
+    rounding = conformance.profile.correctness.rounding
+    if rounding is not None:
         return Rounding.parse(rounding)
     if settings.oracle is None:
         checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
@@ -154,7 +159,8 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
 def _oracle(
     config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
 ) -> oracle_file.OracleFile:
-    settings, said_at = conformance.settings, time.monotonic()
+    settings = conformance.settings
+    said_at = time.monotonic()
 
     def progress(done: int, of: int) -> None:
         nonlocal said_at
@@ -164,7 +170,8 @@ def _oracle(
 
     if _ORACLE not in config.stash:
         checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
-        folder, anew = settings.root / ".cache" / "oracle", settings.certify
+        folder = settings.root / ".cache" / "oracle"
+        anew = settings.certify
         with signals.own_time():
             made = oracle_making.kept_or_made(checkpoint, rounding, folder, progress, anew=anew)
         config.stash[_ORACLE] = made
@@ -179,7 +186,8 @@ _PRICED = pytest.StashKey[Priced]()
 def _priced(
     config: pytest.Config, conformance: Session, server: Server, depths: Sequence[int]
 ) -> Priced:
-    settings, exam_name = conformance.settings, conformance.profile.correctness.exam
+    settings = conformance.settings
+    exam_name = conformance.profile.correctness.exam
     rounding = None
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
         rounding = _rounding(conformance, server)
@@ -223,17 +231,21 @@ def price_of_rounding(
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
     """Measures what the server's rounding costs, once for all of `PRICES`, and decides on one."""
-    recorder, engine = conformance.recorder, conformance.file.engine
-    limits, prices = conformance.profile.regression, conformance.profile.correctness.prices
+    recorder = conformance.recorder
+    engine = conformance.file.engine
+    limits = conformance.profile.regression
+    prices = conformance.profile.correctness.prices
     if _PRICED not in pytestconfig.stash:
         pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
     rounding, samples, reasons = pytestconfig.stash[_PRICED]
     engine.rounding = rounding.formats if rounding else None
-    recorder.gates, engine.price_allowed = price.gates(prices, rounding), limits.price_allowed
+    recorder.gates = price.gates(prices, rounding)
+    engine.price_allowed = limits.price_allowed
 
     def decide(metric: str) -> None:
         unit, higher = PRICES[metric]
-        record, failed = MetricRecorder(recorder, benchmark, metric_clock), list[Fact]()
+        record = MetricRecorder(recorder, benchmark, metric_clock)
+        failed = list[Fact]()
         gated = [each for each in recorder.gates if each.partition("@")[0] == metric]
         unmeasured = [
             f"{each}: {reasons.get(each, 'no such depth')}" for each in gated if each not in samples
@@ -324,7 +336,9 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
     """How often a request may be repeated until it repeats itself: where the engine promises equal
     tokens once, else often enough for two tokens that are equally likely within the noise."""
-    return 1 if agreement_bound.fork == 0 else 3
+    if agreement_bound.fork == 0:
+        return 1
+    return 3
 
 
 @pytest.fixture

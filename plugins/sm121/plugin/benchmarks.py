@@ -59,7 +59,8 @@ class MetricRecorder:
 
     def _replay(self, recorded: Recorded) -> None:
         """Replay the samples as a benchmark. An invalid measurement is not stored."""
-        benchmark, measurement = self._benchmark, recorded.measurement
+        benchmark = self._benchmark
+        measurement = recorded.measurement
         benchmark.group = measurement.name.partition("@")[0]  # depths beside each other
         seconds = [_duration(measurement, sample) for sample in measurement.samples]
         replay = [value for value in seconds if math.isfinite(value) and value > 0.0]
@@ -86,7 +87,9 @@ def _duration(measurement: Measurement, sample: float) -> float:
     if measurement.unit in _SECONDS:
         return sample * _SECONDS[measurement.unit]
     if measurement.higher_is_better:
-        return 1.0 / sample if sample else math.inf
+        if sample:
+            return 1.0 / sample
+        return math.inf
     return sample
 
 
@@ -193,7 +196,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
         if "sm121" in info and info["metric"] in session.file.metrics:
-            if (recorded := latest.get(info["metric"])) is not None:
+            recorded = latest.get(info["metric"])
+            if recorded is not None:
                 info.update(recorder.described(recorded, reason=recorded.reason))
             info["run"] = ended.value
             info["box"] = session.file.box.model_dump(mode="json")

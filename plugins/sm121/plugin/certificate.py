@@ -93,7 +93,8 @@ def refuse(
 
 def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> Iterator[str]:
     blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
-    if names := [waiver.test for waiver in settings.waivers if waiver.test in blockers]:
+    names = [waiver.test for waiver in settings.waivers if waiver.test in blockers]
+    if names:
         yield f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"
 
 
@@ -101,10 +102,12 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     expression = (config.getoption("markexpr", "") or "").strip()
     if expression not in ("", target.arch):
         yield f"-m {expression!r}: expected none, or the target, {target.arch}"
-    if (profile := target.profile) is None:
+    profile = target.profile
+    if profile is None:
         return
     # Another model than the profile's by name and shape; the fingerprint has its digest.
-    served, model = settings.served_name, profile.model
+    served = settings.served_name
+    model = profile.model
     if settings.base_url is not None and served not in (None, model.served_name):
         yield (
             f"--served-model-name {served}: expected the profile's name, {model.served_name}, of "
@@ -115,7 +118,8 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
             f"--model {settings.model}: expected the profile's, {model.id}, or a folder whose "
             "config.json shows its shape; else say it in a profile of your own (--profile)"
         )
-    duration, least_s = config.getoption("--soak"), profile.certify.soak_s
+    duration = config.getoption("--soak")
+    least_s = profile.certify.soak_s
     if (soak.parse_duration(duration) if duration else 0.0) < least_s:
         named = f"--soak {duration}" if duration else "no --soak"
         yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} asks"

@@ -167,7 +167,8 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
     """After pytest-benchmark has stored and compared: an error there is no success. Its regressions
     are in the ledger already, so that its summary need raise nothing."""
     benchmarks = getattr(config, "_benchmarksession", None)
-    if (line := config.stash.get(_BROKEN, None)) is not None:
+    line = config.stash.get(_BROKEN, None)
+    if line is not None:
         fact = Fact("pytest-benchmark stores and compares the run", line)
         session.ledger.decide(TestReport.of("--benchmark::pytest-benchmark", "regression", fact))
     if benchmarks is not None:
@@ -219,7 +220,8 @@ def _decide_checks(config: pytest.Config, session: Session) -> None:
 
 
 def _refuse_places(config: pytest.Config, folder: Path) -> None:
-    storage, stores = config.getoption("benchmark_storage"), _given(config, *_STORING[:2])
+    storage = config.getoption("benchmark_storage")
+    stores = _given(config, *_STORING[:2])
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--benchmark-storage {storage}: expected a folder, got a file.")
     if stores and not os.access(folder if folder.is_dir() else folder.parent, os.W_OK):
@@ -244,7 +246,8 @@ def _refuse_places(config: pytest.Config, folder: Path) -> None:
 
 def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     grouped = config.getoption("benchmark_group_by", "group").split(",")
-    if wrong := [each for each in grouped if each not in _GROUPS]:
+    wrong = [each for each in grouped if each not in _GROUPS]
+    if wrong:
         raise UsageError(
             f"--benchmark-group-by {wrong[0]}: expected one of {', '.join(sorted(_GROUPS))}: the "
             "tests of the levels have no parameter in common."

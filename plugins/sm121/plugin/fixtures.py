@@ -64,7 +64,8 @@ class Servers:
 
     def stop(self) -> StopReport:
         """Stop the running server; what it left. Raises NotRun: it is attached, or none runs."""
-        if (report := self._session.stop()) is None:
+        report = self._session.stop()
+        if report is None:
             raise NotRun(
                 "no server that the suite started is running; attached ones are not stopped"
             )
@@ -129,7 +130,8 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
         named = server.engine if server.managed else conformance.settings.attached_engine
         detected = detect(server, named, identity=engine.identity)
         if not server.managed:
-            engine.name, engine.version = detected.engine, detected.version
+            engine.name = detected.engine
+            engine.version = detected.version
         by_address[server.endpoint.base_url] = detected
     return detected
 
@@ -176,7 +178,8 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.remark, at_once=False)
     kept = request.node.stash
-    excused, symptoms = kept.setdefault(DEVIATIONS, []), kept.setdefault(SYMPTOMS, [])
+    excused = kept.setdefault(DEVIATIONS, [])
+    symptoms = kept.setdefault(SYMPTOMS, [])
     return Judge(api, remark, answered, excused=excused, symptoms=symptoms)
 
 

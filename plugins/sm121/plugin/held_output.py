@@ -71,13 +71,15 @@ def hold(config: pytest.Config) -> None:
 
 def release(config: pytest.Config) -> None:
     """Show what is held back."""
-    if (held := config.stash.get(_HELD, None)) is not None:
+    held = config.stash.get(_HELD, None)
+    if held is not None:
         held.release()
 
 
 def drop(config: pytest.Config) -> None:
     """Do not show what is held back: one line says all that there is to say."""
-    if (held := config.stash.get(_HELD, None)) is not None:
+    held = config.stash.get(_HELD, None)
+    if held is not None:
         held.drop()
 
 

@@ -59,11 +59,13 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
     """The provider of ``--kernel-provider``, or of each operation the one that has the kernel of
     the path. They run in the engine's interpreter."""
     settings = conformance.settings
-    if (obstacle := _obstacle(settings)) is not None:
+    obstacle = _obstacle(settings)
+    if obstacle is not None:
         raise NotRun(obstacle)
     processes = _Processes(conformance)
     pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
-    path, name = conformance.path_to_judge(), settings.kernel_provider
+    path = conformance.path_to_judge()
+    name = settings.kernel_provider
     chosen = {
         operation: serving.Choice(None, provider=name)
         if name is not None
@@ -80,7 +82,8 @@ class _Processes:
         worker = settings.worker
         self._session = conformance
         self.here = child.of_this_process(1 if worker is None else worker.count)
-        self._python, self._environment = self.here.python, self.here.environment
+        self._python = self.here.python
+        self._environment = self.here.environment
         self._serves = None
         if settings.base_url is not None:
             self._serves = "whether the attached server serves with that build cannot be known"

@@ -45,7 +45,8 @@ def _plan(config: pytest.Config) -> CellPlan | None:
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
-    strength, axes_file = config.getoption("--matrix"), config.getoption("--matrix-axes")
+    strength = config.getoption("--matrix")
+    axes_file = config.getoption("--matrix-axes")
     if chosen.matrix is None:
         if any(option not in (None, "none") for option in (axes_file, strength)):
             raise errors.UsageError(f"--matrix: profile {chosen.name} has no [matrix]")
@@ -85,7 +86,9 @@ def _plan_to_run(
 ) -> CellPlan | None:
     plan = config.stash.get(PLAN, None)
     selected = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
-    return plan if plan and plan.cells and selected and session.pool is not None else None
+    if plan and plan.cells and selected and session.pool is not None:
+        return plan
+    return None
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:

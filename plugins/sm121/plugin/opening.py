@@ -132,7 +132,8 @@ def take_machine(config: pytest.Config, run: Session, items: Iterable[pytest.Ite
     Raises:
         UsageError: Another run measures here.
     """
-    chosen, settings = run.target, run.settings
+    chosen = run.target
+    settings = run.settings
     if settings.worker is not None and settings.worker.id != "gw0":
         return
     starts_on_gpu = chosen.arch != CPU and chosen.obstacle is None and settings.base_url is None

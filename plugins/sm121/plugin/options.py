@@ -83,10 +83,12 @@ def refuse_numbers(config: pytest.Config) -> None:
             continue
         numbers = [*itertools.takewhile(str.isdecimal, words[at:])]
         before = [*itertools.takewhile(str.isdecimal, reversed(words[:at]))]
-        name, values = words[at - len(before) - 1], [*reversed(before), *numbers]
+        name = words[at - len(before) - 1]
+        values = [*reversed(before), *numbers]
         option, _, value = name.partition("=")
         if option in own_options.every():
-            given, listed = " ".join(values), ",".join([*filter(None, [value]), *values])
+            given = " ".join(values)
+            listed = ",".join([*filter(None, [value]), *values])
             raise errors.UsageError(
                 f"{name} {given}: expected one list with commas, as in {option} {listed}"
             )
@@ -114,7 +116,8 @@ def read(config: pytest.Config) -> settings.Settings:
         )
     given_to_worker = getattr(config, "workerinput", None)
     worker = workers.worker_of(config)
-    if (strength := config.getoption("--matrix")) is not None:
+    strength = config.getoption("--matrix")
+    if strength is not None:
         covering.parse_strength(strength)
     shards.parse(config.getoption("--shard"))
     refuse_numbers(config)

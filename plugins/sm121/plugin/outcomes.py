@@ -52,7 +52,9 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         and not test.excused
         and not test.is_beside
     ]
-    return f"the smoke level failed ({failed[0].id}); what it needs comes first" if failed else None
+    if failed:
+        return f"the smoke level failed ({failed[0].id}); what it needs comes first"
+    return None
 
 
 def require_able(session: Session, item: pytest.Item, other: str | None) -> None:
@@ -164,13 +166,16 @@ def _unfinished(item: pytest.Item) -> TestReport:
 def severity_of(item: pytest.Item) -> Severity:
     """What a failure of a test is, as far as its marker says."""
     marker = item.get_closest_marker("severity")
-    return Severity(marker.args[0]) if marker is not None else Severity.BLOCKER
+    if marker is not None:
+        return Severity(marker.args[0])
+    return Severity.BLOCKER
 
 
 def _judged_kernel(item: pytest.Item, before: JudgedKernel | None) -> JudgedKernel | None:
     used: Kernels | None = getattr(item, "funcargs", {}).get("kernels")
     if used is not None and used.judged is not None:
-        (operation, provider), used.judged = used.judged, None
+        operation, provider = used.judged
+        used.judged = None
         return JudgedKernel(operation=operation, provider=provider)
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     return before or (case and JudgedKernel(operation=case.operation))
@@ -210,7 +215,8 @@ def _without_reprs(fact: Fact) -> Fact:
 def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[str, str]:
     lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
-    if (explanation := failure.explain(facts[0].observed)) is not None:
+    explanation = failure.explain(facts[0].observed)
+    if explanation is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {explanation}"
     parts = [part for fact in facts for part in (fact.requirement, fact.observation)]
     parts += [crash.kind for crash in session.file.crashes if crash.test == item.stash[ID]]
@@ -265,7 +271,8 @@ def _excuse(
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
     elif trusted is not None and (plain or _is_an_answer(error)) and not session.settings.certify:
         named = any(waiver.test == finding.id for waiver in session.settings.waivers)
-        if (source := trusted.known(finding)) is not None and not named:
+        source = trusted.known(finding)
+        if source is not None and not named:
             finding.tolerated = "known"
             report.wasxfail = f"known, {source} has it, too: {finding.message}"
     if finding.tolerated is not None:
@@ -281,7 +288,8 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
-    today, facts = datetime.date.today(), finding.facts
+    today = datetime.date.today()
+    facts = finding.facts
     waivers = [each for each in session.settings.waivers if each.test == finding.id]
     if not waivers:
         return
@@ -319,7 +327,8 @@ def _never_waived(
         return "a crash"
     if isinstance(error, Unmet) and error.never_waived:
         return error.never_waived
-    if (marker := item.get_closest_marker("never_waived")) is not None:
+    marker = item.get_closest_marker("never_waived")
+    if marker is not None:
         return str(marker.args[0])
     if "record_metric" in getattr(item, "fixturenames", ()):
         measured = session.recorder.recorded[item.stash.get(MEASURED, 0) :]

@@ -80,7 +80,8 @@ def going_on(config: pytest.Config) -> Iterator[None]:
 
 def has_any(config: pytest.Config) -> bool:
     """Whether a worker of this run has a test of a level."""
-    directory, name = config.stash[SETTINGS].report_dir, config.stash.get(_RUN, None)
+    directory = config.stash[SETTINGS].report_dir
+    name = config.stash.get(_RUN, None)
     return name is not None and report_directory.is_shared(directory, name)
 
 
@@ -94,7 +95,8 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     Returns:
         The run as it ended.
     """
-    settings, name = config.stash[SETTINGS], config.stash[_RUN]
+    settings = config.stash[SETTINGS]
+    name = config.stash[_RUN]
     lock = report_directory.take(settings.report_dir, name).lock
     parts = _parts(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)

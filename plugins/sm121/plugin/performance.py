@@ -50,7 +50,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 def refuse_wrong_sizes(session: Session) -> None:
     """Refuse sizes that the server's context cannot hold. Raises UsageError: one was named."""
-    sizes, chosen = session.settings.sizes, session.target.profile
+    sizes = session.settings.sizes
+    chosen = session.target.profile
     if chosen is None or session.target.obstacle is not None:
         return
     if session.attached is not None:
@@ -83,7 +84,8 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
 
     def show(line: str) -> None:
         nonlocal shown_at
-        progress, now = pytestconfig.stash.get(PROGRESS, None), time.monotonic()
+        progress = pytestconfig.stash.get(PROGRESS, None)
+        now = time.monotonic()
         if now - shown_at >= _LINE_EVERY_S or (progress is not None and progress.rewrites):
             shown_at = now
             say(pytestconfig, "measuring", line)
@@ -180,7 +182,8 @@ def measured_history(conformance: Session, pytestconfig: pytest.Config) -> Measu
 def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> AbRun:
     """A against B, started in turns."""
     assert box is not None  # read before the first start
-    settings, profile = conformance.settings, conformance.profile
+    settings = conformance.settings
+    profile = conformance.profile
     if settings.ab is None:
         raise NotRun("nothing to compare: give --ab A B")
 

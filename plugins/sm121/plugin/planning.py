@@ -73,7 +73,9 @@ def minutes(config: pytest.Config, name: str) -> str | None:
     if chosen is None or chosen.profile is None:
         return None
     time = _forecast(config, chosen, name, tests_of(config, name)).time
-    return str(time) if time is not None else None
+    if time is not None:
+        return str(time)
+    return None
 
 
 def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
@@ -90,10 +92,13 @@ def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
 
 def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]:
     """All that is known before a start: facts, plans, minutes."""
-    chosen, settings = config.stash.get(TARGET, None), config.stash[SETTINGS]
+    chosen = config.stash.get(TARGET, None)
+    settings = config.stash[SETTINGS]
     if chosen is None:
         return {"chosen": None}
-    profile, facts, plans = chosen.profile, [], {}
+    profile = chosen.profile
+    facts = []
+    plans = {}
     if profile is not None:
         facts = [line for fact in _FACTS for line in fact(settings, chosen, profile)]
         # A certificate accepts no smaller plan.
@@ -185,7 +190,8 @@ def _path(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str
     required = profile.path_of(profile.under_test)
     kernels = (("attention", required.attention), ("moe", required.moe))
     fields = (*kernels, ("KV layout", required.kv_layout))
-    if parts := [f"{name} {' or '.join(values)}" for name, values in fields if values]:
+    parts = [f"{name} {' or '.join(values)}" for name, values in fields if values]
+    if parts:
         yield f"path that is asked for: {', '.join(parts)}"
 
 
@@ -195,7 +201,8 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         return
     under_test = profile.configurations[profile.under_test]
     environment = target.start_environment(settings, profile, under_test.environment)
-    needs, modules = profile.engine.needs, None
+    needs = profile.engine.needs
+    modules = None
     if needs.jit_modules:
         try:
             modules = FlashInferModules.of(settings.engine_python, environment)
@@ -219,14 +226,18 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
 
 def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
     """Gates above what the memory allows the configuration under test, by what it will read."""
-    if (config := roofline.read_config(settings.model or profile.model.id)) is None:
+    config = roofline.read_config(settings.model or profile.model.id)
+    if config is None:
         return
-    name, suffix = profile.under_test, "" if profile.question else " (asked of every build)"
+    name = profile.under_test
+    suffix = "" if profile.question else " (asked of every build)"
     gb_s = _measured_gb_s(settings.report_dir, profile)
     for gate in profile.performance.gates:
-        if (depth := roofline.depth_of(gate.metric)) in settings.measuring_plan(profile).depths:
+        depth = roofline.depth_of(gate.metric)
+        if depth in settings.measuring_plan(profile).depths:
             read = roofline.cost(profile, name, depth or 0, config, settings.engine_arguments)
-            if why := roofline.out_of_reach(profile, gate, read, config, gb_s):
+            why = roofline.out_of_reach(profile, gate, read, config, gb_s)
+            if why:
                 label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
                 yield f"{label} is above the bound: configuration {name} reads {why}"
 

@@ -58,7 +58,8 @@ class Progress:
         self._clock = clock
         self._every_s = every_s
         self._began = self._level_began = self._written = clock()
-        self._level, self._waits = "", ""
+        self._level = ""
+        self._waits = ""
         self._running: dict[str, float] = {}
         self._verdicts: Counter[Verdict] = Counter()
         self._of_level: Counter[Verdict] = Counter()
@@ -67,7 +68,9 @@ class Progress:
         self._width = width
         #: Where pytest's line was ended that it had begun: its width, and the test.
         self._broken = (0, "")
-        self._file, self._lock, self._ended = file, threading.RLock(), threading.Event()
+        self._file = file
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
         self._live: Live | None = None
         console = Console(file=file)
         if console.is_terminal and not console.is_dumb_terminal and width is None:
@@ -103,7 +106,8 @@ class Progress:
                 self._begin_level(level)
             if level:
                 self._running.clear()
-            self._running[test], self._waits = self._clock(), ""
+            self._running[test] = self._clock()
+            self._waits = ""
             self._remaining.begin(test, self._clock())
 
     def end(self, test: TestReport, *, name: str | None = None) -> None:
@@ -164,7 +168,8 @@ class Progress:
         if not running:
             return ""
         first, began = min(running.items(), key=lambda item: item[1])
-        ran, others = self._clock() - began, len(running) - 1
+        ran = self._clock() - began
+        others = len(running) - 1
         return (
             first.rpartition("::")[2]
             + (f" for {clock(ran)}" if ran >= _LONG_S else "")
@@ -174,7 +179,9 @@ class Progress:
     def _left(self, text: str) -> str:
         """The time that the run has to go, in a text; empty where it is not known, or over."""
         left = self._remaining.shown(self._clock())
-        return "" if left is None or left.high < 1.0 else text.format(_between(left))
+        if left is None or left.high < 1.0:
+            return ""
+        return text.format(_between(left))
 
     def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
         left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
@@ -187,7 +194,8 @@ class Progress:
     def _begin_level(self, level: str) -> None:
         self._running.clear()
         self._end_level()
-        self._level, self._level_began = level, self._clock()
+        self._level = level
+        self._level_began = self._clock()
         if level not in self._levels:
             return
         checks = self._levels[level]
@@ -227,9 +235,12 @@ class Progress:
 
 def _between(time: TimeRange) -> str:
     """A time left on a clock, as "about 2:00" or "1:30 to 4:00"."""
-    low, high = clock(time.low), clock(time.high)
+    low = clock(time.low)
+    high = clock(time.high)
     is_one = time.high <= time.low * 1.15 or low == high
-    return f"about {clock((time.low + time.high) / 2)}" if is_one else f"{low} to {high}"
+    if is_one:
+        return f"about {clock((time.low + time.high) / 2)}"
+    return f"{low} to {high}"
 
 
 def of_run(
@@ -265,7 +276,8 @@ def going_on(config: pytest.Config, what: str) -> Iterator[None]:
         if file.isatty():
             yield
             return
-        ended, began = threading.Event(), time.monotonic()
+        ended = threading.Event()
+        began = time.monotonic()
 
         def keep_saying() -> None:
             while not ended.wait(_LINE_EVERY_S):

@@ -86,7 +86,8 @@ def redact(session: Session, report: pytest.TestReport) -> None:
         report.longrepr = (file, (line or 0) + 1, session.redact(report.longrepr[2]))
         return
     content = report.longreprtext
-    if (clean := session.redact(content)) != content:
+    clean = session.redact(content)
+    if clean != content:
         report.longrepr = clean
 
 

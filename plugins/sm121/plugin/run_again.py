@@ -129,7 +129,9 @@ def _from_here(config: pytest.Config, test: str) -> str:
 
 def _arguments(config: pytest.Config) -> list[str]:
     arguments = [str(argument) for argument in config.invocation_params.args]
-    return own_tests.given(arguments) if is_own_run(config) else arguments
+    if is_own_run(config):
+        return own_tests.given(arguments)
+    return arguments
 
 
 def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:

@@ -126,7 +126,8 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Stable: within a level the order of the file stays. Tests of no level sort with smoke.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
     config.stash[_CERTIFIES] = None
-    if (settings := config.stash[SETTINGS]).certify:
+    settings = config.stash[SETTINGS]
+    if settings.certify:
         architectures = architectures_asked_for(config.getoption("markexpr", "") or "")
         with contextlib.suppress(errors.UsageError):  # said to the user when the run is opened
             config.stash[_CERTIFIES] = resolve(settings, architectures).profile
@@ -146,7 +147,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         if kind in groups:
             config.hook.pytest_deselected(items=groups[kind])
     lines = config.stash.setdefault(LEFT_OUT, [])
-    if (certified := config.stash[_CERTIFIES]) is not None:
+    certified = config.stash[_CERTIFIES]
+    if certified is not None:
         levels = Counter(item.stash[LEVEL] for item in groups.get("uncertified", ()))
         lines += [
             f"{number} tests are left out: the certificate of profile {certified.name} does not "
@@ -176,12 +178,15 @@ def left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile, plan:
     if item.get_closest_marker("ab_run") and config.getoption("--ab") is None:
         return "without A and B"
     is_cell = item.stash.get(LEVEL, "") == "matrix"
-    return "no cells" if is_cell and config.getoption("--matrix") == "none" else ""
+    if is_cell and config.getoption("--matrix") == "none":
+        return "no cells"
+    return ""
 
 
 def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:
     """Whether a plan of a profile asks a test; each asks what has an option of its own."""
-    level, markers = item.stash[LEVEL], {marker.name for marker in item.iter_markers()}
+    level = item.stash[LEVEL]
+    markers = {marker.name for marker in item.iter_markers()}
     strength = item.config.getoption("--matrix") if level == "matrix" else None
     if strength is not None or markers & {"asked_for", "ab_run"}:
         return True
@@ -202,7 +207,10 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:
     """The values that a parametrized test has; empty for another one."""
-    return item.callspec.params if hasattr(item, "callspec") else {}
+    if not hasattr(item, "callspec"):
+        return {}
+    values: Mapping[str, Any] = item.callspec.params
+    return values
 
 
 def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -211,7 +219,8 @@ def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> N
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     row = chosen.plan(settings.plan)
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
-        if wrong := strange_names(row, module):
+        wrong = strange_names(row, module)
+        if wrong:
             raise errors.UsageError(
                 f"profile {chosen.name}: key plans.{settings.plan}.tests: expected names of tests "
                 f"or markers in {module.__name__}.py, got {', '.join(wrong)}"
@@ -235,7 +244,8 @@ def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
 
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a certificate is asked for that does not ask for the test's level, nor for a soak."""
-    profile, level = config.stash.get(_CERTIFIES, None), item.stash.get(LEVEL, None)
+    profile = config.stash.get(_CERTIFIES, None)
+    level = item.stash.get(LEVEL, None)
     if profile is None or level is None or level in profile.certify.levels:
         return False
     return not (profile.certify.soak_s and item.stash[ID] == certification.SOAK)
@@ -359,7 +369,9 @@ def inability(item: pytest.Item, profile: Profile | None) -> str | None:
     if name not in get_args(Ability):
         raise pytest.UsageError(f"{item.nodeid}: ability({name!r}): expected {get_args(Ability)}")
     reason = profile.correctness.cannot.get(name)
-    return f"profile {profile.name}: {name}: {reason}" if reason else None
+    if reason:
+        return f"profile {profile.name}: {name}: {reason}"
+    return None
 
 
 def _applies_to(item: pytest.Item) -> frozenset[str]:

@@ -127,7 +127,8 @@ def pytest_collection_modifyitems(
     with opening.refusing(), others.only_warn():
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
-        if (refused := config.stash.get(matrix.REFUSED, None)) is not None:
+        refused = config.stash.get(matrix.REFUSED, None)
+        if refused is not None:
             raise refused
         workers.name_groups(config, items)
         shards.divide(config, items)
@@ -221,7 +222,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             result = yield
     finally:
         _stop_progress(session.config)
-        if (run := session.config.stash.get(stash.SESSION, None)) is not None:
+        run = session.config.stash.get(stash.SESSION, None)
+        if run is not None:
             if run.box is not None and run.box.unread and not run.interrupted:
                 run.box.read_at_the_end()  # a run that ended within a level that measures
                 _step("box read again")
@@ -399,13 +401,15 @@ def pytest_benchmark_update_machine_info(
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
     """The commits of the engine's packages."""
-    if (session := config.stash.get(stash.SESSION, None)) is not None:
+    session = config.stash.get(stash.SESSION, None)
+    if session is not None:
         commit_info["git_shas"] = session.file.environment.get("git_shas")
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Store how the run ended: the machine may have become unfit after a measurement."""
-    if (session := config.stash.get(stash.SESSION, None)) is not None:
+    session = config.stash.get(stash.SESSION, None)
+    if session is not None:
         benchmarks.describe_end(session, output_json)
 
 
@@ -431,10 +435,12 @@ def pytest_terminal_summary(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop what still runs, and release the report directory."""
-    if (session := config.stash.get(stash.SESSION, None)) is not None:
+    session = config.stash.get(stash.SESSION, None)
+    if session is not None:
         session.release()
         _step("released")
-    if (signals := config.stash.get(stash.SIGNALS, None)) is not None:
+    signals = config.stash.get(stash.SIGNALS, None)
+    if signals is not None:
         signals.restore()
 
 
@@ -444,12 +450,14 @@ def _show_progress(config: pytest.Config) -> None:
         return
     pool = config.stash[stash.SESSION].pool
     starts = pool.starts if pool is not None else ()
-    if (bar := progress.of_run(config, expected, starts)) is not None:
+    bar = progress.of_run(config, expected, starts)
+    if bar is not None:
         config.stash[stash.PROGRESS] = bar
 
 
 def _stop_progress(config: pytest.Config) -> None:
-    if (bar := config.stash.get(stash.PROGRESS, None)) is not None:
+    bar = config.stash.get(stash.PROGRESS, None)
+    if bar is not None:
         del config.stash[stash.PROGRESS]
         bar.stop()
 

@@ -77,7 +77,8 @@ def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
 
 def target(session: Session) -> list[str]:
     """The settings in force, after they were resolved."""
-    run, label = session.file, profile_label
+    run = session.file
+    label = profile_label
     return rendered("target.txt.j2", one_line, run=run, label=label).splitlines()
 
 
@@ -85,7 +86,8 @@ def say(
     config: pytest.Config, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE
 ) -> None:
     """Show a line at once, although pytest captures output."""
-    if (progress := config.stash.get(PROGRESS, None)) is not None:
+    progress = config.stash.get(PROGRESS, None)
+    if progress is not None:
         progress.say(what, line, kind)
         return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -173,7 +175,8 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     crashed = {crash.test for crash in crashes}
     groups = findings.grouped(report) if report is not None else []
     remaining = [each for each in groups if not crashed.issuperset(each.ids)]
-    page, conclusion = session.directory / "report.html", headline.of(file)
+    page = session.directory / "report.html"
+    conclusion = headline.of(file)
     text = rendered(
         "closing.txt.j2",
         one_line,
@@ -204,4 +207,6 @@ def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | Non
     if form == "llama-benchy":
         return key_numbers.llama_benchy(run, report.details.samples if report is not None else {})
     table = key_numbers.rows(run)
-    return key_numbers.markdown(table) if form == "markdown" else key_numbers.aligned(table)
+    if form == "markdown":
+        return key_numbers.markdown(table)
+    return key_numbers.aligned(table)

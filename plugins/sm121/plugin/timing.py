@@ -25,7 +25,8 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> tuple[Taken, str 
     Returns:
         The times, and why there are none although a file is there; None where that is not so.
     """
-    folder, target = _folder(config), _target(config, chosen, plan)
+    folder = _folder(config)
+    target = _target(config, chosen, plan)
     if folder is None or target is None:
         return Taken(), None
     try:
@@ -40,7 +41,8 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> tuple[Taken, str 
 
 def note(item: pytest.Item) -> None:
     """Note what a check took, and the starts in it, once it has its verdict."""
-    session, finding = item.config.stash.get(SESSION, None), item.stash.get(FINDING, None)
+    session = item.config.stash.get(SESSION, None)
+    finding = item.stash.get(FINDING, None)
     if session is None or finding is None or not finding.executed:
         return
     taken = item.config.stash.setdefault(_TAKEN, Taken())
@@ -52,7 +54,8 @@ def note(item: pytest.Item) -> None:
 def keep(config: pytest.Config, session: Session) -> None:
     """Keep what this run took. What does not say how long it takes next time is not kept: a run
     with ``--engine-debug``, one of several workers, and rates with sizes of their own."""
-    taken, settings = config.stash.get(_TAKEN, None), session.settings
+    taken = config.stash.get(_TAKEN, None)
+    settings = session.settings
     target = _target(config, session.target, settings.plan)
     folder = _folder(config)
     if taken is None or target is None or folder is None:
@@ -102,7 +105,8 @@ def _folder(config: pytest.Config) -> Path | None:
 
 
 def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.Target | None:
-    settings, profile = config.stash[SETTINGS], chosen.profile
+    settings = config.stash[SETTINGS]
+    profile = chosen.profile
     if profile is None:
         return None
     return timings.Target(

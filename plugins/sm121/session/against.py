@@ -81,7 +81,9 @@ class Trusted:
         tests = (run.failures.get(failure.id) for run in reversed(self.runs))
         failed = [test for test in itertools.takewhile(same, tests) if test is not None]
         near = all(alike(test.facts, failure.facts) for test in failed[:1] + failed[-1:])
-        return self.name if failed and near else None
+        if failed and near:
+            return self.name
+        return None
 
 
 def load(asked: str, storage: Path) -> Trusted:
@@ -125,14 +127,16 @@ def trust(
     it is kept, the run, and what it has less than the one that was trusted before. Raises
     UsageError: it is no run to hold another one against."""
     run = _read(report)
-    before, narrower = _kept(storage), list[str]()
+    before = _kept(storage)
+    narrower = list[str]()
     for folder in () if anew else before:  # what is trusted twice would count as two runs
         if (folder / verdict_file.NAME).read_bytes() == (report / verdict_file.NAME).read_bytes():
             raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
     try:
         last = _read(before[-1]) if before else run
     except UsageError as error:
-        last, narrower = run, [f"what is not known: {error}"]
+        last = run
+        narrower = [f"what is not known: {error}"]
     ran = {test.id for test in run.file.tests if test.executed}
     tests = [test.id for test in last.file.tests if test.executed and test.id not in ran]
     measured = run.metrics if run.rates_unfit is None else run.file.metrics
@@ -165,14 +169,16 @@ def _kept(storage: Path) -> list[Path]:
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
     """Refuse a run that has nothing in common with this one. Raises UsageError: it is of another
     architecture, profile, engine or model, or of a smaller plan."""
-    if (why := _unlike(trusted.newest.file, run)) is not None:
+    why = _unlike(trusted.newest.file, run)
+    if why is not None:
         raise UsageError(
             f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
         )
 
 
 def _unlike(one: VerdictFile, other: VerdictFile) -> str | None:
-    before, after = one.fingerprint or Fingerprint(), other.fingerprint or Fingerprint()
+    before = one.fingerprint or Fingerprint()
+    after = other.fingerprint or Fingerprint()
     pairs = [
         ("architecture", one.arch, other.arch),
         ("profile", one.profile, other.profile),
@@ -216,7 +222,8 @@ def judge(
     for name, why in missing.items():
         add(name, Fact(f"{name} runs, as in {trusted.name}", f"it did not: {why}"))
     for test in run.tests:
-        if deviations := _sort(report, test, tests_before.get(test.id)):
+        deviations = _sort(report, test, tests_before.get(test.id))
+        if deviations:
             excused = f"it is excused, as known of {_engine(run)} ({', '.join(deviations)})"
             fact = Fact(
                 f"{test.id} holds, as in {trusted.name}", f"{excused}, which that run did not show"
@@ -292,7 +299,9 @@ def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
     Which test measured what is known of no run of an earlier suite; there all go by the level."""
     unasked = [*unasked]
     if not any(test.metrics for test in before.tests):
-        return set() if any(t.level == "performance" for t in unasked) else {*before.metrics}
+        if any(t.level == "performance" for t in unasked):
+            return set()
+        return {*before.metrics}
     return {*before.metrics} - {name for test in unasked for name in test.metrics}
 
 
@@ -353,12 +362,14 @@ class _PathChange:
 def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[_PathChange]:
     if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return  # nothing was served here
-    one, other = trusted.engine.path, run.engine.path
+    one = trusted.engine.path
+    other = run.engine.path
     requests = {(each.field, each.by) for each in one.requested}
     requests ^= {(each.field, each.by) for each in other.requested}
     changed_requests = {field for field, _ in requests}
     for name in _PATH:
-        before, now = getattr(one, name), getattr(other, name)
+        before = getattr(one, name)
+        now = getattr(other, name)
         if before == now:
             pass
         elif now is None:
@@ -395,7 +406,8 @@ def _metrics(
         return
     fingerprints = trusted.newest.file.fingerprint, run.fingerprint
     machines = [each.machine if each is not None else {} for each in fingerprints]
-    if apart := machine.differences(*machines):
+    apart = machine.differences(*machines)
+    if apart:
         why = f"which is of another machine ({'; '.join(apart)})"
         text = f"metrics cannot be compared with {trusted.name}, {why}"
         yield "metrics", Verdict.INVALID, text

@@ -45,7 +45,8 @@ def digests(root: Path) -> dict[str, str]:
 
 def foreign_tests(root: Path) -> list[str]:
     """Files of tests that do not ship with the suite, in a folder without a commit."""
-    shipped, present = dict(_file().files), digests(root)
+    shipped = dict(_file().files)
+    present = digests(root)
     if "conftest.py" not in present:  # an installed copy needs none: `sm121 run` names the plugin
         shipped.pop("conftest.py", None)
     return sorted(name for name in {*shipped, *present} if shipped.get(name) != present.get(name))
@@ -98,7 +99,8 @@ def _gaps_of_levels(
         tests = [test for test in file.tests if test.level == level]
         if not tests:
             yield Verdict.NOT_RUN, f"level {level} has no test that was selected"
-        if skipped := [test.id for test in tests if test.skipped and test.id not in inapplicable]:
+        skipped = [test.id for test in tests if test.skipped and test.id not in inapplicable]
+        if skipped:
             yield Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"
 
 
@@ -116,7 +118,8 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
 
 
 def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
-    passed, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
+    passed = {t.id for t in file.tests if t.verdict is Verdict.PASS}
+    certify = profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
         gap = "the answers were not compared with a golden file (--golden PATH), and no oracle"
@@ -141,12 +144,14 @@ def doubt_of_answers(
         level = file.levels.get(name)
         if level is not None and level.verdict not in (Verdict.PASS, Verdict.NOT_RUN):
             return f"level {name} of the run that recorded it is {level.verdict}"
-    if waived := [test.id for test in file.tests if test.waived and test.level == "correctness"]:
+    waived = [test.id for test in file.tests if test.waived and test.level == "correctness"]
+    if waived:
         return f"in the run that recorded it a waiver tolerated {waived[0]}"
     absent = [name for name in deselected if "test_correctness.py" in name]
     required = profile.certify.model_copy(update={"levels": ("correctness",)})
     gaps = [*_gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)]
-    if left_out := [*absent, *(gap for _, gap in gaps)]:
+    left_out = [*absent, *(gap for _, gap in gaps)]
+    if left_out:
         return f"the run that recorded it left out checks of correctness ({left_out[0]})"
     return None
 
@@ -171,10 +176,12 @@ def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
 
 
 def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
-    required, path = profile.certify, file.engine.path
+    required = profile.certify
+    path = file.engine.path
     not_shown = profile.path_of(profile.under_test).not_shown
     parts = [name for name in required.path if name not in not_shown]
-    if unproven := [name for name in parts if getattr(path, name) is None]:
+    unproven = [name for name in parts if getattr(path, name) is None]
+    if unproven:
         yield Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"
     if path.differences:
         yield Verdict.INVALID, f"asked for and not what ran: {path.differences[0]}"

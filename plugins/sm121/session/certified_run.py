@@ -57,7 +57,8 @@ def start(given: Sequence[str]) -> NoReturn:
             "table engine.environment of a profile of your own (--profile)"
         )
     variables = environment(os.environ)
-    if removed := sorted({*os.environ} - {*variables}):
+    removed = sorted({*os.environ} - {*variables})
+    if removed:
         sys.stderr.write(f"{OPTION} runs without these variables: {', '.join(removed)}\n")
     sys.stdout.flush()
     sys.stderr.flush()

@@ -65,7 +65,9 @@ class CrashDesk:
 
     @property
     def _managed(self) -> ManagedServer | None:
-        return self._session.pool.latest if self._session.pool is not None else None
+        if self._session.pool is not None:
+            return self._session.pool.latest
+        return None
 
     def after_error(self, test: str, error: Exception) -> None:
         """A test ended with an error which means that its server may have failed."""
@@ -154,11 +156,14 @@ class CrashDesk:
             rerun=self._rerun(test),
         )
         if managed is not None:
-            evidence.log, evidence.exit_status = managed.log, managed.exit_status
-            evidence.configuration, evidence.nodes = self._record(managed), managed.described()
+            evidence.log = managed.log
+            evidence.exit_status = managed.exit_status
+            evidence.configuration = self._record(managed)
+            evidence.nodes = managed.described()
             evidence.environment = session.engine_environment(managed.configuration)
             return evidence
-        evidence.log, why = session.settings.server_log, _ATTACHED
+        evidence.log = session.settings.server_log
+        why = _ATTACHED
         log = {"log": "not known; give --server-log"} if evidence.log is None else {}
         evidence.missing = {"tree": why, "exits": why, **log}
         named = {f"node-{node.rank}": (node.log, {"node": str(node)}) for node in spans[1:]}
@@ -166,7 +171,8 @@ class CrashDesk:
         return evidence
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
-        managed, life = self._managed, self._session.life
+        managed = self._managed
+        life = self._session.life
         if not isinstance(life, ManagedLife):
             if managed is None or managed.was_stopped:
                 return False
@@ -178,7 +184,8 @@ class CrashDesk:
     def _tell(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
         """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
         without the cause; nothing where the cause says it."""
-        session, cause = self._session, evidence.cause
+        session = self._session
+        cause = evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
         try:
@@ -207,7 +214,8 @@ class CrashDesk:
 
     def _replace_server(self, evidence: crash_bundle.Evidence) -> None:
         session = self._session
-        if xids := evidence.kernel.xids:
+        xids = evidence.kernel.xids
+        if xids:
             session.distrusted = (
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
                 "measured or computed after it can be trusted; reset the GPU or reboot"
@@ -283,10 +291,13 @@ class CrashDesk:
         if load is not None and load.timeline.metrics is not None:
             return load.timeline.metrics
         file = self._session.metrics_file(managed.log if managed is not None else None)
-        return file.read_text("utf-8", "replace") if file.is_file() else None
+        if file.is_file():
+            return file.read_text("utf-8", "replace")
+        return None
 
     def _record(self, managed: ManagedServer) -> dict[str, Any]:
-        configuration, secrets = managed.configuration, self._session.secrets
+        configuration = managed.configuration
+        secrets = self._session.secrets
         return {
             "name": configuration.name,
             "engine": configuration.engine,
@@ -328,10 +339,14 @@ def _happened(error: Exception | Dead, *, ended: bool) -> str:
         return "the server did not start"
     if isinstance(error, ServerError | Dead) or ended:
         return "the server died"
-    return "a test ran out of time" if isinstance(error, RanOutOfTime) else "the server failed"
+    if isinstance(error, RanOutOfTime):
+        return "a test ran out of time"
+    return "the server failed"
 
 
 def _what(error: Exception | Dead | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
-    return error.what if isinstance(error, ServerError | Dead) else "a test ran out of time"
+    if isinstance(error, ServerError | Dead):
+        return error.what
+    return "a test ran out of time"

@@ -38,8 +38,10 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
     """What a session asks, of what, on which machine. ``variables``: of the engine's start."""
-    settings, chosen = session.settings, session.profile
-    managed, attached = session.configurations.get(chosen.under_test), session.attached
+    settings = session.settings
+    chosen = session.profile
+    managed = session.configurations.get(chosen.under_test)
+    attached = session.attached
     served = f"served:{attached.endpoint.served_name}" if attached is not None else None
     relevant = environment.relevant_environment(variables)
     left_out = location_variables()
@@ -79,7 +81,8 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
     engine = engine or Installed()
     if chosen.name not in profile.shipped():
         return False
-    shipped, name = profile.load(chosen.name), chosen.under_test
+    shipped = profile.load(chosen.name)
+    name = chosen.under_test
     if name not in shipped.configurations:
         return False
     choice = (name, engine.identity, engine.options)
@@ -89,7 +92,8 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
 def provider(session: Session) -> str | None:
     """The kernel provider that was asked for; of a user's own with the digest of its module. None
     where the numerics judge what serves."""
-    if (name := session.settings.kernel_provider) is None:
+    name = session.settings.kernel_provider
+    if name is None:
         return None
     module, separator, _ = name.partition(":")
     spec = importlib.util.find_spec(module) if separator else None
@@ -99,7 +103,8 @@ def provider(session: Session) -> str | None:
 
 
 def _suite() -> str:
-    package, data = Path(str(files("sm121"))), Path(str(files("sm121.fixtures")))
+    package = Path(str(files("sm121")))
+    data = Path(str(files("sm121.fixtures")))
     code = [*package.rglob("*.py"), *package.rglob("*.j2")]
     tables = [*data.rglob("*.toml"), *data.rglob("exams/*.jsonl")]
     return digest.of([digest.of_files(package, code), digest.of_files(data, tables)])

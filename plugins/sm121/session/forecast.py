@@ -117,9 +117,11 @@ def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Fo
         for name in sorted(check.configurations - usual.keys()):
             seconds = known.starts.get(name)
             if seconds is not None:
-                usual[name], starts[name] = seconds, TimeRange.of(seconds)
+                usual[name] = seconds
+                starts[name] = TimeRange.of(seconds)
             elif bounds is not None:
-                usual[name], starts[name] = bounds.start.usual, bounds.start.range
+                usual[name] = bounds.start.usual
+                starts[name] = bounds.start.range
             else:
                 starts[name] = None
         expected.append(_expected(check, known.of(check.id), levels.get(check.level), starts))

@@ -128,7 +128,9 @@ def _follow(settings: Settings) -> FollowedLog | None:
     """The log of the attached server that comes as a stream; None where none does."""
     if settings.container is not None:
         return FollowedLog.of_container(settings.container)
-    return FollowedLog.of_standard_input() if settings.log_on_stdin else None
+    if settings.log_on_stdin:
+        return FollowedLog.of_standard_input()
+    return None
 
 
 def _look_at_engine(
@@ -144,9 +146,11 @@ def _look_at_engine(
         attached = targets.attached_server(settings, chosen.profile)
         if attached is None:
             installed = targets.installed_engine(settings, chosen.profile)
-            report.version, report.identity = installed.version, installed.identity
+            report.version = installed.version
+            report.identity = installed.identity
         else:
-            report.name, report.managed = attached.engine, False
+            report.name = attached.engine
+            report.managed = False
             report.model = attached.endpoint.served_name
             chosen = targets.judging_attached(settings, chosen, attached)
             report.identity = chosen.engine.identity
@@ -159,7 +163,8 @@ def _take_directory(
 ) -> tuple[Settings, str, report_directory.ReportDirectory]:
     """Take the report directory, or a worker's folder in it. Returns: the settings with that
     folder, the run's id, and the directory, whose lock is held open."""
-    worker, run_id = settings.worker, uuid.uuid4().hex[:12]
+    worker = settings.worker
+    run_id = uuid.uuid4().hex[:12]
     directory = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:
         run_id = f"{run_id}-{worker.id}"
@@ -188,10 +193,12 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
-        if (line := targets.name_remark(session.attached, settings, profile)) is not None:
+        line = targets.name_remark(session.attached, settings, profile)
+        if line is not None:
             session.remark(line)
         session.attached_life = life = AttachedLife(session.attached)
-        if (unwatched := life.unwatched) is not None:
+        unwatched = life.unwatched
+        if unwatched is not None:
             session.file.engine.unwatched = unwatched
             session.unproven(unwatched)
         session.sampler = _sampler(session, profile, life.processes.find)

@@ -102,4 +102,6 @@ def of_options(
 
 
 def _plan_of(run: VerdictFile) -> str | None:
-    return run.fingerprint.plan if run.fingerprint is not None else None
+    if run.fingerprint is not None:
+        return run.fingerprint.plan
+    return None

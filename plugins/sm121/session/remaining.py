@@ -17,9 +17,11 @@ from sm121.engines.pool import StartReport
 from sm121.session.forecast import Expected, Forecast
 
 #: What is shown may rise by this factor in so many seconds.
-_RISE, _RISE_S = 1.1, 10.0
+_RISE = 1.1
+_RISE_S = 10.0
 #: A start tells how fast the machine is within these bounds; beyond them its disk or a hang.
-_LEAST_SCALE, _MOST_SCALE = 0.5, 4.0
+_LEAST_SCALE = 0.5
+_MOST_SCALE = 4.0
 
 
 class Remaining:
@@ -31,7 +33,8 @@ class Remaining:
     """
 
     def __init__(self, forecast: Forecast, starts: Sequence[StartReport] = ()) -> None:
-        self._usual_s, self._starts = forecast.usual_start_s, starts
+        self._usual_s = forecast.usual_start_s
+        self._starts = starts
         self._is_known = forecast.time is not None
         self._open = {each.check.id: each for each in forecast.expected}
         self._began: dict[str, float] = {}
@@ -62,7 +65,8 @@ class Remaining:
         if not self._is_known:
             return None
         self._look_at_starts()
-        scale, whole = self._scale_at(now), NO_TIME
+        scale = self._scale_at(now)
+        whole = NO_TIME
         for name, each in list(self._open.items()):
             time = self._of(each, scale)
             began = self._began.get(name)

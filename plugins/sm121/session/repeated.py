@@ -146,7 +146,8 @@ def _numbered_reports(folder: Path) -> dict[int, Path]:
     """Return the kept reports in a folder, by the number of their round."""
     found: dict[int, Path] = {}
     for path in folder.glob("red-*"):
-        if match := re.fullmatch(r"red-([0-9]+)", path.name):
+        match = re.fullmatch(r"red-([0-9]+)", path.name)
+        if match:
             found[int(match[1])] = path
     return found
 
@@ -212,7 +213,9 @@ def repeat(
     say(f"stopped after {rounds} rounds: {rounds - red} green, {red} red")
     if rounds == 0:
         return 5
-    return 1 if red else 0
+    if red:
+        return 1
+    return 0
 
 
 def line_of(played: Round) -> str:
@@ -401,6 +404,7 @@ def _reason_in(log: Path) -> str:
     """Return why a run has no verdict: pytest's last error, or else its last line."""
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
     for line in reversed(lines):
-        if match := _PYTEST_ERROR.search(line):
+        match = _PYTEST_ERROR.search(line)
+        if match:
             return match[1]
     return next((line for line in reversed(lines) if line), "it printed nothing")

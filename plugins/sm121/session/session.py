@@ -88,7 +88,9 @@ class Session(harness.Harness):
         needed = self.target.profile.severities
         if self.settings.certify:
             return needed.certificate
-        return needed.verdict if self.settings.against is None else needed.against
+        if self.settings.against is None:
+            return needed.verdict
+        return needed.against
 
     @property
     def secrets(self) -> set[str]:
@@ -113,7 +115,8 @@ class Session(harness.Harness):
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
             for start in self.pool.starts:
-                if (stop := self.stops.get(start.log)) is not None:
+                stop = self.stops.get(start.log)
+                if stop is not None:
                     start.clean_stop = stop.clean
             self.file.starts = self.pool.starts
         if self.sampler is not None:
@@ -178,7 +181,8 @@ class Session(harness.Harness):
         self.judge_paths_again()
 
     def _judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
-        uses_gpu, faults = self.target.arch != architecture.CPU, [*faults, *kernel.host_faults]
+        uses_gpu = self.target.arch != architecture.CPU
+        faults = [*faults, *kernel.host_faults]
         if uses_gpu and kernel.unavailable is not None:
             why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
             self.kernel_unread = why
@@ -228,7 +232,8 @@ class Session(harness.Harness):
     def _judge_what_was_started(self) -> None:
         """What computes, and the checkpoint, are at the end as they were when the run began: else a
         part of it was judged of another build than it says."""
-        before, pool = self.file.fingerprint, self.pool
+        before = self.file.fingerprint
+        pool = self.pool
         if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
             return
         try:
@@ -250,7 +255,8 @@ class Session(harness.Harness):
 
     def _hold_against(self) -> None:
         """Decide what is worse than in the run that this one is compared with."""
-        settings, nothing_ran = self.settings, self.target.obstacle is not None
+        settings = self.settings
+        nothing_ran = self.target.obstacle is not None
         if settings.against is None or not self.file.finished or nothing_ran:
             return
         for entry in self.worse_than_trusted(self.file):
@@ -259,7 +265,8 @@ class Session(harness.Harness):
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
         """What of a file of this run is worse than in the trusted run and shows in no test."""
-        trusted, now = self.settings.against, measured.of_this_run(self.recorder)
+        trusted = self.settings.against
+        now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}
         return against.judge(file, trusted, self.profile, metrics, self.asks_for)

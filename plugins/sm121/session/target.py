@@ -51,7 +51,8 @@ def _architecture(settings: Settings, asked_by_marker: tuple[str, ...]) -> str:
     arch = settings.arch or (settings.profile.arch if settings.profile else None)
     if arch is None and asked_by_marker and detected.name not in asked_by_marker:
         arch = asked_by_marker[0]
-    if (arch := arch or detected.name) is None:
+    arch = arch or detected.name
+    if arch is None:
         raise UsageError(
             "the suite has no name for this GPU's architecture; give --arch "
             f"({', '.join(architecture.NAMES)}) and --profile"
@@ -138,7 +139,8 @@ def _names_of(server: Server) -> list[str]:
 def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
     """Raise UsageError where a name of the server's model, or its files here, state another model
     than the profile's. Nobody has named the model on the command line."""
-    names, expected = _names_of(server), chosen.model.served_name
+    names = _names_of(server)
+    expected = chosen.model.served_name
     known = {each.model.served_name for each in map(profile.load, profile.shipped())}
     other = served_model.contradiction(names, expected, known)
     if other is None and not any(served_model.is_named(name, expected) for name in names):
@@ -240,7 +242,9 @@ def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
     """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
     mode = settings.kernel_trace
-    return chosen.engine.profiler if mode == "auto" else mode
+    if mode == "auto":
+        return chosen.engine.profiler
+    return mode
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:
@@ -283,7 +287,8 @@ def _canary(twin: str, notify: Callable[[str], None]) -> Path:
     if twin not in get_args(canary_tensors.Twin):
         raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
     needed = ("torch", "safetensors", "openai_harmony")
-    if not (missing := [name for name in needed if not importlib.util.find_spec(name)]):
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if not missing:
         return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
     if not (folder / twin / "config.json").is_file():
         raise UsageError(
