@@ -12,7 +12,7 @@ from sm121.run.details import Details, Samples
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
-from sm121.session import against
+from sm121.session import against, trusted_runs
 
 REGRESSION = profile.load("sm121-gpt-oss-120b").regression
 OWN = profile.load("cpu-tiny-gpt-oss").model_copy(update={"regression": REGRESSION})
@@ -72,7 +72,7 @@ TESTS = (
 )
 
 
-def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: int = 2,
+def held(run: VerdictFile, trusted: trusted_runs.Trusted, rate: float = 50.0, seed: int = 2,
          left_out=()) -> tuple[VerdictFile, list[TestReport]]:  # fmt: skip
     for test in run.tests:
         if test.verdict is Verdict.FAIL and trusted.known(test):

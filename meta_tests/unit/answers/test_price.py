@@ -31,7 +31,7 @@ from sm121.report import comparison, headline, summary
 from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import MetricReport
-from sm121.session import against
+from sm121.session import against, trusted_runs
 from tools import roundings
 from tools.roundings import DENSE
 
@@ -362,7 +362,7 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     more is red either way."""
     values = now | (but or {})
     before, run = run_of(HONEST), run_of(values)
-    trusted = against.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
+    trusted = trusted_runs.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
     worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
     assert [test.id.removeprefix(against.PREFIX) for test in worse_tests] == [*worse]
@@ -388,7 +388,7 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     """Of an earlier release: it is no reason for red, and a price is not called compared."""
     run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
-    trusted = against.Trusted(runs, "0")
+    trusted = trusted_runs.Trusted(runs, "0")
     assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
     remark = "price of rounding: not measured in old, not compared"
     assert run.against.differs == [remark] * is_named

@@ -19,7 +19,7 @@ from sm121.core import unmet, waivers
 from sm121.plugin import outcomes
 from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
-from sm121.session import against
+from sm121.session import against, trusted_runs
 from sm121.session.session import Session
 
 SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
@@ -345,7 +345,7 @@ def test_what_waits_for_an_option_is_left_out(attached):
 @pytest.mark.parametrize("level", ["smoke", "stress"])
 def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp_path):
     """After the stress level a server held 6.77 GiB, without it 4.82."""
-    trusted = against.load(
+    trusted = trusted_runs.load(
         str(stored(a_run(("a", "PASS", "", "smoke")), tmp_path / "run")), tmp_path
     )
     peak = stored_run.StoredMetric("memory_peak_gib", "GiB", False, None, (4.82,), 4.82)

@@ -27,12 +27,12 @@ from sm121.run import details
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import TestReport, VerdictFile
-from sm121.session import against
+from sm121.session import against, trusted_runs
 
 
 @pytest.fixture
-def trusted(tmp_path) -> against.Trusted:
-    return against.load(str(stored(a_run(*TESTS), tmp_path / "trusted")), tmp_path)
+def trusted(tmp_path) -> trusted_runs.Trusted:
+    return trusted_runs.load(str(stored(a_run(*TESTS), tmp_path / "trusted")), tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(2, 12))
@@ -195,7 +195,7 @@ def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted):
     folder = stored(a_run(*TESTS), tmp_path / "run")
     (folder / details.NAME).unlink()
     with pytest.raises(UsageError, match=r"details\.json next to it has no samples of tg32@d0"):
-        against.load(str(folder), tmp_path)
+        trusted_runs.load(str(folder), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
     ]
     file.levels = {}
     file.judge()
-    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    trusted = trusted_runs.load(str(stored(file, tmp_path / "run")), tmp_path)
     run = a_run()
     run.tests = [of(file.tests[0])]
     _, facts = held(run, trusted, rate=0.0, left_out={"tests/p.py::two"})

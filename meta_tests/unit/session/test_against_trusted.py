@@ -15,7 +15,7 @@ from sm121.core.verdict import Verdict
 from sm121.run import details, verdict_file
 from sm121.run.details import Details, Samples
 from sm121.run.verdict_file import VerdictFile
-from sm121.session import against
+from sm121.session import trusted_runs
 
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
@@ -25,10 +25,10 @@ def test_nothing_gets_worse_step_by_step(tmp_path):
         tests = (TESTS[0], (*TESTS[2][:2], replace(ORACLE, value=off)))
         folder = stored(a_run(*tests, rate=rate, seed=step), tmp_path / f"{step}", rate, step)
         if step:
-            trusted = against.load("trusted", tmp_path)
+            trusted = trusted_runs.load("trusted", tmp_path)
             run, _ = held(a_run(*tests, rate=rate, seed=step), trusted, rate=rate, seed=step)
             assert (run.verdict is Verdict.PASS) == (step == 1), (step, run.against)
-        against.trust(folder, tmp_path)
+        trusted_runs.trust(folder, tmp_path)
         rate, off = rate * 0.97, off * 1.8
 
 
@@ -37,7 +37,7 @@ def test_what_another_reason_excused_is_not_known(tmp_path, how):
     file = a_run(*TESTS)
     file.tests[1] = file.tests[1].model_copy(update=how)
     file.judge()
-    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
+    trusted = trusted_runs.load(str(stored(file, tmp_path / "run")), tmp_path)
     assert trusted.known(a_run(*TESTS).tests[1]) is None
     assert trusted.known(a_run(*TESTS).tests[2]) is not None
 
@@ -51,7 +51,7 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         test["said"] = test["message"]
         del test["unmet"]
     (folder / "verdict.json").write_text(json.dumps(run))
-    trusted = against.load(str(folder), tmp_path)
+    trusted = trusted_runs.load(str(folder), tmp_path)
     assert all(trusted.known(test) for test in a_run(*TESTS).tests[1:])
     assert trusted.known(a_run(*changed(2, "FAIL", replace(ORACLE, value=0.095))).tests[2]) is None
 
@@ -124,21 +124,21 @@ def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, te
         text = json.dumps(altered(json.loads(file.read_text()), changes))
     file.write_text(text)
     with pytest.raises(UsageError, match=why):
-        against.load(str(folder), tmp_path)
+        trusted_runs.load(str(folder), tmp_path)
     with pytest.raises(UsageError, match=why):
-        against.trust(folder, tmp_path / "storage")
+        trusted_runs.trust(folder, tmp_path / "storage")
 
 
 def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
     with pytest.raises(UsageError, match="sm121 trust REPORT"):
-        against.load("trusted", tmp_path)
+        trusted_runs.load("trusted", tmp_path)
     for number, message in enumerate(("one", "two"), 1):
         folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
-        copy_of_run, *_ = against.trust(folder, tmp_path)
+        copy_of_run, *_ = trusted_runs.trust(folder, tmp_path)
         assert copy_of_run.name == f"{number:04}"
-    newest = against.load("trusted", tmp_path).newest
+    newest = trusted_runs.load("trusted", tmp_path).newest
     assert newest.file.tests[0].message == "two" and len(newest.metrics["tg32@d0"].samples) == 20
-    by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path).newest
+    by_file = trusted_runs.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path).newest
     assert by_file.file.tests[0].message == "one" and by_file.metrics
 
 
@@ -156,22 +156,22 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
     """What was accepted since counts: another failure of the same test was trusted later."""
     for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
-        against.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
-    run, facts = held(a_run(*tests), against.load("trusted", tmp_path))
+        trusted_runs.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
+    run, facts = held(a_run(*tests), trusted_runs.load("trusted", tmp_path))
     assert not facts and run.against.no_worse and run.against.known == ["tests/a.py::a"]
 
 
 def test_what_is_worse_can_be_accepted(tmp_path):
     for n in range(3):
-        against.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
+        trusted_runs.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
     folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
-    against.trust(folder, tmp_path)
+    trusted_runs.trust(folder, tmp_path)
     with pytest.raises(UsageError, match=r"not kept yet, it is .*0004"):
-        against.trust(folder, tmp_path)
-    run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
+        trusted_runs.trust(folder, tmp_path)
+    run, _ = held(a_run(*TESTS, rate=45.0), trusted_runs.load("trusted", tmp_path), rate=45.0)
     assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
-    copy_of_run, *_ = against.trust(folder, tmp_path, anew=True)
-    trusted = against.load("trusted", tmp_path)
+    copy_of_run, *_ = trusted_runs.trust(folder, tmp_path, anew=True)
+    trusted = trusted_runs.load("trusted", tmp_path)
     assert len(trusted.runs) == 1 and copy_of_run.stat().st_mode & 0o755 == 0o755
     run, facts = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
     assert not facts and run.verdict is Verdict.PASS
@@ -184,17 +184,19 @@ def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
     file.tests = [of(smoke, level="smoke"), of(test, **not_run)]
     file.judge()
     with pytest.raises(UsageError, match="its smoke level failed"):
-        against.load(str(stored(file, tmp_path / "run")), tmp_path)
+        trusted_runs.load(str(stored(file, tmp_path / "run")), tmp_path)
 
 
 def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
-    copy_of_run, *_ = against.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
+    copy_of_run, *_ = trusted_runs.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
     (copy_of_run / "verdict.json").write_text("{")
     with pytest.raises(UsageError, match=str(copy_of_run)):
-        against.load("trusted", tmp_path)
-    _, _, narrower = against.trust(stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True)
+        trusted_runs.load("trusted", tmp_path)
+    _, _, narrower = trusted_runs.trust(
+        stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True
+    )
     assert "not known" in narrower[0]
-    assert against.load("trusted", tmp_path).newest.file.tests[0].id == TESTS[0][0]
+    assert trusted_runs.load("trusted", tmp_path).newest.file.tests[0].id == TESTS[0][0]
 
 
 def of_a_sick_box(**fields) -> VerdictFile:
@@ -212,7 +214,7 @@ def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
     assert "its rates and times are not judged, its answers are" in capsys.readouterr().out
-    trusted = against.load("trusted", tmp_path)
+    trusted = trusted_runs.load("trusted", tmp_path)
     run, facts = held(a_run(*TESTS), trusted)
     assert not facts and run.verdict is Verdict.PASS and run.against.no_worse
     assert "(rates not judged: the box of the run of" in run.why(), run.why()
@@ -226,11 +228,11 @@ def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
 @pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
 def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
     """A run on a sick box that is trusted later hides no slower build."""
-    against.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
+    trusted_runs.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
     sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
-    _, _, narrower = against.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)
+    _, _, narrower = trusted_runs.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)
     assert not narrower
-    trusted = against.load("trusted", tmp_path)
+    trusted = trusted_runs.load("trusted", tmp_path)
     run, _ = held(a_run(*TESTS, rate=rate), trusted, rate=rate)
     assert run.verdict.value == verdict and run.against.rates_not_judged is None
     assert "compared with the run of 2026-11-23" in run.against.differs[-1]

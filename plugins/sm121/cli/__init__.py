@@ -394,17 +394,17 @@ def _merge(options: argparse.Namespace) -> int:
 def _trust(options: argparse.Namespace) -> None:
     from sm121.regression import trend
     from sm121.run import stored_run
-    from sm121.session import against
+    from sm121.session import trusted_runs
 
     storage = stored_run.storage_folder(options.benchmark_storage, Path.cwd())
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
-        stored_at, run, narrower = against.trust(report, storage, anew=anew)
+        stored_at, run, narrower = trusted_runs.trust(report, storage, anew=anew)
         text = templates.rendered(
             "trusted.txt.j2", templates.one_line, folder=stored_at, run=run, narrower=narrower
         )
         print(text, end="")
-    metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
+    metrics, more = trend.not_judged(trusted_runs.load(trusted_runs.TRUSTED, storage).runs)
     if metrics:
         runs = "run" if more == 1 else "runs"
         print(

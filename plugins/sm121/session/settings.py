@@ -23,9 +23,9 @@ from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
 from sm121.run import stored_run
-from sm121.session import against, given_key, plan_choice
-from sm121.session.against import Trusted
+from sm121.session import given_key, plan_choice, trusted_runs
 from sm121.session.plan_choice import PlanChoice
+from sm121.session.trusted_runs import Trusted
 from sm121.stress import soak
 
 _ENGINE = "vllm"
@@ -292,14 +292,16 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
     named = option("--against")
     if named is None:
         return None
-    if named != against.TRUSTED:
+    if named != trusted_runs.TRUSTED:
         named, report = str(started_in / named), started_in / option("--report-dir")
         if Path(named).resolve().is_relative_to(report.resolve()):
             raise UsageError(
                 f"--against {named}: expected a run that is kept elsewhere: this one's report goes "
                 "there; name it with --report-dir, or keep the other one with `sm121 trust`"
             )
-    return against.load(named, stored_run.storage_folder(option("--benchmark-storage"), started_in))
+    return trusted_runs.load(
+        named, stored_run.storage_folder(option("--benchmark-storage"), started_in)
+    )
 
 
 def _checked(

@@ -1,0 +1,122 @@
+"""Differences between two runs: of their requests, and of their kernel paths."""
+
+from dataclasses import dataclass
+
+from sm121.core.profile import FULL
+from sm121.evidence.kernel_path import KernelPath
+from sm121.run.fingerprint import Fingerprint
+from sm121.run.verdict_file import VerdictFile
+
+#: The parts of a kernel path that make another path if they differ.
+_PARTS = (
+    "attention",
+    "moe",
+    "cuda_graphs",
+    "kv_layout",
+    "speculative",
+    "native_fp4",
+    "kv_cache_dtype",
+    "dtype",
+    "quantization",
+    "prefix_caching",
+    "block_size",
+)
+#: The lists of a kernel path that must not get longer.
+_LISTS = ("fallbacks", "silent_fallbacks", "differences")
+
+
+@dataclass(frozen=True)
+class PathChange:
+    """A part of the kernel path that differs between the trusted run and this one.
+
+    Attributes:
+        part: The field of the path, as in the id of the failure.
+        difference: The two values in words.
+        is_expected: Whether a request of one run that the other had not is about the part, or the
+            trusted run did not show it.
+    """
+
+    part: str
+    difference: str
+    is_expected: bool = False
+
+    @property
+    def text(self) -> str:
+        """The part and its difference."""
+        return f"{self.part}: {self.difference}"
+
+
+def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
+    """Find the parts of the kernel path that differ between two runs.
+
+    Args:
+        trusted: The trusted run.
+        run: The run that is compared. If it served nothing, no part differs.
+    """
+    if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
+        return []
+    there = trusted.engine.path
+    here = run.engine.path
+    requested = _changed_requests(there, here)
+    changes = []
+    for part in _PARTS:
+        change = _change_of_value(part, getattr(there, part), getattr(here, part), requested)
+        if change is not None:
+            changes.append(change)
+        known = there.also.get(part, ())
+        more = [value for value in here.also.get(part, ()) if value not in known]
+        if more:
+            text = f"some layers run {', '.join(more)}, not there"
+            changes.append(PathChange(part, text, part in requested))
+    for name in _LISTS:
+        for entry in getattr(here, name):
+            if entry not in getattr(there, name):
+                part = name.replace("_", " ")
+                changes.append(PathChange(part, f"{entry} here, not there"))
+    return changes
+
+
+def _changed_requests(there: KernelPath, here: KernelPath) -> set[str | None]:
+    """The fields of the path that only one of two runs requested, or requested in another way."""
+    requests = {(request.field, request.by) for request in there.requested}
+    requests ^= {(request.field, request.by) for request in here.requested}
+    return {field for field, _ in requests}
+
+
+def _change_of_value(
+    part: str, before: object, now: object, requested: set[str | None]
+) -> PathChange | None:
+    if before == now:
+        return None
+    if now is None:
+        return PathChange(part, f"{before} there, no evidence of any here")
+    if before is None:
+        return PathChange(part, f"not shown there, {now} here", is_expected=True)
+    return PathChange(part, f"{before} there, {now} here", part in requested)
+
+
+def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
+    """Return the first difference of the requests of two runs that makes them incomparable.
+
+    Args:
+        one: The earlier run.
+        other: The later run.
+
+    Returns:
+        ``NAME (VALUE, now VALUE)``; None for runs that can be compared.
+    """
+    before = one.fingerprint or Fingerprint()
+    after = other.fingerprint or Fingerprint()
+    pairs = [
+        ("architecture", one.arch, other.arch),
+        ("profile", one.profile, other.profile),
+        ("model's digest", before.model, after.model),
+    ]
+    if one.engine.managed and other.engine.managed:  # else it is recognised later
+        pairs.append(("engine", one.engine.name, other.engine.name))
+    if before.plan not in (FULL, after.plan):
+        pairs.append(("plan", before.plan, after.plan))
+    for name, value, now in pairs:
+        if value != now:
+            return f"{name} ({value}, now {now})"
+    return None

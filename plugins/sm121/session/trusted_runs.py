@@ -1,0 +1,211 @@
+"""The trusted runs, with which ``--against`` compares: their storage, and which of them count.
+
+``sm121 trust REPORT`` keeps a run in pytest-benchmark's folder, behind those that it kept before.
+"""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core import digest
+from sm121.core.errors import UsageError
+from sm121.core.unmet import alike, same_kind
+from sm121.run import details, stored_run, verdict_file
+from sm121.run.stored_run import StoredMetric, StoredRun
+from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session import path_changes
+from sm121.session.path_changes import unlike
+
+#: ``--against`` with this word: the newest run that ``sm121 trust`` has kept.
+TRUSTED = "trusted"
+_FOLDER = "trusted"
+#: A file in the folder of a kept run: the runs that were kept before it no longer count.
+_ANEW = "anew"
+#: Everybody who may read the storage may read a run; mkdtemp makes a folder for one user.
+_MODE = 0o755
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """A run that is trusted, and those that were trusted before it.
+
+    Attributes:
+        runs: The runs, oldest first.
+        digest: The digest of the newest run's verdict.json.
+    """
+
+    runs: tuple[StoredRun, ...]
+    digest: str
+
+    @property
+    def name(self) -> str:
+        """The name of the newest run."""
+        return self.newest.name
+
+    @property
+    def newest(self) -> StoredRun:
+        """The newest run."""
+        return self.runs[-1]
+
+    @property
+    def rated(self) -> StoredRun | None:
+        """The newest run whose rates and times are a baseline; None without one."""
+        for run in reversed(self.runs):
+            if run.rates_unfit is None:
+                return run
+        return None
+
+    @property
+    def metrics(self) -> dict[str, StoredMetric]:
+        """The trusted metrics by name; a metric is compared with one of the same kind."""
+        rates = self.rated.metrics if self.rated is not None else {}
+        return {**rates, **self.newest.metrics}
+
+    def known(self, failure: TestReport) -> str | None:
+        """Return the name of this run if a test failed in it in the same way.
+
+        If several runs in a row had the failure, it must be like that of the first of them, too:
+        then nothing gets worse step by step.
+
+        Args:
+            failure: A failed test of the run that is compared.
+
+        Returns:
+            The name; None for a new failure.
+        """
+        failed: list[TestReport] = []
+        for run in reversed(self.runs):
+            test = run.failures.get(failure.id)
+            if test is None or not same_kind(test.facts, failure.facts):
+                break
+            failed.append(test)
+        if not failed:
+            return None
+        newest = failed[0]
+        oldest = failed[-1]
+        if alike(newest.facts, failure.facts) and alike(oldest.facts, failure.facts):
+            return self.name
+        return None
+
+
+def load(named: str, storage: Path) -> Trusted:
+    """Load the run that ``--against`` names.
+
+    Args:
+        named: A report directory, a verdict.json, or ``trusted``.
+        storage: pytest-benchmark's folder, which has the runs that ``sm121 trust`` kept.
+
+    Raises:
+        UsageError: There is no such run, or it cannot be trusted.
+    """
+    if named == TRUSTED:
+        folders = _kept(storage)
+        if not folders:
+            raise UsageError(
+                f"--against trusted: {storage / _FOLDER} has no run; `sm121 trust REPORT` puts one "
+                "there"
+            )
+    else:
+        folders = [stored_run.folder_of(Path(named))]
+    try:
+        *earlier, newest = map(_read, folders)
+    except UsageError as error:
+        raise UsageError(f"--against {named}: {error}") from error
+    comparable = [run for run in earlier if _is_comparable(run.file, newest.file)]
+    content = (folders[-1] / verdict_file.NAME).read_text("utf-8")
+    return Trusted((*comparable, newest), digest.of([content]))
+
+
+def _is_comparable(earlier: VerdictFile, newest: VerdictFile) -> bool:
+    if unlike(earlier, newest) is not None:
+        return False
+    return not path_changes.find(earlier, newest)
+
+
+def _read(folder: Path) -> StoredRun:
+    run = stored_run.read(folder)
+    if run.unfit:
+        raise UsageError(f"{folder}: expected a run that can be trusted: {run.unfit[0]}")
+    return run.baseline
+
+
+def trust(
+    report: Path, storage: Path, *, anew: bool = False
+) -> tuple[Path, VerdictFile, list[str]]:
+    """Keep a run as the one that others are compared with.
+
+    Args:
+        report: Its report directory.
+        storage: pytest-benchmark's folder.
+        anew: Whether the runs that were kept before no longer count: a run that is worse than they
+            were is accepted.
+
+    Returns:
+        The folder of the kept run, the run, and a line for each kind of check that it has less than
+        the run that was trusted before.
+
+    Raises:
+        UsageError: The run cannot be trusted, or it is kept already.
+    """
+    run = _read(report)
+    before = _kept(storage)
+    if not anew:
+        _refuse_kept(report, before)
+    narrower: list[str] = []
+    if before:
+        try:
+            narrower = _narrower(run, _read(before[-1]))
+        except UsageError as error:
+            narrower = [f"what is not known: {error}"]
+    return _store(report, storage / _FOLDER, anew=anew), run.file, narrower
+
+
+def _refuse_kept(report: Path, kept: list[Path]) -> None:
+    """Raise UsageError if a run is kept already: it would count as two runs."""
+    content = (report / verdict_file.NAME).read_bytes()
+    for folder in kept:
+        if (folder / verdict_file.NAME).read_bytes() == content:
+            raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
+
+
+def _narrower(run: StoredRun, last: StoredRun) -> list[str]:
+    """The tests and metrics of the last trusted run that a run does not have."""
+    ran = {test.id for test in run.file.tests if test.executed}
+    tests = [test.id for test in last.file.tests if test.executed and test.id not in ran]
+    measured = run.metrics if run.rates_unfit is None else run.file.metrics
+    metrics = [name for name in last.metrics if name not in measured]
+    lines = []
+    if tests:
+        lines.append(f"{len(tests)} tests ({tests[0]})")
+    if metrics:
+        lines.append(f"{len(metrics)} metrics ({metrics[0]})")
+    return lines
+
+
+def _store(report: Path, store: Path, *, anew: bool) -> Path:
+    """Copy a run into the next numbered folder. Return the folder."""
+    store.mkdir(parents=True, exist_ok=True)
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=store))
+    for name in (details.NAME, verdict_file.NAME):
+        if (report / name).is_file():
+            shutil.copy2(report / name, new / name)
+    if anew:
+        (new / _ANEW).touch()
+    new.chmod(_MODE)
+    numbers = [int(folder.name) for folder in store.iterdir() if folder.name.isdecimal()]
+    return new.rename(store / f"{max(numbers, default=0) + 1:04}")
+
+
+def _kept(storage: Path) -> list[Path]:
+    """The folders of the kept runs that count, oldest first."""
+    folders = []
+    for file in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}"):
+        if file.parent.name.isdecimal():
+            folders.append(file.parent)
+    folders.sort(key=lambda folder: int(folder.name))
+    first = 0
+    for position, folder in enumerate(folders):
+        if (folder / _ANEW).is_file():
+            first = position
+    return folders[first:]
