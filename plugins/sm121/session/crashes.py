@@ -1,10 +1,13 @@
-"""What happens after an abnormal end: a bundle, one line of output and a fresh server. Where a
-fresh server is not enough, later results are distrusted."""
+"""The report of an abnormal end: a bundle, one line of output and a fresh server.
+
+Where a fresh server is not enough, later results are distrusted.
+"""
 
 import errno
 import shlex
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +19,19 @@ from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
+from sm121.evidence.kernel_messages import KernelMessages
 from sm121.run.verdict_file import CrashReport
 from sm121.session.session import Session
 from sm121.stress.checks import OWNERS, UnderLoad
 
-#: After these the server no longer works, or may not.
+#: Kinds of failure after which the server no longer works, or may not.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
 #: Faults under load after which a server may turn out to be dying.
 _MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
-#: At the boundaries of tests /health is not asked more often: they may come by the hundred.
+#: At the boundaries of tests /health is not requested more often: they may come by the hundred.
 _LATELY_S = 1.0
+#: Distinct faults under load that a cause lists.
+_MOST_FAULTS = 20
 _ATTACHED = "the server is attached: its processes are its owner's"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,8 +40,28 @@ class RanOutOfTime(Exception):
     """A test did not end within its time limit; the message is the first line that says so."""
 
 
+@dataclass(frozen=True)
+class _Processes:
+    """The processes of a server that the suite started; nothing of an attached one."""
+
+    exits: list[dict[str, Any]]
+    tree: list[dict[str, Any]]
+    pids: set[int]
+
+    @classmethod
+    def of(cls, managed: ManagedServer | None) -> "_Processes":
+        if managed is None:
+            return cls(exits=[], tree=[], pids=set())
+        exits = managed.exits()
+        return cls(exits=exits, tree=managed.look_at_tree(), pids=managed.known_pids)
+
+
 class CrashDesk:
-    """Reports each abnormal end of a session once, and replaces the server."""
+    """Reports each abnormal end of a session once, and replaces the server.
+
+    Args:
+        session: The session. The desk sets its `on_crash` and `on_unwritten`.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -46,7 +72,12 @@ class CrashDesk:
         self._test_began = 0.0
 
     def before_test(self, test: str, level: str) -> None:
-        """A test is about to begin. A process that ended earlier is not blamed on it."""
+        """Look at the server before a test, so that the test is not blamed for an earlier end.
+
+        Args:
+            test: The test's id.
+            level: Its level.
+        """
         if level != self._session.phase[0]:
             self._session.judge_errors()
             self._session.judge_paths_again()
@@ -56,7 +87,12 @@ class CrashDesk:
         self._test_began = time.monotonic()
 
     def after_test(self, test: str, level: str) -> None:
-        """A test has ended and is decided. Look whether its server still lives."""
+        """Look at the server after a test that has ended and is decided.
+
+        Args:
+            test: The test's id.
+            level: Its level.
+        """
         self._look(level, f"after {test}")
 
     def _look(self, level: str, where: str) -> None:
@@ -70,105 +106,164 @@ class CrashDesk:
         return None
 
     def after_error(self, test: str, error: Exception) -> None:
-        """A test ended with an error which means that its server may have failed."""
+        """Report an error of a test which means that its server may have failed.
+
+        Args:
+            test: The test's id.
+            error: The error. Errors of a server that was reported already are left out.
+        """
         if isinstance(error, ServerError):
             if error.log in self._reported:
                 return
             self._reported.add(error.log)
         managed = self._managed
         evidence = self._gather(test, error, managed)
-        self._tell(evidence, _happened(error, ended=evidence.exit_status is not None))
+        self._report(evidence, _happened(error, ended=evidence.exit_status is not None))
         dead = managed is not None and not managed.running
         if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
             self._replace_server(evidence)
 
     def after_crash(self, end: ServerError | Dead, test: str | None) -> Cause:
-        """A server died between two tests, or in a cell of the matrix."""
+        """Report a server that died between two tests, or in a cell of the matrix.
+
+        Args:
+            end: The error of its start, or its death.
+            test: The test's id; None between two tests.
+
+        Returns:
+            The cause.
+        """
         managed = self._managed
         evidence = self._gather(test, end, managed)
         if managed is None:
             evidence.what = "the attached server"
-            self._tell(evidence)
+            self._report(evidence)
         else:
-            self._tell(evidence, _happened(end, ended=True))
+            self._report(evidence, _happened(end, ended=True))
             self._replace_server(evidence)
         return evidence.cause
 
     def after_unwritten(self, error: OSError, why: str) -> None:
-        """The report cannot be written: the disk is full, or the directory is gone."""
+        """Report that the report cannot be written: the disk is full, or the directory is gone.
+
+        Args:
+            error: The error of the operating system.
+            why: The reason in words.
+        """
         evidence = self._gather(None, None, self._managed)
         evidence.what = "the report"
+        kind = "disk_full" if error.errno in _DISK_FULL else "report_unwritable"
         evidence.cause = Cause(
-            kind="disk_full" if error.errno in _DISK_FULL else "report_unwritable",
+            kind=kind,
             summary=f"{self._session.directory}: {why}",
             owner="whoever keeps this disk: what is not written is lost",
             remedy="make room, or give another --report-dir",
         )
-        self._tell(evidence)
+        self._report(evidence)
 
     def after_abort(self) -> None:
-        """The machine ended the run. Report it, unless a server's death was reported for it."""
+        """Report that the machine ended the run, unless a server's death was reported for it."""
         session = self._session
         if session.aborted is None:
             return
         if all(crash.kind != session.aborted[0] for crash in session.file.crashes):
             evidence = self._gather(None, None, self._managed)
             evidence.what = "the machine, with no server of the suite to blame"
-            self._tell(evidence)
+            self._report(evidence)
 
     def _gather(
         self, test: str | None, error: Exception | Dead | None, managed: ManagedServer | None
     ) -> crash_bundle.Evidence:
+        """Collect the evidence of an end, with its cause."""
         session = self._session
-        dying = self._is_dying(error)
-        since = managed.launched if managed is not None and managed.launched else session.started
-        kernel = kernel_messages.since(since, session.pool.start_spans if session.pool else ())
-        exits = managed.exits() if managed is not None else []
-        tree = managed.look_at_tree() if managed is not None else []
-        pids = managed.known_pids if managed is not None else set()
-        cause = self._cause(error, managed if dying else None, tree)
-        if managed is not None and (fault := managed.fault()) is not None:
-            cause = fault.cause
-        elif isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
-            kills = cgroup.kills(session.cgroup_before)
-            cause = death.cause_of(cause, exits=exits, kernel=kernel, kills=kills, pids=pids)
-        spans = session.attached.nodes if session.attached is not None else ()
-        if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
-            cause = _by_logs(cause, spans)
-        if session.aborted is not None:
-            cause = Cause(
-                kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
-            )
+        is_dying = self._is_dying(error)
+        kernel = self._kernel_messages(managed)
+        processes = _Processes.of(managed)
+        cause = self._cause_at_end(error, managed, processes, kernel, is_dying=is_dying)
         load = session.load
         evidence = crash_bundle.Evidence(
             cause=cause,
-            what=_what(error),
+            what=_subject(error),
             test=test,
-            exits=exits,
-            tree=tree,
+            exits=processes.exits,
+            tree=processes.tree,
             kernel=kernel,
             cgroup_before=session.cgroup_before,
             cgroup_after=cgroup.memory_events(),
             memory=self._memory(),
-            in_flight=None if load is None else [each.record() for each in load.client.under_way()],
             metrics=self._metrics(managed),
             debug=session.settings.engine_debug,
             rerun=self._rerun(test),
         )
+        if load is not None:
+            evidence.in_flight = [request.record() for request in load.client.under_way()]
         if managed is not None:
-            evidence.log = managed.log
-            evidence.exit_status = managed.exit_status
-            evidence.configuration = self._record(managed)
-            evidence.nodes = managed.described()
-            evidence.environment = session.engine_environment(managed.configuration)
-            return evidence
-        evidence.log = session.settings.server_log
-        why = _ATTACHED
-        log = {"log": "not known; give --server-log"} if evidence.log is None else {}
-        evidence.missing = {"tree": why, "exits": why, **log}
-        named = {f"node-{node.rank}": (node.log, {"node": str(node)}) for node in spans[1:]}
-        evidence.nodes = named
+            self._add_managed(evidence, managed)
+        else:
+            self._add_attached(evidence)
         return evidence
+
+    def _kernel_messages(self, managed: ManagedServer | None) -> KernelMessages:
+        """The kernel's messages since the server's start, or since the session's."""
+        session = self._session
+        since = session.started
+        if managed is not None and managed.launched:
+            since = managed.launched
+        if session.pool is None:
+            return kernel_messages.since(since, ())
+        return kernel_messages.since(since, session.pool.start_spans)
+
+    def _cause_at_end(
+        self,
+        error: Exception | Dead | None,
+        managed: ManagedServer | None,
+        processes: "_Processes",
+        kernel: KernelMessages,
+        *,
+        is_dying: bool,
+    ) -> Cause:
+        """The cause by the error, the processes, the kernel, and the logs of the nodes."""
+        session = self._session
+        if session.aborted is not None:
+            return Cause(
+                kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
+            )
+        dead = managed if is_dying else None
+        cause = self._cause(error, dead, processes.tree)
+        fault = managed.fault() if managed is not None else None
+        is_death = isinstance(error, ServerError) or (managed and isinstance(error, Dead))
+        if fault is not None:
+            cause = fault.cause
+        elif is_death or is_dying:
+            cause = death.cause_of(
+                cause,
+                exits=processes.exits,
+                kernel=kernel,
+                kills=cgroup.kills(session.cgroup_before),
+                pids=processes.pids,
+            )
+        spans = session.attached.nodes if session.attached is not None else ()
+        if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
+            return _by_logs(cause, spans)
+        return cause
+
+    def _add_managed(self, evidence: crash_bundle.Evidence, managed: ManagedServer) -> None:
+        evidence.log = managed.log
+        evidence.exit_status = managed.exit_status
+        evidence.configuration = self._record(managed)
+        evidence.nodes = managed.described()
+        evidence.environment = self._session.engine_environment(managed.configuration)
+
+    def _add_attached(self, evidence: crash_bundle.Evidence) -> None:
+        session = self._session
+        evidence.log = session.settings.server_log
+        evidence.missing = {"tree": _ATTACHED, "exits": _ATTACHED}
+        if evidence.log is None:
+            evidence.missing["log"] = "not known; give --server-log"
+        evidence.nodes = {}
+        if session.attached is not None:
+            for node in session.attached.nodes[1:]:
+                evidence.nodes[f"node-{node.rank}"] = (node.log, {"node": str(node)})
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
         managed = self._managed
@@ -178,12 +273,16 @@ class CrashDesk:
                 return False
             return managed.exit_status is not None
         lost = isinstance(error, UnderLoad) and error.kind in _MAY_BE_DYING
-        wait_s = DYING_S if lost or isinstance(error, ServerError | Dead) else 0.0
+        wait_s = 0.0
+        if lost or isinstance(error, ServerError | Dead):
+            wait_s = DYING_S
         return life.ended_since(self._test_began, wait_s=wait_s)
 
-    def _tell(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
-        """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
-        without the cause; nothing where the cause says it."""
+    def _report(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
+        """Write the bundle, note it in verdict.json, and print one line.
+
+        ``happened``: the end in words without the cause; empty where the cause has them.
+        """
         session = self._session
         cause = evidence.cause
         bundle: Path | None = None
@@ -202,13 +301,15 @@ class CrashDesk:
             test=evidence.test,
         )
         if bundle is not None:
-            inside = bundle.is_relative_to(session.directory)
-            crash.bundle = str(bundle.relative_to(session.directory) if inside else bundle)
+            crash.bundle = str(bundle)
+            if bundle.is_relative_to(session.directory):
+                crash.bundle = str(bundle.relative_to(session.directory))
         session.file.crashes.append(crash)
-        note = f" ({elsewhere})" if elsewhere and bundle is not None else ""
+        where = str(bundle or elsewhere)
+        if bundle is not None and elsewhere:
+            where += f" ({elsewhere})"
         line = (
-            f"{cause.kind}: {crash.summary} ({evidence.what}; ask: {cause.owner}); "
-            f"bundle: {bundle or elsewhere}{note}"
+            f"{cause.kind}: {crash.summary} ({evidence.what}; ask: {cause.owner}); bundle: {where}"
         )
         session.say("crash", printable(session.redact(line)))
 
@@ -244,7 +345,7 @@ class CrashDesk:
         if isinstance(error, ServerTimedOut | ServerStalled) and error.cause.kind in death.VAGUE:
             return Cause(
                 kind="hang",
-                summary=_what(error),
+                summary=_subject(error),
                 owner=OWNERS["hang"],
                 remedy="run again with --engine-debug, and take stacks (py-spy dump) while it "
                 "hangs",
@@ -254,15 +355,18 @@ class CrashDesk:
             return error.cause
         if dead is not None:
             return classify(dead.log, dead.exit_status)
-        stopped = [f"{e['name']} ({e['pid']})" for e in tree if e["status"] == "stopped"]
+        stopped = []
+        for process in tree:
+            if process["status"] == "stopped":
+                stopped.append(f"{process['name']} ({process['pid']})")
         aside = f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""
         if isinstance(error, UnderLoad):
-            faults = (self._session.redact(str(fault)) for fault in error.faults)
+            faults = [self._session.redact(str(fault)) for fault in error.faults]
             return Cause(
                 kind=error.kind,
                 summary=error.faults[0].text + aside,
                 owner=OWNERS[error.kind],
-                lines=list(dict.fromkeys(faults))[:20],
+                lines=list(dict.fromkeys(faults))[:_MOST_FAULTS],
             )
         return Cause(
             kind="timeout",
@@ -273,8 +377,12 @@ class CrashDesk:
 
     def _memory(self) -> dict[str, Any] | None:
         session = self._session
-        under_load = session.load.timeline.record() if session.load is not None else None
-        history = [*session.sampler.history] if session.sampler is not None else []
+        under_load = None
+        if session.load is not None:
+            under_load = session.load.timeline.record()
+        history = []
+        if session.sampler is not None:
+            history = list(session.sampler.history)
         if under_load is None and not history:
             return None
         return {
@@ -322,16 +430,29 @@ class CrashDesk:
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
-    """Which node of an attached server was lost: the one whose log says why it ended, else what
-    another's says of its peer; the cause itself where none does."""
-    logged = [(node, classify(node.log)) for node in nodes if node.log and node.log.is_file()]
-    definite = [each for each in logged if each[1].kind not in death.VAGUE]
-    for node, node_cause in sorted(definite, key=lambda each: each[1].kind == "nccl"):
-        says = f"as {node} says, " if node_cause.kind == "nccl" else f"{node}: "
-        summary = f"{says}{node_cause.summary} ({cause.summary})"
-        owner = f"{node_cause.owner}; on {node.name}"
-        return node_cause.model_copy(update={"summary": summary, "owner": owner})
-    return cause
+    """The cause of the node of an attached server that was lost.
+
+    It is the cause in the log of a node that has one; else the one in the log of a node whose
+    connection to its peer broke; else the given cause.
+    """
+    of_peer: Cause | None = None
+    for node in nodes:
+        if not node.log or not node.log.is_file():
+            continue
+        node_cause = classify(node.log)
+        if node_cause.kind in death.VAGUE:
+            continue
+        if node_cause.kind != "nccl":
+            return _on_node(node, node_cause, f"{node}: {node_cause.summary} ({cause.summary})")
+        if of_peer is None:
+            summary = f"as {node} says, {node_cause.summary} ({cause.summary})"
+            of_peer = _on_node(node, node_cause, summary)
+    return of_peer or cause
+
+
+def _on_node(node: Node, cause: Cause, summary: str) -> Cause:
+    owner = f"{cause.owner}; on {node.name}"
+    return cause.model_copy(update={"summary": summary, "owner": owner})
 
 
 def _happened(error: Exception | Dead, *, ended: bool) -> str:
@@ -344,7 +465,7 @@ def _happened(error: Exception | Dead, *, ended: bool) -> str:
     return "the server failed"
 
 
-def _what(error: Exception | Dead | None) -> str:
+def _subject(error: Exception | Dead | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
     if isinstance(error, ServerError | Dead):
