@@ -9,7 +9,7 @@ from meta_tests.fakes import past_runs
 from meta_tests.unit.plugin.test_progress import going
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.engines.signs import Signs, Word
-from sm121.evidence import requirement
+from sm121.evidence import ranks, requirement
 from sm121.evidence.kernel_path import KernelPath
 from sm121.regression import trend
 from sm121.run.fingerprint import Fingerprint
@@ -35,6 +35,16 @@ def test_a_contradiction_is_the_same_whichever_line_shows_it(log):
     assert contradictions(log, "B", "INFO 10:05 uses B, by another line") == known
     assert contradictions(log, "C", "INFO 10:00 uses B") != known
     assert str(known[0]) == "attention: required A, seen B (INFO 10:00 uses B)"
+
+
+def test_a_value_with_a_comma_has_its_own_line_as_evidence():
+    def rank(number: int, sizes: str) -> ranks.RankPath:
+        path = KernelPath(graph_sizes=sizes, evidence={"graph_sizes": f"to capture {sizes}"})
+        return ranks.RankPath(rank=number, node="n", path=path)
+
+    both = [rank(0, "PIECEWISE=51, FULL=35"), rank(1, "PIECEWISE=51, FULL=34")]
+    (found,) = ranks.contradictions(both, KernelPathRequirement(source="a test"), 2)
+    assert "(to capture PIECEWISE=51, FULL=34)" in str(found)
 
 
 @pytest.mark.parametrize(
