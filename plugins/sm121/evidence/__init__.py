@@ -1,1 +1,1 @@
-"""What ran, and the evidence for it: kernel path, failure causes, reproducibility record."""
+"""The evidence of a run: kernel path, causes of failures, reproducibility record."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-#: Where Linux mounts the control groups.
+#: The folder in which Linux mounts the control groups.
 _ROOT = Path("/sys/fs/cgroup")
 
 

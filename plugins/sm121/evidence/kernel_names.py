@@ -16,7 +16,7 @@ Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 Proof = Literal["layer_pass", "plain", "requantised", "quantised", "fused", "unfused"]
-"""What a kernel proves beside its part (`sm121.evidence.kernel_proof`).
+"""The proof of a kernel beside its part (`sm121.evidence.kernel_proof`).
 
 ``layer_pass``: a write into the KV cache, one a layer and pass. ``plain``, ``requantised``,
 ``quantised``: a dense product in BF16, in the checkpoint's MXFP4, in another format. ``fused``,

@@ -34,7 +34,7 @@ _NUMBERS = ("context", "rank", "world_size")
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
 #: Bytes of a log in which its engine is searched.
 _DETECTED_IN = 4 << 20
-#: What the kernel prints, as dmesg and journald show it.
+#: A line of the Linux kernel, as dmesg and journald show it.
 _OF_KERNEL = re.compile(
     r"(?:<\d+>)?\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
     r"|.{0,80}\bkernel: "
@@ -88,7 +88,7 @@ class KernelPath(data_file.Record):
     moe_variant: str | None = None
     """``fused`` or ``unfused``: whether the experts' first product has the activation in it."""
     moe_tiles: str | None = None
-    """Of the experts' modules that were compiled at this start: ``(64, 128)``."""
+    """The tiles of the experts' modules that this start compiled: ``(64, 128)``."""
     weights: list[str] = Field(default_factory=list)
     """Types of the weights' tensors, with their numbers, where the log lists them."""
     prefix_caching: bool | None = None
@@ -130,7 +130,7 @@ class KernelPath(data_file.Record):
     graph_sizes: str | None = Field(default=None, exclude=True)
     """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
     channels: list[str] = Field(default_factory=list, exclude=True)
-    """What NCCL's channels to other ranks go through: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
+    """NCCL's channels to other ranks: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
     rerouted: list[str] = Field(default_factory=list, exclude=True)
     """RDMA devices in whose place NCCL uses another one: ``2>0``."""
     start: str | None = Field(default=None, exclude=True)

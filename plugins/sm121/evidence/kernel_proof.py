@@ -94,7 +94,7 @@ def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     marlin = _rows(profile, "requantised")
     if not marlin:
         return [] if _all_is_plain(profile, layers, passes) else None
-    # Where steps are marked, passes beyond them are prefill.
+    # If steps are marked, passes beyond them are prefill.
     is_decoding = profile.decoding or (profile.steps or 0) - passes in (0, 1)
     calls: float | None
     if is_decoding:

@@ -191,10 +191,11 @@ def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[Contradiction]:
         arguments = _arguments(rank.path)
         for name in sorted({*arguments, *expected}):
             value = arguments.get(name, "not set")
-            other = expected.get(name, "not set")
-            if value != other:
+            expected_value = expected.get(name, "not set")
+            if value != expected_value:
                 part = f"argument {name} of {rank}"
-                yield Contradiction(part, str(value), f"{part}: {value}, of {like}: {other}")
+                text = f"{part}: {value}, of {like}: {expected_value}"
+                yield Contradiction(part, str(value), text)
 
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:

@@ -24,8 +24,8 @@ class Contradiction:
 
     #: A field of the path, a rule of the profile, or what a rank or a transport is compared by.
     part: str
-    #: The value.
-    seen: str
+    #: The value that was found.
+    value: str
     #: For people, with the evidence.
     text: str = field(compare=False)
 
@@ -126,9 +126,9 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
         values = resolved if isinstance(resolved, list) else [str(resolved)]
         if not set(values) <= set(accepted):
             line = path.evidence.get(name, "no line of the log shows it")
-            seen = ", ".join(values)
-            text = f"{name}: required {' or '.join(accepted)}, seen {seen} ({line})"
-            yield Contradiction(name, seen, text)
+            found = ", ".join(values)
+            text = f"{name}: required {' or '.join(accepted)}, seen {found} ({line})"
+            yield Contradiction(name, found, text)
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:

@@ -21,9 +21,9 @@ class Resources(BaseModel):
     interval_s: float
     tree_rss_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
-    """Of the GPUs' memory; null without a GPU, and where nothing says what the server holds."""
+    """The peak of the GPUs' memory. Null: no GPU, or the server's share is not known."""
     memory_peak_bytes: int | None = None
-    """Of the host's and the GPUs' memory together; null where one of them is not known."""
+    """The peak of the host's and the GPUs' memory together. Null: one of them is not known."""
     memory_source: str | None = None
     """How the last of these was known, or why it is not."""
     mem_available_min_bytes: int | None = None

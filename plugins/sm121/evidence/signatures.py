@@ -100,13 +100,13 @@ class Signature(LinePattern):
     transform: Literal["enum"] | None = None
     """``enum``: upper case, blanks to underscores, as vLLM spells its enumerations."""
     strength: int = Field(default=5, ge=1, le=9)
-    """Of two that disagree the stronger one counts; 1 is an inference, 5 a plain statement."""
+    """The stronger of two values counts. 1 is an inference, 5 a plain statement."""
     needs: tuple[str, ...] = ()
     """Facts (ids) that the log must state too."""
     drafter: bool = False
     """True when the line still means the target model after the drafter began to load."""
     remedy: str | None = None
-    """Of a fallback: the options of a start without it, where they are known."""
+    """The options of a start without this fallback, if they are known."""
     opens: bool = False
     """True for the line that every server prints first: what came before is another run's."""
     since: str | None = None
@@ -197,7 +197,7 @@ class MetricSignature(DataTable):
 
 
 class SignatureSet(DataTable):
-    """What is known of one engine's log."""
+    """The signatures of one engine's log."""
 
     engine: str
     detect: tuple[str, ...] = ()

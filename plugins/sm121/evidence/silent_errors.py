@@ -46,7 +46,7 @@ class _Stack:
 
 @dataclass(frozen=True)
 class _Record:
-    """What all lines of one record of a logger share."""
+    """The values that all lines of one record of a logger share."""
 
     level: str | None
     file: str | None

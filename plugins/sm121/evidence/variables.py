@@ -21,7 +21,7 @@ _OF_THE_INTERPRETER = (
 
 
 class Registry(data_file.DataTable):
-    """Where the variables with one prefix are listed."""
+    """The list of the variables with one prefix."""
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str
