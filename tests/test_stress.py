@@ -39,7 +39,7 @@ def test_sustained_load(stress):
 
 def test_memory_does_not_grow(stress):
     """Memory and open handles do not grow with the requests, by a robust slope and its interval."""
-    stress.memory_holds()
+    stress.afterwards.check_memory()
 
 
 def test_long_generation(stress):
@@ -78,7 +78,7 @@ def test_preemption_under_kv_pressure(stress):
 
 def test_nothing_is_kept_after_the_load(stress):
     """After the load there is no running or waiting request, no used KV block and no zombie."""
-    stress.nothing_kept()
+    stress.afterwards.check_idle()
 
 
 @pytest.mark.asked_for("--soak")
@@ -90,7 +90,7 @@ def test_soak(stress, soak_s):
 
 def test_throughput_is_what_it_was_before(stress):
     """The server is as fast after the load as before it."""
-    stress.throughput_holds()
+    stress.afterwards.check_throughput()
 
 
 def test_restart_under_load(stress):

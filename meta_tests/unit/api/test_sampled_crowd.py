@@ -11,7 +11,7 @@ from sm121.api import client, sampled
 from sm121.client import jobs, load
 from sm121.core.server import Endpoint
 from sm121.engines import capabilities
-from sm121.stress.crowd import CrowdedSamples
+from sm121.stress.crowded_samples import CrowdedSamples
 from sm121.stress.shapes import Shapes
 
 ENDPOINT, VLLM = Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0")

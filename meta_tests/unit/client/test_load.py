@@ -23,6 +23,7 @@ from sm121.plugin import performance, stash
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.stress import aftermath, checks, memory, restart
 from sm121.stress.level import Stress
+from sm121.stress.player import LoadPlayer
 
 EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 
@@ -206,7 +207,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
 def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
     """The server's stop must come while requests are under way, some having ended."""
     monkeypatch.setattr(aftermath, "read_throughput", lambda *_arguments: None)
-    monkeypatch.setattr(Stress, "_take", lambda _self, _source, count: [JOB] * count)
+    monkeypatch.setattr(LoadPlayer, "take", lambda _self, _source, count: [JOB] * count)
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
     stopped = threading.Event()
 
@@ -253,9 +254,9 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
         level.sustained()
         level.brim()
         level.unruly()
-        level.nothing_kept()
+        level.afterwards.check_idle()
         with pytest.raises(verdict.NotRun, match="memory is not known here"):
-            level.memory_holds(more=False)
+            level.afterwards.check_memory(more=False)
         with pytest.raises(verdict.NotRun, match="is not restarted"):
             level.restarted_under_load()
         level.close()

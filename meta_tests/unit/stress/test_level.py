@@ -18,6 +18,7 @@ from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin import outcomes
 from sm121.stress import shapes, soak
+from sm121.stress.afterwards import Afterwards
 from sm121.stress.checks import UnderLoad
 from sm121.stress.joining import LONGEST, SHORTEST
 from sm121.stress.level import Stress
@@ -314,12 +315,12 @@ def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     served.concurrent()
     wrong = pytest.raises(UnderLoad, match="required /metrics as before the load, seen none")
     with wrong if "metrics-" in fault else nullcontext():
-        served.nothing_kept()
+        served.afterwards.check_idle()
 
 
 @pytest.mark.parametrize("crowd", [pytest.param(c, marks=[NEIGHBOUR] * c["slow"]) for c in SOAKS])
 def test_a_soak_has_what_users_send(level, monkeypatch, crowd):
-    monkeypatch.setattr(Stress, "throughput_holds", lambda _self: None)
+    monkeypatch.setattr(Afterwards, "check_throughput", lambda _self: None)
     monkeypatch.setattr(shapes, "moments", lambda *_arguments, **_seed: None)
     rounds = lambda _duration_s, play, _write, _say: [play(n).requests for n in range(1, 5)]  # noqa: E731
     monkeypatch.setattr(soak, "run", rounds)

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121.stress import shapes
+from sm121.stress import cache
 
 
-def preempted(blocks: int, block: int, *, chunk: int, load: shapes.Pressure, streams: int) -> bool:
+def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, streams: int) -> bool:
     """Whether a scheduler preempts: chunked prefill, a whole prompt's room before it is let in,
     sliding layers that hold a window of each request and the chunk that is read."""
     window = 128
@@ -61,14 +61,14 @@ def preempted(blocks: int, block: int, *, chunk: int, load: shapes.Pressure, str
     ],
 )
 def test_preemption_is_reached(blocks, block, chunk):
-    load = shapes.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
+    load = cache.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
     assert 8 * (load.prompt + load.answer) > blocks * block
     assert preempted(blocks, block, chunk=chunk, load=load, streams=8)
 
 
 def test_the_load_of_a_small_cache_is_what_it_was():
-    load = shapes.pressure(192, 128, chunk=2048, streams=8, spare=2)
-    assert load == shapes.Pressure((22 - 2) * 128 - 8, 256 + 32)
+    load = cache.pressure(192, 128, chunk=2048, streams=8, spare=2)
+    assert load == cache.Pressure((22 - 2) * 128 - 8, 256 + 32)
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
     log = tmp_path / "server.log"
     log.write_text(text)
     server = SimpleNamespace(configuration=SimpleNamespace(arguments=arguments), log=log)
-    assert shapes.chunk_tokens(server) == chunk
+    assert cache.chunk_tokens(server) == chunk

@@ -1,4 +1,4 @@
-"""What a server must be like once its load has ended: idle, and as fast as before."""
+"""The state of a server after its load: idle, and as fast as before."""
 
 import contextlib
 import itertools
@@ -10,60 +10,99 @@ from pathlib import Path
 
 import psutil
 
+from sm121.client.jobs import JobOutcome
 from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.measure import counters
 from sm121.measure.cpu_use import CpuUse
-from sm121.stress import checks, shapes
+from sm121.stress import cache, checks
 from sm121.stress.shapes import Shapes
 
+#: Seconds for which a child may be ended and not waited for.
 _ZOMBIE_FOR_S = 2.0
 _IDLE_WITHIN_S = 15.0
-#: Of the KV cache less than two blocks: the engine keeps one. Where none are counted, a share.
-_NO_BLOCKS, _NO_USAGE = 1.5, 0.01
-#: Requests of a reading, and tokens of each.
-REQUESTS, TOKENS = 6, 48
+_LOOK_EVERY_S = 0.2
+#: Blocks of the KV cache: fewer than two, since the engine keeps one.
+_NO_BLOCKS = 1.5
+#: Share of the KV cache, where the server does not count its blocks.
+_NO_USAGE = 0.01
+#: Requests of a reading of the throughput.
+REQUESTS = 6
+#: Tokens of each of them.
+TOKENS = 48
 _READINGS = 4
 _WAIT_BETWEEN_READINGS_S = 15.0
-#: Others that take a smaller share of the CPU do not matter.
+#: Other processes that take a smaller share of the CPU do not matter.
 _OTHERS_OF_NOTE = 0.1
+#: The share of the lost time for which the server's threads must have waited for a processor.
+_WAITED_SHARE = 0.5
+#: Zombies that a fault names.
+_LISTED_ZOMBIES = 5
 Processes = Callable[[], Iterable[psutil.Process]]
 
 
 def not_idle(endpoint: Endpoint) -> checks.Fault | None:
-    """Requests or KV blocks kept after the last answer; None: none, or nothing says so."""
-    deadline, most_usage = time.monotonic() + _IDLE_WITHIN_S, _NO_USAGE
-    with contextlib.suppress(NotRun):  # the server does not say
-        most_usage = _NO_BLOCKS / shapes.cache_blocks(endpoint)[0]
+    """Check that the server keeps no request and no KV block after the last answer.
+
+    Args:
+        endpoint: The server.
+
+    Returns:
+        The fault after 15 s. None: the server is idle, or has no such metrics.
+    """
+    deadline = time.monotonic() + _IDLE_WITHIN_S
+    most = {"running": 0.0, "waiting": 0.0, "cache_usage": _NO_USAGE}
+    with contextlib.suppress(NotRun):  # the server does not count its blocks
+        most["cache_usage"] = _NO_BLOCKS / cache.cache_blocks(endpoint).count
     while True:
-        if (now := counters.fetch(endpoint)) is None:
+        now = counters.fetch(endpoint)
+        if now is None:
             return None
-        idle = {"running": 0.0, "waiting": 0.0, "cache_usage": most_usage}
-        busy = {name: v for name, most in idle.items() if (v := now.values.get(name, 0.0)) > most}
+        busy: list[str] = []
+        for name, idle in most.items():
+            value = now.values.get(name, 0.0)
+            if value > idle:
+                busy.append(f"{name} {value:g}")
         if not busy:
             return None
         if time.monotonic() > deadline:
-            observed = ", ".join(f"{name} {value:g}" for name, value in busy.items())
             required = f"0 within {_IDLE_WITHIN_S:.0f} s of the last answer"
-            return checks.Fault("not_idle", f"required {required}, seen {observed}")
-        time.sleep(0.2)
+            return checks.Fault("not_idle", f"required {required}, seen {', '.join(busy)}")
+        time.sleep(_LOOK_EVERY_S)
 
 
-def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> checks.Fault | None:
-    """Children of the server's tree that ended and are not waited for, but for a moment."""
-    if not (first := _dead_children(processes())):
+@dataclass(frozen=True)
+class _Zombie:
+    pid: int
+    #: The name and the pid of its parent.
+    parent: str
+
+
+def zombies(processes: Processes) -> checks.Fault | None:
+    """Check that the server waits for its ended children.
+
+    Args:
+        processes: Returns the server's process tree.
+
+    Returns:
+        The fault, if a child is still a zombie after 2 s.
+    """
+    first = _find_zombies(processes())
+    if not first:
         return None
     time.sleep(_ZOMBIE_FOR_S)
-    if not (still := [entry for entry in _dead_children(processes()) if entry in first]):
+    still = [zombie for zombie in _find_zombies(processes()) if zombie in first]
+    if not still:
         return None
-    listed = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
+    shown = still[:_LISTED_ZOMBIES]
+    listed = ", ".join(f"pid {zombie.pid}, a child of {zombie.parent}" for zombie in shown)
     return checks.Fault("zombie", f"required none, seen {len(still)}: {listed}")
 
 
-def _dead_children(processes: Iterable[psutil.Process]) -> list[tuple[int, str]]:
-    parents = {}
+def _find_zombies(processes: Iterable[psutil.Process]) -> list[_Zombie]:
+    parents: dict[int, str] = {}
     for process in processes:
         try:
             parent = f"{process.name()} ({process.pid})"
@@ -72,7 +111,7 @@ def _dead_children(processes: Iterable[psutil.Process]) -> list[tuple[int, str]]
                     parents[child.pid] = parent
         except psutil.NoSuchProcess:
             continue
-    return sorted(parents.items())
+    return [_Zombie(pid, parent) for pid, parent in sorted(parents.items())]
 
 
 @dataclass(frozen=True)
@@ -84,38 +123,56 @@ class ThroughputReading:
     tokens: int
     #: Tokens for each second of the processor that the server used.
     per_cpu_s: float
-    #: Seconds for which threads of the server were ready to run and others had the processor.
+    #: Seconds for which threads of the server were ready to run while others had the processor.
     waited_s: float
+    #: The share of the CPU that processes outside the run took.
     other_load: float
 
 
 def read_throughput(
     client: LoadClient, shapes: Shapes, bound: level_settings.AgreementBound, processes: Processes
 ) -> ThroughputReading:
-    """Take a reading. `processes`: of the server's tree; none where it is attached. Raises
-    UnderLoad: an answer is wrong; NotRun: the answers do not come as streams."""
+    """Measure the throughput of single streams.
+
+    Args:
+        client: Sends the requests.
+        shapes: Makes the requests.
+        bound: How far an answer may be from the answer to the same prompt alone.
+        processes: Returns the server's process tree; none if the server is attached.
+
+    Raises:
+        UnderLoad: An answer is wrong.
+        NotRun: The answers are not streamed.
+    """
     jobs = [job for job in itertools.islice(shapes.short(TOKENS), REQUESTS) if job.streamed]
-    began, waited_before_s = CpuUse.take(processes), _waited_s(processes())
+    cpu_before = CpuUse.take(processes)
+    waited_before_s = _waited_s(processes())
     load = client.run(jobs, concurrency=1)
-    ended, waited_s = CpuUse.take(processes), _waited_s(processes())
-    if wrong := checks.faults(load, bound):
-        raise checks.UnderLoad("one request at a time", wrong, len(jobs))
-    rates = [
-        (o.received - 1) / (o.last - o.first)
-        for o in load.outcomes
-        if o.first is not None and o.last is not None and o.last > o.first
-    ]
+    cpu_after = CpuUse.take(processes)
+    waited_s = _waited_s(processes()) - waited_before_s
+    faults = checks.faults(load, bound)
+    if faults:
+        raise checks.UnderLoad("one request at a time", faults, len(jobs))
+    rates = [rate for rate in map(_rate_of, load.outcomes) if rate is not None]
     if not rates:
         raise verdict.NotRun("no rate: the answers came in one piece")
     pids = {process.pid for process in processes()}
-    server_s = ended.seconds_of(pids) - began.seconds_of(pids)
+    server_s = cpu_after.seconds_of(pids) - cpu_before.seconds_of(pids)
+    other_load, _busiest = cpu_after.since(cpu_before)
     return ThroughputReading(
         rate=statistics.median(rates),
         tokens=load.tokens,
         per_cpu_s=load.tokens / max(server_s, 1e-9),
-        waited_s=waited_s - waited_before_s,
-        other_load=ended.since(began)[0],
+        waited_s=waited_s,
+        other_load=other_load,
     )
+
+
+def _rate_of(outcome: JobOutcome) -> float | None:
+    """Return the tokens a second of a stream, or None if it came in one piece."""
+    if outcome.first is None or outcome.last is None or outcome.last <= outcome.first:
+        return None
+    return (outcome.received - 1) / (outcome.last - outcome.first)
 
 
 def compare_throughput(
@@ -126,37 +183,56 @@ def compare_throughput(
     on_cpu: bool,
     max_other_load: float,
 ) -> str:
-    """Read until the server is as fast as before, within a bound; gives a line that says so. On a
-    CPU that others use the clock says little: there the tokens for each second of processor time
-    may show it. `take`: takes a reading; `allowed`: share of the rate that may be lost; `on_cpu`:
-    the server computes there; `max_other_load`: share of the CPU that others may take where the
-    server is found slow. Raises UnderLoad: it is slower, by several readings; Inconclusive: so it
-    is, and others took more of the CPU than that."""
+    """Measure until the server is as fast as before the load, four times at most.
+
+    On a CPU that other processes use, the clock shows little. There the tokens for each second of
+    processor time may show that the server is as fast.
+
+    Args:
+        before: The throughput before the load.
+        take: Measures the throughput.
+        allowed: The share of the rate that may be lost.
+        on_cpu: Whether the server computes on the CPU.
+        max_other_load: The share of the CPU that others may take while the server is slow.
+
+    Returns:
+        A line with both rates.
+
+    Raises:
+        UnderLoad: Each measurement is slower.
+        Inconclusive: Each is slower, and others took more of the CPU than `max_other_load`.
+    """
+    least_rate = (1.0 - allowed) * before.rate
     for attempt in range(_READINGS):
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)
         after = take()
         beside = f"while others took {after.other_load:.0%} of the CPU"
         rates = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
-        if after.rate >= (1.0 - allowed) * before.rate:
+        if after.rate >= least_rate:
             return rates
-        # Time is lost to others only where the server was ready to run and had to wait.
+        # Time is lost to others only if the server was ready to run and had to wait.
         lost_s = after.tokens / after.rate - after.tokens / before.rate
-        waited = after.waited_s >= 0.5 * lost_s
-        as_much = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
-        if on_cpu and after.other_load > _OTHERS_OF_NOTE and waited and as_much:
+        has_waited = after.waited_s >= _WAITED_SHARE * lost_s
+        is_as_efficient = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
+        is_disturbed = on_cpu and after.other_load > _OTHERS_OF_NOTE and has_waited
+        if is_disturbed and is_as_efficient:
             return f"{rates}; as much work for each CPU second, {beside}"
     text = (
-        f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
+        f"required at least {least_rate:.1f} tok/s "
         f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
     )
-    if after.other_load > max_other_load and (waited or not on_cpu):
+    if after.other_load > max_other_load and (has_waited or not on_cpu):
         raise verdict.Inconclusive(f"{text}, {beside}")
     raise checks.UnderLoad("after the load", [checks.Fault("slower_after_load", text)], 0)
 
 
 def _waited_s(processes: Iterable[psutil.Process]) -> float:
-    """Seconds so far for which threads were ready to run and others had the processor."""
+    """Return the seconds for which threads were ready to run while others had the processor.
+
+    Source: the second number of ``/proc/PID/task/TID/schedstat``, in nanoseconds (Linux,
+    Documentation/scheduler/sched-stats.rst).
+    """
     waited_s = 0.0
     for process in processes:
         for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

@@ -1,9 +1,11 @@
-"""What is required of each answer of a load, and of a load as a whole; and what can be wrong, each
-with who to ask (``fixtures/stress/faults.toml``). The class of a crash bundle comes from here where
-the server's own log has no cause."""
+"""The requirements of each answer of a load and of the load as a whole, and their faults.
+
+Each kind of fault has its owner (``fixtures/stress/faults.toml``). The kind is the class of a crash
+bundle if the server's own log has no cause.
+"""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sm121.answers import agreement
@@ -16,7 +18,7 @@ from sm121.core.vocabulary import Vocabulary
 
 
 class FaultKinds(data_file.DataTable):
-    """The whole file."""
+    """The content of ``fixtures/stress/faults.toml``."""
 
     gravest: tuple[str, ...]
     owners: dict[str, str]
@@ -25,11 +27,19 @@ class FaultKinds(data_file.DataTable):
 _KINDS = data_file.load("stress/faults.toml", FaultKinds)
 #: Who to ask, or what to look at, by the kind of fault.
 OWNERS = _KINDS.owners
+#: Faults in the text of an error.
+_SHOWN_FAULTS = 3
+#: Fewer requests than this have no tail.
+_LEAST_FOR_A_TAIL = 20
+#: Faults of the whole load, whose texts name no request.
+_OF_THE_LOAD = ("hang", "stuck_request", "memory_floor")
+#: Characters behind a part that are shown where it is missing.
+_SHOWN_BEYOND = 40
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong."""
+    """A fault of an answer, a load or the server after a load."""
 
     kind: str
     text: str
@@ -39,120 +49,142 @@ class Fault:
 
 
 class UnderLoad(errors.Sm121Error, AssertionError):
-    """The server did not stand a load. ``faults``: the gravest kinds first, then in order."""
+    """The server did not withstand a load.
+
+    Args:
+        load: The name of the load.
+        faults: Its faults; at least one.
+        count: The requests of the load; 0 if the faults are not of requests.
+
+    Attributes:
+        what: The name of the load.
+        faults: The faults, the gravest kinds first, then in order.
+    """
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
         self.what = load
         ranks = {kind: rank for rank, kind in enumerate(_KINDS.gravest)}
-        self.faults = faults = sorted(faults, key=lambda f: ranks.get(f.kind, len(ranks)))
-        listed = "; ".join(str(fault) for fault in faults[:3])
-        more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+        self.faults = sorted(faults, key=lambda fault: ranks.get(fault.kind, len(ranks)))
+        listed = "; ".join(str(fault) for fault in self.faults[:_SHOWN_FAULTS])
+        hidden = len(faults) - _SHOWN_FAULTS
+        more = f" (and {hidden} more)" if hidden > 0 else ""
         of = f" of {count} requests" if count else ""
         super().__init__(f"{load}: required no fault, seen {len(faults)}{of}: {listed}{more}")
 
     @property
     def kind(self) -> str:
-        """The class of all of it."""
+        """The kind of the gravest fault."""
         return self.faults[0].kind
-
-
-#: Fewer requests than this have no tail to speak of.
-_LEAST_FOR_A_TAIL = 20
 
 
 def faults(
     load: LoadResult, bound: AgreementBound, *, stopped_at: float | None = None
 ) -> list[Fault]:
-    """Everything that is wrong with the answers of a load. `stopped_at`: of ``time.monotonic``:
-    when the server was told to stop. From then on it may end what is under way with the
-    finish_reason ``abort``, as vLLM does where it has the time (v1/engine/core.py)."""
-    each = (fault(o, bound, aborted=is_aborted(o, stopped_at)) for o in load.outcomes)
-    return [item for item in each if item is not None]
+    """Find the faults in the answers of a load.
+
+    Args:
+        load: The load.
+        bound: How far an answer may be from the answer to the same prompt alone.
+        stopped_at: When the server received the request to stop (``time.monotonic``). From then on
+            it may end requests with the finish_reason ``abort``, as vLLM does if it has the time
+            (v1/engine/core.py).
+    """
+    found: list[Fault] = []
+    for outcome in load.outcomes:
+        first = fault(outcome, bound, aborted=is_aborted(outcome, stopped_at))
+        if first is not None:
+            found.append(first)
+    return found
 
 
 def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
-    """Whether a server that was stopped has ended a request and said so."""
+    """Return whether a stopped server ended a request with the finish_reason ``abort``.
+
+    Args:
+        outcome: The request.
+        stopped_at: When the server received the request to stop; None if it did not.
+    """
     if stopped_at is None or outcome.ended is None or outcome.answer is None:
         return False
     return outcome.ended >= stopped_at and outcome.answer.finish_reason == "abort"
 
 
 def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) -> Fault | None:
-    """What is wrong with one answer; None if it holds. `bound`: how far it may be from the answer
-    that the prompt has alone; `aborted`: it may be shorter; what came must be right."""
+    """Check one answer.
+
+    Args:
+        outcome: The request.
+        bound: How far the answer may be from the answer to the same prompt alone.
+        aborted: Whether the answer may be shorter. The tokens that came must be right.
+
+    Returns:
+        The first fault, or None.
+    """
     job = outcome.job
     where = f"request {outcome.number} ({job.name})"
     if outcome.problem is not None and outcome.problem[0] == "stopped":
         return None
     if outcome.problem is None and outcome.status is not None and outcome.status >= 500:
-        return Fault("http_5xx", f"{where}: status {outcome.status}")  # to whoever went away too
+        # Also to a client that went away.
+        return Fault("http_5xx", f"{where}: status {outcome.status}")
     if job.behaviour == "bad":
-        if outcome.status is not None and 400 <= outcome.status < 500:
-            return None
-        if outcome.problem is not None and outcome.problem[0] != "refused":
-            kind, text = outcome.problem
-            return Fault(kind, f"{where}: required status 4xx, seen {text}")
-        return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
+        return _check_refusal(outcome, where)
     if outcome.problem is not None:
         kind, text = outcome.problem
-        of_the_load = kind in ("hang", "stuck_request", "memory_floor")
-        return Fault(kind, text if of_the_load else f"{where}: {text}")
+        return Fault(kind, text if kind in _OF_THE_LOAD else f"{where}: {text}")
     if job.behaviour in ("cancel", "disconnect"):
         return None
     if outcome.answer is None:
         return Fault("bad_stream", f"{where}: required an answer, seen none")
-    where += ", aborted" if aborted else ""
-    answers = (outcome.answer, *outcome.others)
-    wrong = (_wrong(where, job, answer, bound, aborted=aborted) for answer in answers)
-    return next((fault for fault in wrong if fault is not None), None)
+    if aborted:
+        where += ", aborted"
+    for answer in (outcome.answer, *outcome.others):
+        found = _check_answer(where, job, answer, bound, aborted=aborted)
+        if found is not None:
+            return found
+    return None
 
 
-def _wrong(
+def _check_refusal(outcome: JobOutcome, where: str) -> Fault | None:
+    """Check that the server refused an invalid request."""
+    if outcome.status is not None and 400 <= outcome.status < 500:
+        return None
+    if outcome.problem is not None:
+        kind, text = outcome.problem
+        if kind != "refused":
+            return Fault(kind, f"{where}: required status 4xx, seen {text}")
+    return Fault("bad_request_accepted", f"{where}: required status 4xx, seen {outcome.status}")
+
+
+def _check_answer(
     where: str, job: Job, answer: Completion, bound: AgreementBound, *, aborted: bool
 ) -> Fault | None:
-    alone, tokens = job.alone, job.tokens
-    if not aborted and (lacking := _lacking(where, answer, alone)) is not None:
-        return lacking
-    if aborted and answer.ids is None:  # how much of it came is not known
-        comparable = alone is not None and alone.ids is not None
-        return _lacking(where, answer, alone) if comparable else None
+    alone = job.alone
+    if aborted and answer.ids is None:
+        # The number of tokens that came is not known.
+        if alone is None or alone.ids is None:
+            return None
+        return _check_fields(where, answer, alone)
+    if not aborted:
+        lacking = _check_fields(where, answer, alone)
+        if lacking is not None:
+            return lacking
+    tokens = job.tokens
     if answer.ids is not None and not job.may_end:
-        count = len(answer.ids)
-        if count > tokens or (count < tokens and not aborted):
-            kind = "token_lost" if count < tokens else "token_doubled"
-            required = f"at most {tokens}" if aborted else str(tokens)
-            return Fault(kind, f"{where}: required {required} token ids, seen {count}")
-        tokens = count
-    if answer.completion_tokens not in (None, tokens) and not job.may_end:
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
-        )
-    prompt = job.body.get("prompt")
-    length = alone.prompt_tokens if alone is not None else None
-    if isinstance(prompt, list):
-        length = len(prompt)
-    if length is not None and answer.prompt_tokens not in (None, length):
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
-        )
-    if answer.finish_reason != "length" and not aborted and not job.may_end:
-        return Fault(
-            "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
-        )
-    if (wrong := wrong_positions(answer)) is not None:
-        return Fault("corrupted_answer", f"{where}: {wrong}")
-    if alone is None or (aborted and alone.ids is None):
-        return None
-    same = not aborted and answer.ids is not None and answer.ids == alone.ids
-    if same and alone.text and answer.text != alone.text:
-        of = f"required the text {alone.text!r} of the same tokens"
-        return Fault("corrupted_answer", f"{where}: {of}, seen {answer.text!r}")
-    return _against_alone(where, answer, _begun(alone, tokens) if aborted else alone, bound)
+        miscounted = _check_count(where, len(answer.ids), tokens, aborted=aborted)
+        if miscounted is not None:
+            return miscounted
+        tokens = len(answer.ids)
+    return (
+        _check_usage(where, job, answer, tokens)
+        or _check_finish(where, job, answer, aborted=aborted)
+        or _check_positions(where, answer)
+        or _compare(where, answer, alone, bound, tokens=tokens if aborted else None)
+    )
 
 
-def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
+def _check_fields(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
+    """Require the fields that the answer alone has."""
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
@@ -163,13 +195,79 @@ def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault 
     return None
 
 
-def _against_alone(
+def _check_count(where: str, count: int, tokens: int, *, aborted: bool) -> Fault | None:
+    """Check the number of token ids."""
+    if count > tokens:
+        required = f"at most {tokens}" if aborted else str(tokens)
+        return Fault("token_doubled", f"{where}: required {required} token ids, seen {count}")
+    if count < tokens and not aborted:
+        return Fault("token_lost", f"{where}: required {tokens} token ids, seen {count}")
+    return None
+
+
+def _check_usage(where: str, job: Job, answer: Completion, tokens: int) -> Fault | None:
+    if answer.completion_tokens not in (None, tokens) and not job.may_end:
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
+        )
+    length = None
+    prompt = job.body.get("prompt")
+    if isinstance(prompt, list):
+        length = len(prompt)
+    elif job.alone is not None:
+        length = job.alone.prompt_tokens
+    if length is not None and answer.prompt_tokens not in (None, length):
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
+        )
+    return None
+
+
+def _check_finish(where: str, job: Job, answer: Completion, *, aborted: bool) -> Fault | None:
+    if answer.finish_reason == "length" or aborted or job.may_end:
+        return None
+    return Fault(
+        "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
+    )
+
+
+def _check_positions(where: str, answer: Completion) -> Fault | None:
+    difference = wrong_positions(answer)
+    return None if difference is None else Fault("corrupted_answer", f"{where}: {difference}")
+
+
+def _compare(
+    where: str,
+    answer: Completion,
+    alone: Completion | None,
+    bound: AgreementBound,
+    *,
+    tokens: int | None,
+) -> Fault | None:
+    """Compare an answer with the answer alone. `tokens`: those that came of an aborted one."""
+    if alone is None:
+        return None
+    if tokens is not None:
+        if alone.ids is None:
+            return None
+        return _compare_tokens(where, answer, _beginning(alone, tokens), bound)
+    has_same_ids = answer.ids is not None and answer.ids == alone.ids
+    if has_same_ids and alone.text and answer.text != alone.text:
+        required = f"required the text {alone.text!r} of the same tokens"
+        return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
+    return _compare_tokens(where, answer, alone, bound)
+
+
+def _compare_tokens(
     where: str, answer: Completion, alone: Completion, bound: AgreementBound
 ) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
-        # Of a long answer only the beginning was asked for alone.
-        answer = _begun(answer, len(alone.ids))
-    if (different := agreement.same_tokens(alone, answer)) is None:
+        # Only the beginning of a long answer was requested alone.
+        answer = _beginning(answer, len(alone.ids))
+    different = agreement.same_tokens(alone, answer)
+    if different is None:
         return None
     if bound.fork > 0 and answer.positions is not None and alone.positions is not None:
         judgement = agreement.judge(answer.positions, alone.positions, bound)
@@ -182,18 +280,22 @@ def _against_alone(
     return Fault(kind, f"{where}, against the same asked alone: {different}")
 
 
-def _begun(answer: Completion, tokens: int) -> Completion:
+def _beginning(answer: Completion, tokens: int) -> Completion:
+    """Return the first tokens of an answer."""
     ids = answer.ids[:tokens] if answer.ids is not None else None
     positions = answer.positions[:tokens] if answer.positions is not None else None
     return replace(answer, ids=ids, positions=positions)
 
 
 def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | None:
+    """Return the kind of fault if one token of the answer is missing or comes twice, else None."""
     for index, token in enumerate(alone):
-        before, after = tuple(alone[:index]), tuple(alone[index + 1 :])
+        before = tuple(alone[:index])
+        after = tuple(alone[index + 1 :])
         if tuple(observed[:-1]) == before + after:
             return "token_lost"
-        if tuple(observed) == (*before, token, token, *after)[: len(observed)]:
+        doubled = (*before, token, token, *after)
+        if tuple(observed) == doubled[: len(observed)]:
             return "token_doubled"
     return None
 
@@ -201,34 +303,60 @@ def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | Non
 def text_by_its_parts(
     whole: Completion, parts: Sequence[JobOutcome], vocabulary: Vocabulary | None
 ) -> Fault | None:
-    """How a long text is another than its ids or its parts have. A sign between two parts may be
-    shown by neither. Of a part that has other tokens, within the noise, nothing is known."""
-    differs = vocabulary.differs(whole.ids or (), whole.text) if vocabulary is not None else None
-    text, end, is_next = _shown(whole.text), 0, True
-    for answer, job in ((outcome.answer, outcome.job) for outcome in parts):
+    """Compare the text of a long answer with its token ids and with the texts of its parts.
+
+    A character between two parts may be in neither text. A part with other tokens, within the
+    noise, is skipped.
+
+    Args:
+        whole: The long answer.
+        parts: The requests for its parts, in order.
+        vocabulary: The texts of the tokens. None: not known.
+    """
+    if vocabulary is not None:
+        difference = vocabulary.differs(whole.ids or (), whole.text)
+        if difference is not None:
+            return Fault("corrupted_answer", difference)
+    difference = _compare_parts(_readable(whole.text), parts)
+    return None if difference is None else Fault("corrupted_answer", difference)
+
+
+def _compare_parts(text: str, parts: Sequence[JobOutcome]) -> str | None:
+    """Return how a text differs from the texts of its parts, or None."""
+    end = 0
+    is_next = True  # whether this part follows the found part before it
+    for outcome in parts:
+        answer = outcome.answer
+        job = outcome.job
         if answer is None or job.alone is None or answer.ids != job.alone.ids:
             is_next = False
             continue
-        begin = text.find(part := _shown(answer.text), end)
-        if begin < 0 or (is_next and len(text[end:begin].strip()) > 1):
-            observed = text[end : end + len(part) + 40]
-            differs = differs or f"{job.name}: required the text {part!r}, seen {observed!r}"
-            break
-        end, is_next = begin + len(part), True
-    if differs is None and is_next and len(text[end:].strip()) > 1:
-        differs = f"required no text after the last of its tokens, seen {text[end:]!r}"
-    return Fault("corrupted_answer", differs) if differs is not None else None
+        part = _readable(answer.text)
+        start = text.find(part, end)
+        if start < 0 or (is_next and len(text[end:start].strip()) > 1):
+            observed = text[end : end + len(part) + _SHOWN_BEYOND]
+            return f"{job.name}: required the text {part!r}, seen {observed!r}"
+        end = start + len(part)
+        is_next = True
+    if is_next and len(text[end:].strip()) > 1:
+        return f"required no text after the last of its tokens, seen {text[end:]!r}"
+    return None
 
 
-def _shown(text: str) -> str:
-    """Without what stands for bytes of no sign: how much of it there is differs."""
+def _readable(text: str) -> str:
+    """Remove the replacement characters, whose number differs."""
     return text.replace("\ufffd", "").strip()
 
 
 def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
-    """Whether the slowest request took over ``factor`` times the median and ``floor_s``."""
-    complete = (o.seconds for o in load.outcomes if o.job.behaviour == "complete")
-    seconds = sorted(each for each in complete if each is not None)
+    """Check the slowest request of a load.
+
+    Args:
+        load: The load. Fewer than 20 complete answers are not checked.
+        factor: How many times the median it may take.
+        floor_s: The seconds that it may take whatever the median.
+    """
+    seconds = sorted(_seconds(load))
     if len(seconds) < _LEAST_FOR_A_TAIL:
         return None
     median = statistics.median(seconds)
@@ -239,3 +367,9 @@ def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
         f"required at most {factor:g} times the median of {median:.2f} s, seen {seconds[-1]:.2f} s "
         f"({len(seconds)} requests)",
     )
+
+
+def _seconds(load: LoadResult) -> Iterator[float]:
+    for outcome in load.outcomes:
+        if outcome.job.behaviour == "complete" and outcome.seconds is not None:
+            yield outcome.seconds

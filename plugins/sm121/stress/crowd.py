@@ -1,133 +1,126 @@
-"""Many more requests at once than the server runs, of all kinds: each answer is its own. Every
-request is asked alone first. In the crowd its answer must be the same, or within the bound where
-tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
-responses), only the whole answer to another request is detected. Between them are samples of one
-token, for what is sampled wrongly only while others run: `Sampler.far` judges them."""
+"""Many more requests at once than the server runs, of all kinds: each answer is its own.
+
+Every request is sent alone first. In the crowd its answer must be the same, or within the bound if
+its tokens have log-probabilities. If arithmetic may fork and they have none (streams of chats,
+responses), the check detects only the whole answer to another request.
+"""
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sm121.answers import sanity
-from sm121.api.client import Refused
-from sm121.api.sample_comparison import Case
-from sm121.api.sample_source import Samples
-from sm121.api.sampled import Sampler
 from sm121.api.tools import tools
 from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
-from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities, Name
 from sm121.stress import checks
 from sm121.stress.checks import Fault, UnderLoad
+from sm121.stress.crowded_samples import CrowdedSamples, SampleJob
 from sm121.stress.shapes import Shapes
 
-#: So many samples of each kind are in a crowd.
-_REQUESTS = 8
+#: The least requests of a crowd of so many times the places of the server.
+TIMES = {2: 40, 10: 64}
+#: A client has connections for no more: 1,024 open files are the default.
+_AT_MOST = 512
+#: Different requests of each kind.
+_PROMPTS = 3
+#: The first of their prompts. The continuations of these are so sure that hot samples are like
+#: greedy ones.
+_FIRST = 4
+#: Tokens of a long prompt.
+_LONG = 400
+#: More tokens of each next one.
+_LONGER = 80
+#: The kind of those whose prompts share their beginning.
+_SHARED = "one beginning"
+#: So hot that another token comes if the rest of the sampling is ignored.
+_HOT = 2.0
+#: Tokens that a bias or a list of allowed tokens names.
+_NAMED_TOKENS = range(1000, 1020)
+#: Tokens of the answer with a choice.
+_CHOICE_TOKENS = 16
+_CITIES = ("Lima", "Rome", "Tokyo")
+#: Likeliest tokens in each position of a chat that is compared by them.
+_TOP = 5
 
 
 @dataclass(frozen=True)
-class SampleJob(Job):
-    """A request for samples of one token."""
+class _Sampling:
+    """Hot sampling that leaves the likeliest token alone."""
 
-    #: The case of `Sampler.far` that they are of.
-    case: str = ""
-
-
-@dataclass
-class CrowdedSamples:
-    """The samples for the crowds of one server."""
-
-    sampler: Sampler
-    shapes: Shapes
-    #: Why there are none.
-    lacking: str = ""
-
-    def jobs(self) -> list[Job]:
-        """The requests for a crowd, of all kinds in turn; none where the engine cannot do it."""
-        made: list[Job] = []
-        for number in range(_REQUESTS):
-            for kind, (texts, options, _) in self._cases.items():
-                body = {"prompt": texts, **self.sampler.body(options)}
-                job = self.shapes.other("/v1/completions", body, 1)
-                group = f"samples with {kind}"
-                named = replace(job, name=f"{group} {number + 1}", kind=group)
-                made.append(SampleJob(**vars(named), case=kind))
-        return made
-
-    def faults(self, outcomes: Sequence[JobOutcome]) -> list[Fault]:
-        """What is wrong with those that were answered."""
-        faults, samples = list[Fault](), dict[str, Samples]()
-        for outcome in outcomes:
-            answers = (outcome.answer, *outcome.others)
-            drawn = [self.sampler.sample(each.positions or ()) if each else () for each in answers]
-            assert isinstance(outcome.job, SampleJob)
-            if all(len(positions) == 1 for positions in drawn):
-                samples.setdefault(outcome.job.case, []).extend(drawn)
-            else:
-                required = "required a token and its log-probability in each answer"
-                where = f"request {outcome.number} ({outcome.job.name})"
-                faults.append(Fault("bad_stream", f"{where}: {required}"))
-        facts = [fact for kind, drawn in samples.items() for fact in self._cases[kind][2](drawn)]
-        return faults + [Fault("corrupted_answer", f"{fact}") for fact in facts]
-
-    @functools.cached_property
-    def _cases(self) -> dict[str, Case]:
-        try:
-            return self.sampler.far()
-        except (NotRun, Refused) as reason:
-            self.lacking = f"{reason}"
-            return {}
+    options: Mapping[str, Any]
+    #: The capability that the engine needs; None for OpenAI's own parameters.
+    needs: Name | None = None
 
 
-#: Requests at once for each place of the server; at least so many, and never more than a client
-#: has connections for (1,024 open files are the default).
-TIMES = {2: 40, 10: 64}
-_AT_MOST = 512
-#: Requests of each kind that differ, and the first of their prompts: others of the set are so sure
-#: to go on that hot samples are like greedy ones.
-_PROMPTS, _FIRST = 3, 4
-#: Tokens of a long prompt, and so many more of the next; and begins the name of those that share
-#: their beginning.
-_LONG, _LONGER, _SHARED = 400, 80, "one beginning"
-Change = Callable[[str], dict[str, Any]]
-#: Sampling that leaves the likeliest token alone, each in another way (the first is of OpenAI's own
-#: API), and so hot that another token comes where that is ignored.
-_HOT = 2.0
-_SAMPLED: dict[Name | None, dict[str, Any]] = {
-    None: {"temperature": _HOT, "top_p": 1e-6},
-    "top_k": {"temperature": _HOT, "top_k": 1},
-    "min_p": {"temperature": _HOT, "min_p": 1.0},
-}
-_BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in range(1000, 1020)}}
-_OFTEN = _BIAS | {"frequency_penalty": 2.0}
-_STOP: tuple[Name, Change] = ("stop", lambda word: {"stop": [word]})
-#: What makes another answer of a greedy one, by the word that it begins with. Where a penalty is
-#: ignored, the answer is that of the row before.
-_CHANGED: list[tuple[Name, Change]] = [
-    ("logit_bias", lambda _word: _BIAS),
-    ("penalties", lambda _word: _OFTEN),
-    ("penalties", lambda _word: _OFTEN | {"presence_penalty": 2.0}),
-    ("repetition_penalty", lambda _word: {"repetition_penalty": 100.0}),
-    ("allowed_token_ids", lambda _word: {"allowed_token_ids": [*range(1000, 1020)]}),
-    ("bad_words", lambda word: {"bad_words": [word]}),
-    *[_STOP] * _PROMPTS,
-]
-_CITIES, _CHOICE_TOKENS = ("Lima", "Rome", "Tokyo"), 16
+_SAMPLED = (
+    _Sampling({"temperature": _HOT, "top_p": 1e-6}),
+    _Sampling({"temperature": _HOT, "top_k": 1}, needs="top_k"),
+    _Sampling({"temperature": _HOT, "min_p": 1.0}, needs="min_p"),
+)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Options that change a greedy answer."""
+
+    needs: Name
+    options: Mapping[str, Any]
+    #: An option whose value is the first word of the greedy answer; empty for none.
+    of_word: str = ""
+
+    def options_for(self, word: str) -> dict[str, Any]:
+        if self.of_word:
+            return {**self.options, self.of_word: [word]}
+        return dict(self.options)
+
+
+_BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in _NAMED_TOKENS}}
+_OFTEN = {**_BIAS, "frequency_penalty": 2.0}
+_STOP = _Change("stop", {}, of_word="stop")
+#: If a penalty is ignored, the answer is that of the row before.
+_CHANGED = (
+    _Change("logit_bias", _BIAS),
+    _Change("penalties", _OFTEN),
+    _Change("penalties", {**_OFTEN, "presence_penalty": 2.0}),
+    _Change("repetition_penalty", {"repetition_penalty": 100.0}),
+    _Change("allowed_token_ids", {"allowed_token_ids": [*_NAMED_TOKENS]}),
+    _Change("bad_words", {}, of_word="bad_words"),
+    _STOP,
+    _STOP,
+    _STOP,
+)
+#: The changes that are made to the bias of the first row.
+_ON_BIAS = ("logit_bias", "penalties")
 
 
 def size(times: int, places: int) -> int:
-    """Requests of a crowd of so many times the places that the server has."""
+    """Return the number of requests of a crowd.
+
+    Args:
+        times: How many times the places of the server: 2 or 10.
+        places: The requests that the server runs at once.
+    """
     return min(max(TIMES[times], times * places), _AT_MOST)
 
 
 @dataclass
 class Crowd:
-    """Makes the requests of a crowd, and compares their answers with those given alone. `client`:
-    asks alone; `tokens`: of an answer."""
+    """Makes the requests of a crowd, and compares their answers with those given alone.
+
+    Attributes:
+        shapes: Makes the requests.
+        client: Sends them alone.
+        capabilities: The capabilities of the engine.
+        bound: How far an answer may be from the answer alone.
+        tokens: The tokens of an answer.
+        samples: The samples between the requests.
+        refused: The kinds that the server refuses alone, with its refusal.
+    """
 
     shapes: Shapes
     client: LoadClient
@@ -135,90 +128,131 @@ class Crowd:
     bound: level_settings.AgreementBound
     tokens: int
     samples: CrowdedSamples
-    #: Kinds that the server does not serve, with its refusal.
     refused: dict[str, str] = field(default_factory=dict)
-    #: Texts of which a structured answer is one, by the job's name.
+    #: The texts of which a structured answer is one, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
-    #: Kinds whose answer alone is not compared: it is of a changed request.
+    #: The kinds whose answer alone is not compared: it is of a changed request.
     _changed_kinds: set[str] = field(default_factory=set)
 
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
-        """So many requests, of all kinds in turn, and samples between them; of neighbours each has
-        another prompt. `often`: without what is judged by chance, or by another's text alone.
-        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all
-        kinds."""
-        turns = [job for job in self._turns if not (often and job.kind in self._changed_kinds)]
-        jobs = [*itertools.islice(itertools.cycle(turns), count)]
-        for number, job in enumerate([] if often else self.samples.jobs()):
-            jobs.insert(count // 3 + 2 * number, job)
+        """Return the requests of a crowd: all kinds in turn, with samples between them.
+
+        Neighbours have different prompts.
+
+        Args:
+            count: The number of requests without the samples.
+            often: Whether to leave out those that are judged by chance, or only by the text of
+                another answer.
+
+        Raises:
+            UnderLoad: A request alone is not answered.
+            NotRun: The server refuses all kinds.
+        """
+        turns = self._turns
+        if often:
+            turns = [job for job in turns if job.kind not in self._changed_kinds]
+        jobs = list(itertools.islice(itertools.cycle(turns), count))
+        if not often:
+            for number, job in enumerate(self.samples.jobs()):
+                jobs.insert(count // 3 + 2 * number, job)
         if self.samples.lacking:
             self.refused["samples"] = self.samples.lacking
         return [job if job.kind == _SHARED else self.shapes.salted(job) for job in jobs]
 
     def faults(self, load: LoadResult) -> list[Fault]:
-        """Answers that are wrong, or another's."""
-        samples, others = list[JobOutcome](), list[JobOutcome]()
+        """Find the answers that are wrong, or another request's.
+
+        Args:
+            load: The load of `jobs`.
+        """
+        samples: list[JobOutcome] = []
+        answers: list[JobOutcome] = []
         for outcome in load.outcomes:
-            is_sample = outcome.answer is not None and isinstance(outcome.job, SampleJob)
-            (samples if is_sample else others).append(outcome)
-        jobs = {outcome.job.name: outcome.job for outcome in others}
-        faults = (self._fault(outcome, jobs.values()) for outcome in others)
-        return [fault for fault in faults if fault is not None] + self.samples.faults(samples)
+            if outcome.answer is not None and isinstance(outcome.job, SampleJob):
+                samples.append(outcome)
+            else:
+                answers.append(outcome)
+        jobs = {outcome.job.name: outcome.job for outcome in answers}
+        faults: list[Fault] = []
+        for outcome in answers:
+            fault = self._fault(outcome, jobs.values())
+            if fault is not None:
+                faults.append(fault)
+        return faults + self.samples.faults(samples)
 
     def _fault(self, outcome: JobOutcome, jobs: Iterable[Job]) -> Fault | None:
-        job, answer = outcome.job, outcome.answer
-        where = f"request {outcome.number} ({job.name})"
-        # Without log-probabilities nobody can tell whether another answer is within the bound.
+        job = outcome.job
+        answer = outcome.answer
+        # Without log-probabilities it is not known whether another answer is within the bound.
         forks = self.bound.fork > 0 and answer is not None and answer.positions is None
         judged = replace(outcome, job=replace(job, alone=None)) if forks else outcome
         fault = checks.fault(judged, self.bound)
         if answer is None or not (fault or forks or job.name in self._choices):
             return fault
-        for text in (each.text for each in (answer, *outcome.others)):
-            if self._is_answer_to(text, job):
-                continue
-            for other in jobs:
-                if other.path == job.path and self._is_answer_to(text, other):
-                    observed = f"seen that to {other.name}: {text!r}"
-                    return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
-            if job.name in self._choices:
-                required = f"required one of {self._choices[job.name]}"
-                return Fault("corrupted_answer", f"{where}: {required}, seen {text!r}")
-            alone = job.alone.text if job.alone is not None else ""
-            signs = sanity.signs(text) if text else ["no text"]
-            if alone and signs and not sanity.signs(alone):
-                required = f"required an answer like {alone!r}"
-                return Fault("corrupted_answer", f"{where}: {required}, seen {text!r} ({signs[0]})")
+        where = f"request {outcome.number} ({job.name})"
+        for choice in (answer, *outcome.others):
+            of_text = self._check_text(where, choice.text, job, jobs)
+            if of_text is not None:
+                return of_text
         return fault
 
+    def _check_text(self, where: str, text: str, job: Job, jobs: Iterable[Job]) -> Fault | None:
+        """Check that a text is no answer to another request, one of the choices, and no garbage."""
+        if self._is_answer_to(text, job):
+            return None
+        for other in jobs:
+            if other.path == job.path and self._is_answer_to(text, other):
+                observed = f"seen that to {other.name}: {text!r}"
+                return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
+        if job.name in self._choices:
+            required = f"required one of {self._choices[job.name]}"
+            return Fault("corrupted_answer", f"{where}: {required}, seen {text!r}")
+        alone = job.alone.text if job.alone is not None else ""
+        signs = sanity.signs(text) if text else ["no text"]
+        if alone and signs and not sanity.signs(alone):
+            required = f"required an answer like {alone!r}"
+            return Fault("corrupted_answer", f"{where}: {required}, seen {text!r} ({signs[0]})")
+        return None
+
     def _is_answer_to(self, text: str, job: Job) -> bool:
-        alone = [job.alone.text] if job.alone is not None else []
-        return text in self._choices.get(job.name, alone)
+        if job.name in self._choices:
+            return text in self._choices[job.name]
+        return job.alone is not None and text == job.alone.text
 
     @functools.cached_property
     def _turns(self) -> list[Job]:
-        groups = [self._with_alone(kind, make) for kind, make in self._kinds().items()]
-        served = enumerate(filter(None, groups))
-        shifted = [group[n % _PROMPTS :] + group[: n % _PROMPTS] for n, group in served]
+        """The different requests, of all kinds in turn, so that neighbours have other prompts."""
+        shifted: list[list[Job]] = []
+        for kind, make in self._kinds().items():
+            group = self._with_alone(kind, make)
+            if group:
+                shift = len(shifted) % _PROMPTS
+                shifted.append(group[shift:] + group[:shift])
         if not shifted:
             raise verdict.NotRun(f"the server refuses every kind of request: {self.refused}")
-        return [job for turn in zip(*shifted, strict=True) for job in turn]
+        turns: list[Job] = []
+        for turn in zip(*shifted, strict=True):
+            turns += turn
+        return turns
 
     def _with_alone(self, kind: str, make: Callable[[int], Job]) -> list[Job]:
-        """The requests of a kind with their answers alone; none where the server refuses them."""
+        """Return the requests of a kind with their answers alone; none if they are refused."""
         jobs = [replace(make(n), name=f"{kind} {n + 1}", kind=kind) for n in range(_PROMPTS)]
         outcomes = self.client.run(jobs, concurrency=1).outcomes
-        problem = next((o.problem for o in outcomes if o.problem is not None), None)
-        if problem is not None and problem[0] == "refused":
-            self.refused[kind] = problem[1]
+        problems = [outcome.problem for outcome in outcomes if outcome.problem is not None]
+        if problems:
+            problem_kind, text = problems[0]
+            if problem_kind != "refused":
+                fault = Fault(problem_kind, text)
+                raise UnderLoad(f"{kind}, asked alone", [fault], len(jobs))
+            self.refused[kind] = text
             return []
-        if problem is not None:
-            raise UnderLoad(f"{kind}, asked alone", [Fault(*problem)], len(jobs))
         if jobs[0].name in self._choices:
             return jobs
         return [replace(o.job, alone=o.job.alone or o.answer) for o in outcomes]
 
     def _kinds(self) -> dict[str, Callable[[int], Job]]:
+        """Return what makes the requests of each kind that the engine serves, by number."""
         can = self.capabilities.can
         kinds: dict[str, Callable[[int], Job]] = {
             "completion": self._completion,
@@ -228,22 +262,19 @@ class Crowd:
         if can("several_choices"):
             kinds["two completions"] = lambda n: self._completion(n, n=2, **self._sampling(n))
         if can("token_prompts") and can("token_ids"):
-            kinds["long prompt"] = lambda n: self.shapes.of_length(
-                _LONG + n * _LONGER, self.tokens, turn=n
-            )
+            kinds["long prompt"] = self._long_prompt
             kinds[_SHARED] = self._shared
-        biased = {"logit_bias", "penalties"} if not can("logit_bias") else set()
-        changed = [options for name, options in _CHANGED if can(name) and name not in biased]
-        for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
-            change = functools.partial(self._changed, number, changed[first : first + _PROMPTS])
+        changes = self._possible_changes()
+        for number in range(len(changes) // _PROMPTS):
+            of_kind = changes[number * _PROMPTS : (number + 1) * _PROMPTS]
             kind = f"changed completion {number + 1}"
-            kinds[kind] = change
+            kinds[kind] = functools.partial(self._changed, number, of_kind)
             self._changed_kinds.add(kind)
         if can("choice"):
             kinds["choice"] = self._choice
         if can("chat"):
-            kinds["chat"] = self._chat
             effort = {"reasoning_effort": "high"} if can("reasoning_effort") else {}
+            kinds["chat"] = self._chat
             kinds["streamed chat"] = lambda n: self._chat(n, stream=True, **effort)
         if can("tools"):
             kinds["chat with a tool"] = lambda n: self._chat(n, tools=tools(1))
@@ -251,12 +282,22 @@ class Crowd:
             kinds["response"] = self._response
         return kinds
 
+    def _possible_changes(self) -> list[_Change]:
+        can = self.capabilities.can
+        changes = [change for change in _CHANGED if can(change.needs)]
+        if can("logit_bias"):
+            return changes
+        return [change for change in changes if change.needs not in _ON_BIAS]
+
     def _completion(self, number: int, *, stream: bool = False, **change: Any) -> Job:
         text = self.shapes.prompts[_FIRST + number].text
         return self.shapes.job(text, self.tokens, name="", stream=stream, change=change)
 
+    def _long_prompt(self, number: int) -> Job:
+        return self.shapes.of_length(_LONG + number * _LONGER, self.tokens, turn=number)
+
     def _shared(self, number: int) -> Job:
-        """From one part of the cache, as users of one system message have it."""
+        """Return a request of one part of the cache, as users of one system message send."""
         job = self.shapes.of_length(_LONG + number, self.tokens)
         return replace(job, body=job.body | self._part)
 
@@ -264,17 +305,20 @@ class Crowd:
     def _part(self) -> dict[str, Any]:
         return self.shapes.salted(Job("", {}, 0)).body
 
-    def _sampling(self, number: int) -> dict[str, Any]:
-        can = self.capabilities.can
-        able = [options for name, options in _SAMPLED.items() if name is None or can(name)]
-        return able[number % len(able)]
+    def _sampling(self, number: int) -> Mapping[str, Any]:
+        possible: list[_Sampling] = []
+        for sampling in _SAMPLED:
+            if sampling.needs is None or self.capabilities.can(sampling.needs):
+                possible.append(sampling)
+        return possible[number % len(possible)].options
 
-    def _changed(self, prompt: int, changes: list[Change], number: int) -> Job:
-        """Without log-probabilities, which say nothing of what was changed."""
+    def _changed(self, prompt: int, changes: Sequence[_Change], number: int) -> Job:
+        """Return a request without log-probabilities, which do not show the change."""
         plain = self._completion(prompt)
-        word = plain.alone.text.split()[0] if plain.alone and plain.alone.text.split() else "a"
-        body = {name: value for name, value in plain.body.items() if name != "logprobs"}
-        body |= changes[number](word)
+        words = plain.alone.text.split() if plain.alone is not None else []
+        word = words[0] if words else "a"
+        body = _without_log_probabilities(plain)
+        body.update(changes[number].options_for(word))
         return replace(plain, body=body, alone=None, may_end="stop" in body)
 
     def _choice(self, number: int) -> Job:
@@ -282,20 +326,28 @@ class Crowd:
         self._choices[f"choice {number + 1}"] = choices
         change = {**self.capabilities.structured("choice", choices), "ignore_eos": False}
         job = self._completion(number, **change)
-        body = {name: value for name, value in job.body.items() if name != "logprobs"}
+        body = _without_log_probabilities(job)
         return replace(job, body=body, tokens=_CHOICE_TOKENS, alone=None, may_end=True)
 
     def _chat(self, number: int, *, stream: bool = False, **change: Any) -> Job:
         messages = [{"role": "user", "content": self.shapes.prompts[_FIRST + number].text}]
         body = {"messages": messages, "max_tokens": self.tokens, "temperature": 0.0, **change}
         if stream:  # the parts of a stream need not have their tokens: harmony's markers are none
-            body |= {"stream": True, "stream_options": {"include_usage": True}}
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
         elif self.capabilities.can("chat_token_ids"):
-            top = {"logprobs": True, "top_logprobs": 5} if self.bound.fork > 0 else {}
-            body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, **top}
+            body["return_token_ids"] = True
+            body["return_tokens_as_token_ids"] = True
+            if self.bound.fork > 0:
+                body["logprobs"] = True
+                body["top_logprobs"] = _TOP
         return self.shapes.other("/v1/chat/completions", body, self.tokens)
 
     def _response(self, number: int) -> Job:
         text = self.shapes.prompts[_FIRST + number].text
-        body = {"input": text, "max_output_tokens": self.tokens}
-        return self.shapes.other("/v1/responses", {**body, "temperature": 0.0}, self.tokens)
+        body = {"input": text, "max_output_tokens": self.tokens, "temperature": 0.0}
+        return self.shapes.other("/v1/responses", body, self.tokens)
+
+
+def _without_log_probabilities(job: Job) -> dict[str, Any]:
+    return {name: value for name, value in job.body.items() if name != "logprobs"}

@@ -1,7 +1,8 @@
-"""What the server's memory did under load: which quantities must not grow, and what is kept."""
+"""The growth of the server's memory under load, and the file that has its samples."""
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 import psutil
@@ -19,12 +20,17 @@ from sm121.run.verdict_file import MemoryReport
 
 MEMORY_JSON = "memory.json"
 HANDLES = "open handles and threads"
-#: A tenth of a process that is hardly there is no growth to speak of.
+_PROCESSES = "bytes of the processes"
+_DEVICE = "bytes of the device"
+_MACHINE = "bytes of the machine"
+#: Less than this over the steady part is no growth: a tenth of a small process is little.
 _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0
 #: Less than this in a load is the heap's own, however evenly it comes.
 _LEAST_LEAK_BYTES = 4 << 20
+#: Points of the curve in verdict.json.
 _CURVE_POINTS = 200
+_DAY_S = 86_400
 
 
 class MemoryFile(Record):
@@ -32,56 +38,113 @@ class MemoryFile(Record):
 
     every_s: float
     device_memory: str
-    """Where the device's memory is read, or why it is not."""
+    """The source of the device's memory, or why it is not known."""
     samples: list[Sample]
     growth: list[Growth] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The growth of a quantity that is allowed (see `growth.judge`)."""
+
+    #: Over the steady part, whatever share of the quantity it is.
+    least: float
+    #: Over the steady part at most.
+    most: float
+    per_request: float
+    even: float
+    #: Over any number of requests.
+    least_total: float = 0.0
 
 
 def judged(
     samples: Sequence[Sample], limits: StressSizes, *, machine_bytes: int | None = None
 ) -> list[Growth]:
-    """The growth of each quantity in the `samples` of a load's steady part. `limits`: how much may
-    grow, over it and with each request. `machine_bytes`: of the machine, where a GPU computes:
-    judged as a whole when nothing says what the device holds: on GB10 device memory is the
-    system's. None on a CPU, where the processes hold all of it and the rest is others'."""
+    """Judge the growth of each quantity in the steady part of a load.
+
+    Args:
+        samples: The samples of the steady part; at least one.
+        limits: How much each may grow, over the steady part and with each request.
+        machine_bytes: The memory of the machine if a GPU computes. If nothing shows how much of the
+            device's memory the server holds, that of the machine is judged: on GB10 both are one.
+            None on a CPU, where the processes hold all memory and the rest is of others.
+
+    Returns:
+        The growth of each quantity with samples.
+    """
     completed = [sample.completed for sample in samples]
     requests = max(completed[-1] - completed[0], 1)
-    requests_a_day = 86_400 * requests / (samples[-1].at_s - samples[0].at_s or 1.0)
-    a_day = limits.memory_growth_per_day.value * (machine_bytes or psutil.virtual_memory().total)
-    most, each = limits.memory_growth_gb.value * 1e9, limits.memory_growth_kib_per_request.value
-    even = max(a_day / requests_a_day, _LEAST_LEAK_BYTES / requests)
-    of_bytes = (_LEAST_GROWTH_BYTES, most, each * 1024, even)
-    of_handles = (_LEAST_GROWTH_HANDLES, inf, limits.handles_growth_per_request.value, inf)
-    series: dict[str, list[float | None]] = {
-        "bytes of the processes": [s.pss_bytes or s.rss_bytes for s in samples],
-        "bytes of the device": [s.device_bytes for s in samples],
-    }
-    if machine_bytes is not None and growth.is_silent(series["bytes of the device"]):
-        series["bytes of the machine"] = [machine_bytes - s.available_bytes for s in samples]
-    series[HANDLES] = [sample.handles for sample in samples]
+    requests_a_day = _DAY_S * requests / (samples[-1].at_s - samples[0].at_s or 1.0)
+    memory_bytes = machine_bytes or psutil.virtual_memory().total
+    bytes_a_day = limits.memory_growth_per_day.value * memory_bytes
+    of_bytes = _Limits(
+        least=_LEAST_GROWTH_BYTES,
+        most=limits.memory_growth_gb.value * 1e9,
+        per_request=limits.memory_growth_kib_per_request.value * 1024,
+        even=max(bytes_a_day / requests_a_day, _LEAST_LEAK_BYTES / requests),
+    )
+    of_handles = _Limits(
+        least=_LEAST_GROWTH_HANDLES,
+        most=inf,
+        per_request=limits.handles_growth_per_request.value,
+        even=inf,
+        least_total=_LEAST_GROWTH_HANDLES,
+    )
     growths: list[Growth] = []
-    for name, values in series.items():
-        if not (numbers := [value for value in values if value is not None]):
+    for name, values in _series(samples, machine_bytes).items():
+        numbers = [value for value in values if value is not None]
+        if not numbers:
             continue
-        least, most, each, even = of_handles if name == HANDLES else of_bytes
+        allowed = of_handles if name == HANDLES else of_bytes
         share = limits.memory_growth_fraction.value * statistics.median(numbers)
         growing = growth.judge(
-            name, completed, values,
-            limit_total=min(max(share, least), most), limit_per_request=each, limit_even=even,
-            least_total=least if name == HANDLES else 0.0,
-        )  # fmt: skip
-        if growing.verdict is not Verdict.PASS and (low := growing.per_request_low or 0.0) > even:
+            name,
+            completed,
+            values,
+            limit_total=min(max(share, allowed.least), allowed.most),
+            limit_per_request=allowed.per_request,
+            limit_even=allowed.even,
+            least_total=allowed.least_total,
+        )
+        low = growing.per_request_low or 0.0
+        if growing.verdict is not Verdict.PASS and low > allowed.even:
             day = f"{low * requests_a_day / 2**30:.3g} GiB a day at the rate of this load"
-            growing.reason += f"; {day}, allowed {a_day / 2**30:.3g} GiB"
+            growing.reason += f"; {day}, allowed {bytes_a_day / 2**30:.3g} GiB"
         growths.append(growing)
     return growths
 
 
+def _series(samples: Sequence[Sample], machine_bytes: int | None) -> dict[str, list[float | None]]:
+    """Return the values of each quantity over the samples."""
+    series: dict[str, list[float | None]] = {
+        _PROCESSES: [sample.pss_bytes or sample.rss_bytes for sample in samples],
+        _DEVICE: [sample.device_bytes for sample in samples],
+    }
+    if machine_bytes is not None and growth.is_silent(series[_DEVICE]):
+        series[_MACHINE] = [machine_bytes - sample.available_bytes for sample in samples]
+    series[HANDLES] = [sample.handles for sample in samples]
+    return series
+
+
 def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
-    """Write memory.json, and its summary into verdict.json."""
+    """Write memory.json, and its summary into verdict.json.
+
+    Args:
+        record: The run.
+        timeline: The samples.
+        growths: What `judged` returned; empty before.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     target = record.directory / MEMORY_JSON
     write_text(MemoryFile(**timeline.record(), growth=growths).model_dump_json() + "\n", target)
     samples = timeline.since(0)
+    step = max(1, -(-len(samples) // _CURVE_POINTS))  # rounded up
+    curve = []
+    for sample in samples[::step]:
+        held = sample.pss_bytes or sample.rss_bytes
+        curve.append((sample.at_s, held, sample.available_bytes, sample.cache_usage))
     record.file.memory = MemoryReport(
         file=target.name,
         device_memory=timeline.device.source,
@@ -89,9 +152,6 @@ def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
         peak_bytes=max((s.pss_bytes or s.rss_bytes for s in samples), default=None),
         available_min_bytes=min((s.available_bytes for s in samples), default=None),
         growth=growths,
-        curve=[
-            (s.at_s, s.pss_bytes or s.rss_bytes, s.available_bytes, s.cache_usage)
-            for s in samples[:: max(1, -(-len(samples) // _CURVE_POINTS))]
-        ],
+        curve=curve,
         verdict=worst(g.verdict for g in growths),
     )

@@ -1,8 +1,9 @@
-"""A server that is stopped in the middle of a load, and started again."""
+"""Stop a server in the middle of a load, and start it again."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.client.load import LoadClient
@@ -13,10 +14,24 @@ from sm121.run.harness import Harness
 from sm121.stress import checks
 from sm121.stress.checks import UnderLoad
 
-#: Within which every client must have ended once the server is gone.
+#: Seconds within which every client must have ended after the server is gone.
 _LEARN_WITHIN_S = 30.0
-#: What a stop may do to a request that is under way.
+_LOOK_EVERY_S = 0.005
+#: Faults that a stop may cause to a request under way.
 _BROKEN_OFF = ("connection", "bad_stream", "http_5xx")
+#: Numbers of requests that a fact lists.
+_LISTED = 8
+
+
+@dataclass(frozen=True)
+class _StoppedLoad:
+    """A load in whose middle the server was stopped."""
+
+    result: LoadResult
+    #: When the stop began (``time.monotonic``).
+    stopped_at: float
+    #: The server's log, for messages.
+    log: str
 
 
 def under_load(
@@ -29,40 +44,50 @@ def under_load(
     learned_within_s: float,
     excuse: Deviation | None = None,
 ) -> str:
-    """Stop the server under a load, and play one job of each name on the server started again.
-    `harness`: starts its own server, which runs; `jobs`: more than can have ended when the stop
-    arrives; `bound`: how far an answer may be from the one alone; `before_stop`: called right
-    before; `learned_within_s`: how long a client may wait in silence after the stop; `excuse`: that
-    this release leaves those in silence whose requests its engine had. Returns: how the clients
-    learned of it, a line. Raises AssertionError: a client waits for too long, or something of the
-    server is left; UnderLoad: an answer is wrong; Inconclusive: no request was under way when the
-    server was stopped, or all were."""
-    load, stopped_at, log = _stopped(harness, client, jobs, concurrency, before_stop)
-    faults = checks.faults(load, bound, stopped_at=stopped_at)
-    if faults := [fault for fault in faults if fault.kind not in _BROKEN_OFF]:
+    """Stop the server under a load, start it again, and play one job of each name.
+
+    Args:
+        harness: Starts its own server, which runs.
+        client: Sends the requests.
+        jobs: More jobs than can have ended when the stop arrives.
+        concurrency: Requests at a time.
+        bound: How far an answer may be from the answer to the same prompt alone.
+        before_stop: Called right before the stop.
+        learned_within_s: The seconds that a client may wait without data after the stop.
+        excuse: The known deviation that this release never ends the requests of its engine.
+
+    Returns:
+        A line with the number of broken requests and the longest wait.
+
+    Raises:
+        Unmet: A client waits for too long, or something of the server is left.
+        UnderLoad: An answer is wrong.
+        Inconclusive: No request was under way when the server was stopped, or all were.
+    """
+    stopped = _stop_under_load(harness, client, jobs, concurrency, before_stop)
+    stopped_at = stopped.stopped_at
+    found = checks.faults(stopped.result, bound, stopped_at=stopped_at)
+    faults = [fault for fault in found if fault.kind not in _BROKEN_OFF]
+    if faults:
         raise UnderLoad("stopped under load", faults, len(jobs))
-    waited = {o.number: silent_after(o, stopped_at) for o in load.outcomes}
+    outcomes = stopped.result.outcomes
+    waited = {outcome.number: silent_after(outcome, stopped_at) for outcome in outcomes}
     longest = max(waited.values(), default=0.0)
-    if late := [number for number, seconds in waited.items() if seconds > learned_within_s]:
+    late = [number for number, seconds in waited.items() if seconds > learned_within_s]
+    if late:
         silence = Fact(
             "an answer, an error or a closed connection for each client, after the stop within",
             f"for {len(late)} of {len(waited)} requests",
             value=longest,
             limit=learned_within_s,
             unit="s",
-            evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
+            evidence=f"numbers {', '.join(map(str, late[:_LISTED]))}; {stopped.log}",
         )
         if excuse is None or len(late) > concurrency:
             raise Unmet(silence)
         harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
-    broken_off = sum(
-        outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
-        for outcome in load.outcomes
-    )
-    again = LoadClient(harness.server().endpoint, client.patience, stop=client.stop)
-    once = list({job.name: job for job in jobs}.values())
-    if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
-        raise UnderLoad("after the restart", faults, len(once))
+    _play_again(harness, client, jobs, concurrency, bound)
+    broken_off = len([outcome for outcome in outcomes if _is_broken_off(outcome, stopped_at)])
     if not 0 < broken_off < len(jobs):
         raise verdict.Inconclusive(
             "required a server that was stopped while requests were under way, seen: "
@@ -71,14 +96,33 @@ def under_load(
     return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
 
 
-def _stopped(
+def _is_broken_off(outcome: JobOutcome, stopped_at: float) -> bool:
+    return outcome.problem is not None or checks.is_aborted(outcome, stopped_at)
+
+
+def _play_again(
+    harness: Harness,
+    client: LoadClient,
+    jobs: Sequence[Job],
+    concurrency: int,
+    bound: level_settings.AgreementBound,
+) -> None:
+    """Start the server again, and play one job of each name."""
+    again = LoadClient(harness.server().endpoint, client.patience, stop=client.stop)
+    once = list({job.name: job for job in jobs}.values())
+    faults = checks.faults(again.run(once, concurrency=concurrency), bound)
+    if faults:
+        raise UnderLoad("after the restart", faults, len(once))
+
+
+def _stop_under_load(
     harness: Harness,
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
     before_stop: Callable[[], None],
-) -> tuple[LoadResult, float, str]:
-    """The load in whose middle the server was stopped, when that was, and the server's log."""
+) -> _StoppedLoad:
+    """Begin a load, and stop the server once as many requests have ended as run at a time."""
     earlier = {outcome.number for outcome in client.under_way()}
     ended_before = client.completed
     loads: list[LoadResult] = []
@@ -90,7 +134,7 @@ def _stopped(
         under_way = {outcome.number for outcome in client.under_way()} - earlier
         if client.completed - ended_before >= concurrency and under_way:
             break
-        time.sleep(0.005)
+        time.sleep(_LOOK_EVERY_S)
     before_stop()
     stopped_at = time.monotonic()
     report = harness.stop()
@@ -99,12 +143,21 @@ def _stopped(
     require(not loading.is_alive(), requirement, "some still wait")
     if report is None or not report.clean:
         raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
-    return loads[0], stopped_at, str(report.log or "the server's log")
+    return _StoppedLoad(loads[0], stopped_at, str(report.log or "the server's log"))
 
 
 def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
-    """Seconds that a client waited for a word after the stop; 0.0 where it had ended before. What
-    came after the stop begins the silence anew: requests under way may be served."""
+    """Return the seconds without data before a request ended after a stop.
+
+    Data after the stop begins the silence anew: requests under way may be served.
+
+    Args:
+        outcome: The request.
+        stopped_at: When the stop began (``time.monotonic``).
+
+    Returns:
+        The seconds; 0.0 if the request had ended before.
+    """
     if outcome.ended is None or outcome.ended <= stopped_at:
         return 0.0
     return outcome.ended - max(stopped_at, outcome.started, outcome.last or 0.0)

@@ -1,4 +1,4 @@
-"""Load for hours: rounds of mixed load with the same checks, and a report that rolls."""
+"""Load for hours: rounds of mixed load with the same checks, and a report after each round."""
 
 import re
 import time
@@ -8,9 +8,11 @@ from typing import Any
 
 from sm121.core.errors import UsageError
 
+#: The state of the report of a soak that has not ended.
 GOING_ON = "going on"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
+#: Rounds in the report.
 _ROUNDS_KEPT = 500
 _SAY_EVERY_S = 60.0
 
@@ -36,6 +38,7 @@ class Round:
     """One round of a soak."""
 
     number: int
+    #: When it began, in seconds since the sampling of the server began.
     at_s: float
     requests: int
     tokens: int
@@ -49,9 +52,14 @@ def run(
     write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Play rounds until `duration_s` is over or one has a fault. `play`: plays the round of a
-    number, from 1; gives what it was; `write`: keeps the report, for JSON, after each round and at
-    the end, also of Ctrl-C; `say`: shows progress, once a minute."""
+    """Play rounds until the time is over or one has a fault.
+
+    Args:
+        duration_s: The time of the soak.
+        play: Plays the round of a number, from 1.
+        write: Keeps the report, for JSON, after each round and at the end, also after Ctrl-C.
+        say: Shows the progress, once a minute.
+    """
     rounds: list[Round] = []
     requests = 0
     faults: list[str] = []
@@ -62,7 +70,7 @@ def run(
         write({"state": state, **counts, "faults": faults, "last_rounds": last})
 
     started = time.monotonic()
-    told_at = -_SAY_EVERY_S
+    last_said_s = -_SAY_EVERY_S
     ended_by = "a fault"
     try:
         while (elapsed := time.monotonic() - started) < duration_s and not faults:
@@ -70,8 +78,8 @@ def run(
             rounds.append(played)
             requests += played.requests
             faults += played.faults
-            if elapsed - told_at >= _SAY_EVERY_S:
-                told_at = elapsed
+            if elapsed - last_said_s >= _SAY_EVERY_S:
+                last_said_s = elapsed
                 say(
                     f"{elapsed:.0f} of {duration_s:.0f} s, {requests} requests, "
                     f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, {len(faults)} faults"

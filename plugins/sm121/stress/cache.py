@@ -1,0 +1,130 @@
+"""The KV cache of a server under load: its size, and a load that fills it."""
+
+import re
+from dataclasses import dataclass
+
+from sm121.core import engine_arguments
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
+
+#: vLLM's --max-num-batched-tokens where it is neither given nor logged.
+_CHUNK_TOKENS = 2048
+_LOGGED_CHUNK = re.compile(r"max_num_batched_tokens=(\d+)")
+#: Bytes of a log in which that is searched.
+_LOG_BEGINS = 1 << 20
+#: Tokens of a stream in layers with a sliding window: 128 of gpt-oss, and a block or two.
+_WINDOW_TOKENS = 256
+_CACHE_BLOCKS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
+_BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
+
+
+def context_tokens(server: Server) -> int:
+    """Return the most tokens of a prompt and its answer.
+
+    Args:
+        server: The server.
+
+    Raises:
+        NotRun: The server does not report it.
+    """
+    length = server.context_tokens()
+    if length is None:
+        raise NotRun("the length of the context is not known: /v1/models has no max_model_len")
+    return length
+
+
+@dataclass(frozen=True)
+class CacheBlocks:
+    """The blocks of a KV cache."""
+
+    count: int
+    #: Tokens of each block.
+    tokens: int
+
+
+def cache_blocks(endpoint: Endpoint) -> CacheBlocks:
+    """Return the blocks of a server's KV cache.
+
+    Args:
+        endpoint: The server.
+
+    Raises:
+        NotRun: The server does not report them.
+    """
+    text = endpoint.page("/metrics") or ""
+    count = _CACHE_BLOCKS.search(text)
+    tokens = _BLOCK_TOKENS.search(text)
+    if count is None or tokens is None:
+        raise NotRun("the size of the KV cache is not known: no vllm:cache_config_info")
+    return CacheBlocks(int(count[1]), int(tokens[1]))
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """A load that fills a KV cache: the server admits all requests, and cannot hold their answers.
+
+    Attributes:
+        prompt: Tokens of each prompt.
+        answer: Tokens of each answer.
+    """
+
+    prompt: int
+    answer: int
+
+
+def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -> Pressure:
+    """Return the load that fills a KV cache.
+
+    The last request is admitted if a whole chunk of its prompt fits, twice if layers have a sliding
+    window; the room beyond the window is free afterwards. A cache that is large against a chunk, or
+    whose blocks are small against the window, must leave that room on purpose. Each step that reads
+    a chunk makes the earlier answers longer by a token, so that they take the last request's place,
+    or end before it is admitted.
+
+    Args:
+        blocks: The blocks of the cache.
+        block: The tokens of each block.
+        chunk: The tokens of a prompt that the server reads at once.
+        streams: The requests at a time.
+        spare: The blocks of each request that stay free.
+    """
+    margin = max(2 * min(block, 16), block // 4)
+    short = (blocks - 1) // (streams + 1)
+    if chunk // block > short:
+        # The server reads a prompt at once, which takes twice its room meanwhile.
+        length = (short - spare - _WINDOW_TOKENS // block) * block
+        return Pressure(length, blocks * block // streams - length + margin)
+    tokens = chunk // streams + margin
+    beside = (blocks - 1 - 2 * (chunk // block)) // (streams - 1)
+    whole = (blocks - 1) // streams
+    length = (min(beside, whole) - spare) * block - block // 16
+    if beside > whole or block < _WINDOW_TOKENS // 2:
+        steps = -(-blocks * block // chunk)  # rounded up
+        room = 2 * chunk // streams + _WINDOW_TOKENS
+        length -= steps + room
+        tokens += 2 * steps + room
+    return Pressure(length, tokens)
+
+
+def chunk_tokens(server: Server) -> int:
+    """Return the tokens of a prompt that a server reads at once.
+
+    Args:
+        server: The server.
+
+    Returns:
+        The argument, else the value in the log, else vLLM's default.
+
+    Raises:
+        OSError: The log cannot be read.
+    """
+    arguments = server.configuration.arguments if server.configuration is not None else ()
+    value = engine_arguments.read(arguments).get("max_num_batched_tokens", "")
+    if value.isdecimal():
+        return int(value)
+    if server.log is not None:
+        with server.log.open("rb") as log:
+            match = _LOGGED_CHUNK.search(log.read(_LOG_BEGINS).decode("utf-8", "replace"))
+        if match is not None:
+            return int(match[1])
+    return _CHUNK_TOKENS
