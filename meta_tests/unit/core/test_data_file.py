@@ -8,7 +8,7 @@ from sm121.api.cases import CaseFile
 from sm121.compilation.probes import ProbeData
 from sm121.engines.capabilities import EngineFile
 from sm121.engines.preflight import PreflightData
-from sm121.engines.requested import RequestRules
+from sm121.engines.request_rules import RequestRules
 from sm121.evidence.kernel_names import KernelNames
 from sm121.kernels.serving import _ServingFile
 from sm121.matrix.axes import AxesFile

@@ -12,7 +12,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities, preflight
-from sm121.engines.requested import load_requests
+from sm121.engines.request_rules import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter

@@ -7,8 +7,8 @@ from meta_tests.logs import read_lines
 from meta_tests.texts import text_file
 from sm121.core import profile
 from sm121.core.versions import within
-from sm121.engines import requested
-from sm121.engines.requested import compare, different, load_requests
+from sm121.engines import request_rules, requested
+from sm121.engines.requested import compare, different
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.metrics import with_metrics
@@ -197,7 +197,7 @@ def test_both_configurations_of_gb10(name, moe, wrong):
 
 def test_every_rule_is_seen_to_fail():
     for engine in ("vllm", "sglang", "llama-cpp"):
-        for rule in load_requests(engine).request:
+        for rule in request_rules.load_requests(engine).request:
             value = next(iter(rule.accepts), "true" if rule.field == "prefix_caching" else "VALUE")
             pattern = rule.pattern(value)
             version = "0.32" if within("0.32", rule.versions) else "0.14"

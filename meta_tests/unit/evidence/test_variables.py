@@ -10,7 +10,8 @@ import pytest
 
 from meta_tests.fakes.servers import configuration
 from meta_tests.folders import DATA
-from sm121.engines.requested import compare, different, load_requests
+from sm121.engines.request_rules import load_requests
+from sm121.engines.requested import compare, different
 from sm121.evidence import kernel_path, variables
 from sm121.evidence.variables import Registry
 

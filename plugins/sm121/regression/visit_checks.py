@@ -8,7 +8,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_arguments import normal_name
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.server import Server
-from sm121.engines import requested
+from sm121.engines import request_rules, requested
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.requirement import COMPARED, contradictions
 from sm121.regression.ab import Side, Visit
@@ -170,7 +170,7 @@ def _options_of(side: Side) -> dict[str, str]:
 def _fields_of_options(engine: str) -> dict[str, str]:
     """Return the field of the kernel path that each option of an engine requests."""
     fields: dict[str, str] = {}
-    for rule in requested.load_requests(engine).request:
+    for rule in request_rules.load_requests(engine).request:
         if rule.field == "cuda_graphs":  # eager mode disables compilation too, which no field shows
             continue
         for name in (rule.argument, rule.variable, *rule.aliases):

@@ -1,0 +1,116 @@
+"""The rules of ``fixtures/requests/<engine>.toml``.
+
+A rule says which argument or variable of an engine requests a part of the kernel path, and which
+resolved values satisfy the request.
+"""
+
+import re
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from sm121.core import builds, data_file
+from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.versions import Versions, within
+from sm121.evidence import variables
+from sm121.evidence.kernel_path import KernelPath
+
+
+class RequestRule(DataTable):
+    """An argument or a variable that requests a part of the kernel path."""
+
+    id: str = Field(pattern=r"^[a-z0-9_]+$")
+    argument: str | None = Field(default=None, pattern=r"^-{1,2}[A-Za-z]")
+    """The argument of the command line; dots lead into a JSON value, as vLLM writes it."""
+    aliases: tuple[str, ...] = ()
+    variable: str | None = None
+    field: str
+    """The field of `KernelPath` with the resolved value."""
+    nothing: tuple[str, ...] = ()
+    """Values that request nothing in particular, such as ``auto``."""
+    accepts: dict[str, str] = Field(default={})
+    """From a value to a pattern of the resolved values that satisfy it; case does not count."""
+    otherwise: str | None = "{value}"
+    """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
+    denied_by: tuple[str, ...] = ()
+    """Fallbacks of the log (their ids) that deny it if the resolved value is too coarse."""
+    always_shown: bool = True
+    """False if the engine may show nothing though it follows the request."""
+    without_effect: Regex | None = None
+    """Values that change nothing."""
+    build: builds.Name | None = None
+    """The only build for which the rule holds; it reads the variable, even if unlisted."""
+    versions: Versions = ""
+    """Releases for which the rule holds; a build goes by its release. For an unknown release, the
+    rule of an argument holds, since the engine accepted it, and that of a variable may hold."""
+    source: str = Field(min_length=3)
+
+    _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> "RequestRule":
+        if (self.argument is None) == (self.variable is None):
+            raise ValueError("expected either argument or variable")
+        if self.field not in KernelPath.model_fields:
+            fields = ", ".join(sorted(KernelPath.model_fields))
+            raise ValueError(f"field: expected one of {fields}; got {self.field!r}")
+        try:
+            for name, text in self.accepts.items():
+                self._patterns[name.lower()] = re.compile(text, re.I)
+            re.compile((self.otherwise or "").replace("{value}", "x"))
+        except re.error as error:
+            raise ValueError(f"expected regular expressions: {error}") from error
+        return self
+
+    def covers(self, version: str | None, build: str | None = None) -> bool | None:
+        """Return whether the rule holds for an engine; None if that is not known.
+
+        Args:
+            version: The version by the engine itself.
+            build: The name of the build that its log shows, if it shows one.
+        """
+        identity = builds.identity(version, build=build)
+        if self.build is not None:
+            named_build = builds.named(identity)
+            return named_build is not None and named_build.name == self.build
+        if identity is None and self.versions:
+            return True if self.variable is None else None
+        return within(identity, self.versions)
+
+    def pattern(self, value: str) -> re.Pattern[str] | None:
+        """Return the pattern of the resolved values that satisfy a request.
+
+        Args:
+            value: The requested value.
+
+        Returns:
+            None if the value has no effect, or nothing is known of it.
+        """
+        if self.without_effect is not None and self.without_effect.fullmatch(value):
+            return None
+        listed = self._patterns.get(value.lower())
+        if listed is not None:
+            return listed
+        if self.otherwise is None:
+            return None
+        plain = re.sub(r"[\s_-]+", "[ _-]", re.escape(value).replace("\\-", "-"))
+        return re.compile(self.otherwise.replace("{value}", plain), re.I)
+
+
+class RequestRules(DataTable):
+    """The rules for one engine's arguments and variables."""
+
+    engine: str
+    registry: tuple[variables.Registry, ...] = ()
+    request: Entries[RequestRule]
+
+
+def load_requests(engine: str) -> RequestRules:
+    """Return the rules of an engine.
+
+    Args:
+        engine: The name of the engine.
+
+    Raises:
+        DataFileError: There are none, or the file is wrong.
+    """
+    return data_file.load(f"requests/{engine}.toml", RequestRules)
