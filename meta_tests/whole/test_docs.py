@@ -11,6 +11,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -248,6 +249,21 @@ def test_what_can_be_run_runs(block):
     for command in commands_:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
+def test_every_name_of_the_package_in_python_exists(block):
+    """Also in a block that is not run, since it needs a server."""
+    tree = ast.parse(block.code)
+    imported = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sm121"):
+            exec(ast.unparse(node), imported)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = imported.get(node.value.id)
+            if isinstance(owner, ModuleType):
+                assert hasattr(owner, node.attr), f"{block}: {owner.__name__} has no {node.attr}"
 
 
 def _with_this_python(command: list[str]) -> list[str]:
