@@ -221,9 +221,9 @@ class Machine:
             try:
                 url = f"http://127.0.0.1:{port}"
                 _wait_for(url, process, log)
-                logs = ["--server-log", str(log)]
+                logs = [f"--server-log={log}"]
                 if self.two and not self.settings.get("ray"):
-                    logs += ["--server-log", str(self.settings["node_log"])]
+                    logs.append(f"--server-log={self.settings['node_log']}")
                 yield "--base-url", url, *logs, "--arch", "sm121"
             finally:
                 process.terminate()
