@@ -123,7 +123,7 @@ def test_every_registered_option_is_refused_but_for_the_allowed(certified):
             (("-p", "no:skipping"), ""),
             (("-p", "no:threadexception"), ""),
             (("-p", "no:sm121.plugin.performance"), ""),
-            (("-p", "warm_pytest"), ""),
+            (("-p", "meta_tests.fakes.warm_pytest"), ""),
             (("--timeout=1",), ""),
             (("-W", "ignore"), "--pythonwarnings"),
             (("--engine-arg=--enforce-eager",), ""),
