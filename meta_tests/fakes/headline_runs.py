@@ -3,14 +3,8 @@
 from typing import Any
 
 from sm121.core.verdict import Verdict
-from sm121.run.verdict_file import (
-    ChangeReport,
-    CrashReport,
-    EngineReport,
-    MetricReport,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.machine_report import CrashReport
+from sm121.run.verdict_file import ChangeReport, EngineReport, MetricReport, TestReport, VerdictFile
 
 
 def run_of(*tests: TestReport, **fields: Any) -> VerdictFile:

@@ -21,7 +21,7 @@ from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
 from sm121.measure.timeline import Sample
 from sm121.regression import metric_levels
-from sm121.run import details, stored_run, verdict_file
+from sm121.run import details, machine_report, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 from sm121.stress.memory import MemoryFile
@@ -164,7 +164,7 @@ def _hostile(run: VerdictFile, contents: Details) -> None:
     _bad(run, contents, "test_known_answers", Verdict.FAIL, Fact("' Paris'", HOSTILE), HOSTILE)
     contents.failures[0].sections = {"Captured stdout": HOSTILE}
     hostile = dict.fromkeys(("kind", "summary", "owner", "bundle"), HOSTILE)
-    run.crashes = [verdict_file.CrashReport(**hostile)]
+    run.crashes = [machine_report.CrashReport(**hostile)]
 
 
 def write(kind: str, directory: Path) -> Path:
@@ -180,9 +180,9 @@ def write(kind: str, directory: Path) -> Path:
             judged = Verdict.FAIL if name == "test_moe_backend" else verdict
             _bad(run, contents, name, judged, Fact(**bad["fact"]))
     run.changes = [verdict_file.ChangeReport(**change) for change in row.get("changes", ())]
-    run.crashes = [verdict_file.CrashReport(**crash) for crash in row.get("crashes", ())]
+    run.crashes = [machine_report.CrashReport(**crash) for crash in row.get("crashes", ())]
     if "box" in row:
-        run.box = verdict_file.BoxReport(**row["box"])
+        run.box = machine_report.BoxReport(**row["box"])
     if kind == "crash":
         _crash(run, contents, directory)
     if kind == "hostile":

@@ -8,7 +8,8 @@ from sm121.core import profile, verdict
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.evidence.kernel_path import KernelPath
-from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
+from sm121.run.machine_report import BoxReport
+from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import certification
 
 CPU = profile.load("cpu-tiny-gpt-oss")

@@ -13,7 +13,7 @@ from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.regression import measured, trend
 from sm121.regression.change import Change
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks, stored_run
 
 _SCENARIO = "meta_tests/whole/scenarios/measurements.py"
 
@@ -78,7 +78,7 @@ def _baseline(_kit: Kit, **changes: Any) -> Outcome:
         "sm121": 1, "metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True,
         "quantile": None, "samples": [60.0, 60.1], "value": 60.0, "verdict": "PASS", "run": "PASS",
     }  # fmt: skip
-    run = stored_run.of_benchmarks("0001", "", [{**entry, **changes}])
+    run = stored_benchmarks.of_benchmarks("0001", "", [{**entry, **changes}])
     why = ["nothing in it"] if run is None else run.unlike(context)
     return Outcome("no baseline" if why else "PASS", "; ".join(why))
 

@@ -27,7 +27,7 @@ from sm121.measure.stream_bandwidth import Bandwidth
 from sm121.regression import trend
 from sm121.regression.measured import MeasuredHistory
 from sm121.run.engine_report import EngineReport
-from sm121.run.record import Ledger
+from sm121.run.ledger import Ledger
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import VerdictFile
 

@@ -17,7 +17,7 @@ from sm121.engines.attached_processes import AttachedProcesses
 from sm121.measure import box, cpu_use
 from sm121.measure.cpu_use import CpuUse
 from sm121.performance.box import RunBox
-from sm121.run.record import Ledger
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 
 

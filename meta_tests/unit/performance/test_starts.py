@@ -12,7 +12,8 @@ from sm121.measure import conclusion, gate
 from sm121.measure.measurement import Measurement
 from sm121.performance import starts
 from sm121.performance.starts import EarlierStarts
-from sm121.run.stored_run import StoredRun, of_benchmarks
+from sm121.run.stored_benchmarks import of_benchmarks
+from sm121.run.stored_run import StoredRun
 
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="a test")
 #: Rounds of one start differ by so much, and starts of one build.
@@ -118,7 +119,7 @@ def test_starts_are_those_of_this_build_on_this_machine(monkeypatch):
         stored("another machine", 40.0, machine={"gpu": "H100"}),
         stored("another configuration", 41.0, configuration="stock"),
     ]
-    monkeypatch.setattr(starts.stored_run, "load_benchmarks", lambda _folder: runs)
+    monkeypatch.setattr(starts.stored_benchmarks, "load_benchmarks", lambda _folder: runs)
     earlier = EarlierStarts("storage", Path())
 
     def levels(version: str | None) -> list[float]:

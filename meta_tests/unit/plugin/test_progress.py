@@ -24,7 +24,8 @@ from sm121.plugin.progress import Progress
 from sm121.plugin.stash import REPORT
 from sm121.report import stored
 from sm121.report.crash_list import Crash
-from sm121.run.verdict_file import CrashReport, TestReport
+from sm121.run.machine_report import CrashReport
+from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Check, Expected, Forecast
 
 

@@ -17,7 +17,7 @@ from sm121.core.verdict import Verdict
 from sm121.regression import metric_levels
 from sm121.regression import trend as regression
 from sm121.regression.change import Change, is_price
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks
 from sm121.run.stored_run import StoredMetric, StoredRun
 
 EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
@@ -396,7 +396,7 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason
     assert run(1).unlike(CONTEXT) == []
-    unfit = stored_run.of_benchmarks("0001", "", [stored(box={"state": "DEGRADED"})])
+    unfit = stored_benchmarks.of_benchmarks("0001", "", [stored(box={"state": "DEGRADED"})])
     assert unfit.unlike(CONTEXT) == ["its box was DEGRADED"]
 
 
@@ -459,22 +459,24 @@ def stored(**changes) -> dict:
     ],
 )
 def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
-    good = stored_run.of_benchmarks("0001", "", [stored()])
+    good = stored_benchmarks.of_benchmarks("0001", "", [stored()])
     assert good.unlike(CONTEXT) == []
-    bad = stored_run.of_benchmarks("0001", "", [stored(metric="tg128@d0"), stored(**changes)])
+    bad = stored_benchmarks.of_benchmarks(
+        "0001", "", [stored(metric="tg128@d0"), stored(**changes)]
+    )
     assert any(why in reason for reason in bad.unlike(CONTEXT)), bad.unlike(CONTEXT)
 
 
 def test_storage_and_files_that_are_none_are_refused(tmp_path):
-    assert stored_run.storage_folder("file://./x", tmp_path) == tmp_path / "x"
+    assert stored_benchmarks.storage_folder("file://./x", tmp_path) == tmp_path / "x"
     with pytest.raises(UsageError, match="expected file://PATH"):
-        stored_run.storage_folder("elasticsearch+http://host", tmp_path)
+        stored_benchmarks.storage_folder("elasticsearch+http://host", tmp_path)
     file = tmp_path / "0001_x.json"
     file.write_text("{}")
     with pytest.raises(UsageError, match=r"0001_x.json: expected a file of pytest-benchmark"):
-        stored_run.read_benchmarks(file)
+        stored_benchmarks.read_benchmarks(file)
     file.write_text(json.dumps({"benchmarks": [{"extra_info": {}}]}))
-    assert stored_run.read_benchmarks(file) is None, "somebody else's benchmarks"
+    assert stored_benchmarks.read_benchmarks(file) is None, "somebody else's benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -498,10 +500,10 @@ def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders)
             entry = stored(samples=samples, value=level)
             text = {"datetime": f"2026-11-{date + 1:02}", "benchmarks": [{"extra_info": entry}]}
             (folder / f"{number:04}_x.json").write_text(json.dumps(text))
-    history = stored_run.load_benchmarks(tmp_path)
+    history = stored_benchmarks.load_benchmarks(tmp_path)
     levels = [each.metrics["tg32@d0"].value for each in history]
     assert levels == sorted(levels) and len(levels) == count
-    (named,) = stored_run.load_benchmarks(tmp_path, "0001")[-1:]
+    (named,) = stored_benchmarks.load_benchmarks(tmp_path, "0001")[-1:]
     assert len(folders) == 1 or named.metrics["tg32@d0"].value == 150.0, "the newest of that number"
 
 
@@ -595,7 +597,7 @@ def test_a_change_says_the_shares_of_the_bound_and_the_bytes():
     assert "against 59.4 (1 stored runs)" in changed(now, metric("tg32@d0", [59.4] * 8)).text
     share = {"roofline": 0.727, "bytes_per_token": 5.17e9}
     now, older = (
-        stored_run.of_benchmarks("0001", "", [stored(**fields)]).metrics["tg32@d0"]
+        stored_benchmarks.of_benchmarks("0001", "", [stored(**fields)]).metrics["tg32@d0"]
         for fields in (share, {})
     )
     assert (now.roofline, now.bytes_per_token) == (0.727, 5.17e9)

@@ -12,10 +12,8 @@ from sm121.report import headline, stored
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.details import Details, FailureDetail
-from sm121.run.verdict_file import (
-    CrashReport,
-    VerdictFile,
-)
+from sm121.run.machine_report import CrashReport
+from sm121.run.verdict_file import VerdictFile
 
 AGAIN = "python -m pytest x::test_one --engine-python /opt/e"
 

@@ -28,7 +28,7 @@ from sm121.report import (
     summary,
 )
 from sm121.run import details, verdict_file
-from sm121.run.verdict_file import CrashReport, MemoryReport
+from sm121.run.machine_report import CrashReport, MemoryReport
 
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
 

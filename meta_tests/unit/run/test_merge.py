@@ -16,13 +16,11 @@ from sm121.measure.box import Reading
 from sm121.report import merging
 from sm121.run import merge, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
-from sm121.run.record import Ledger, stands
+from sm121.run.ledger import Ledger, stands
+from sm121.run.machine_report import BoxReport, CrashReport, MemoryReport
 from sm121.run.verdict_file import (
     AgainstReport,
-    BoxReport,
-    CrashReport,
     EngineReport,
-    MemoryReport,
     MetricReport,
     ShardReport,
     ShardTest,

@@ -20,7 +20,8 @@ from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.verdict_file import CrashReport, EngineReport, MetricReport, VerdictFile
+from sm121.run.machine_report import CrashReport
+from sm121.run.verdict_file import EngineReport, MetricReport, VerdictFile
 from sm121.session import certification, fingerprinting, opening
 from sm121.session.settings import Settings
 

@@ -18,8 +18,9 @@ from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.machine_report import BoxReport
 from sm121.run.record import Target
-from sm121.run.verdict_file import BoxReport, EngineReport, VerdictFile
+from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.session.settings import Settings
 
 TESTS = ROOT / "tests"

@@ -12,7 +12,7 @@ from meta_tests.fakes.against_runs import ORACLE, TESTS, a_run, changed, ended, 
 from sm121 import cli
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
-from sm121.run import details, verdict_file
+from sm121.run import details, machine_report
 from sm121.run.details import Details, Samples
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import trusted_runs
@@ -201,7 +201,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 
 def of_a_sick_box(**fields) -> VerdictFile:
     """A run whose answers are known and whose rates are not: the box was DEGRADED."""
-    box = verdict_file.BoxReport(state="DEGRADED", reason="others are on the GPU: processes [7]")
+    box = machine_report.BoxReport(state="DEGRADED", reason="others are on the GPU: processes [7]")
     file = a_run(*TESTS, box=box, **fields)
     file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
     file.tests.append(ended("end of the run::box", "INCONCLUSIVE", "DEGRADED", "performance"))

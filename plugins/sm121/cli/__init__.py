@@ -393,10 +393,10 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _trust(options: argparse.Namespace) -> None:
     from sm121.regression import trend
-    from sm121.run import stored_run
+    from sm121.run import stored_benchmarks
     from sm121.session import trusted_runs
 
-    storage = stored_run.storage_folder(options.benchmark_storage, Path.cwd())
+    storage = stored_benchmarks.storage_folder(options.benchmark_storage, Path.cwd())
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
         stored_at, run, narrower = trusted_runs.trust(report, storage, anew=anew)

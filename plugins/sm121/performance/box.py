@@ -16,7 +16,8 @@ from sm121.measure.box import BoxState, Reading
 from sm121.measure.cpu_use import CpuUse
 from sm121.measure.roofline import Ceiling, Traffic
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import BESIDE, BoxReport, MetricReport, TestReport
+from sm121.run.machine_report import BoxReport
+from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
 
 #: Readings until one is healthy: a state that passes within seconds does not count.
 _ATTEMPTS = 3

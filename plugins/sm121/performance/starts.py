@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core.verdict import Verdict
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks
 from sm121.run.stored_run import StoredRun
 
 #: The verdicts of a valid number. A start that was too slow is a start, too.
@@ -62,4 +62,6 @@ class EarlierStarts:
 
     @functools.cached_property
     def _runs(self) -> list[StoredRun]:
-        return stored_run.load_benchmarks(stored_run.storage_folder(self.storage, self.root))
+        return stored_benchmarks.load_benchmarks(
+            stored_benchmarks.storage_folder(self.storage, self.root)
+        )

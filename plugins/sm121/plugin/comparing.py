@@ -17,7 +17,7 @@ from sm121.plugin import workers
 from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks
 from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
 
@@ -78,7 +78,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     if not is_loaded or not any(LEVEL in item.stash for item in items):
         _warn_of_nothing_to_compare(config)
         return
-    folder = stored_run.storage_folder(
+    folder = stored_benchmarks.storage_folder(
         config.getoption("benchmark_storage"), config.invocation_params.dir
     )
     _refuse_places(config, folder)
@@ -283,7 +283,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
 def _refuse_missing(folder: Path, named: str | None) -> None:
     """Refuse a run that is not there. `named`: by its number or file; None: the latest."""
     if named is None:
-        if not stored_run.load_benchmarks(folder):
+        if not stored_benchmarks.load_benchmarks(folder):
             raise UsageError(
                 f"{_COMPARE}: expected a stored run in {folder}, got none. Store one of a build "
                 f"that you trust first: {_FIRST}"
@@ -291,7 +291,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
         return
     if Path(named).is_file():
         try:
-            run = stored_run.read_benchmarks(Path(named))
+            run = stored_benchmarks.read_benchmarks(Path(named))
         except UsageError as error:
             raise _no_number(named) from error
         if run is None:
@@ -302,8 +302,8 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
         return
     if not named.strip() or Path(named).exists() or "::" in named or named.endswith(".py"):
         raise _no_number(named)
-    if not stored_run.load_benchmarks(folder, named):
-        known = [run.name for run in stored_run.load_benchmarks(folder)][-3:]
+    if not stored_benchmarks.load_benchmarks(folder, named):
+        known = [run.name for run in stored_benchmarks.load_benchmarks(folder)][-3:]
         there = f"the latest are {', '.join(known)}" if known else "it has none"
         raise UsageError(
             f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. "

@@ -18,7 +18,7 @@ from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
-from sm121.run.record import stands
+from sm121.run.ledger import stands
 from sm121.run.verdict_file import JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session

@@ -9,7 +9,7 @@ from sm121.measure import machine
 from sm121.measure.plan import Plan
 from sm121.performance.recorder import host_of
 from sm121.plugin.stash import FINDING, ID, LEVEL, SESSION, SETTINGS, STARTS
-from sm121.run import stored_run, timings
+from sm121.run import stored_benchmarks, timings
 from sm121.run.record import Target
 from sm121.run.timings import Taken
 from sm121.session import certification
@@ -97,7 +97,7 @@ def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
 
 def _folder(config: pytest.Config) -> Path | None:
     try:
-        return stored_run.storage_folder(
+        return stored_benchmarks.storage_folder(
             config.getoption("benchmark_storage"), config.invocation_params.dir
         )
     except UsageError:

@@ -31,7 +31,7 @@ from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion, CriterionResult, Hypothesis
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import BoxReport
+from sm121.run.machine_report import BoxReport
 
 #: How much worse B may be in metrics that vary from start to start on any machine, as a fraction.
 _ALLOWED = {

@@ -13,7 +13,7 @@ from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks
 from sm121.run.stored_run import StoredMetric, StoredRun
 
 #: The remedy if only the machine's state or the kernel path changed. A run that did not pass is no
@@ -183,11 +183,11 @@ class MeasuredHistory:
 
     @property
     def _folder(self) -> Path:
-        return stored_run.storage_folder(self.storage, self.root)
+        return stored_benchmarks.storage_folder(self.storage, self.root)
 
     def _stored(self, pattern: str = "*") -> list[StoredRun]:
         try:
-            return stored_run.load_benchmarks(self._folder, pattern)
+            return stored_benchmarks.load_benchmarks(self._folder, pattern)
         except UsageError as error:
             raise Invalid(str(error)) from error
 
@@ -233,7 +233,7 @@ def of_this_run(recorder: Recorder) -> StoredRun | None:
         The run; None without a valid measurement.
     """
     valid = [recorder.described(recorded) for recorded in recorder.recorded if recorded.comparable]
-    return stored_run.of_benchmarks("this run", recorder.harness.file.started, valid)
+    return stored_benchmarks.of_benchmarks("this run", recorder.harness.file.started, valid)
 
 
 def none_matches(

@@ -17,7 +17,7 @@ from sm121.core.verdict import Severity
 from sm121.regression.change import price_change, trade
 from sm121.report import metric_names, other_tools
 from sm121.report.source import KERNELS, ComparedRow, Source
-from sm121.run import stored_run, verdict_file
+from sm121.run import stored_benchmarks, stored_run, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.verdict_file import VerdictFile
 
@@ -111,7 +111,7 @@ def _read_data(name: str, data: Any) -> Source | None:
         number = _BENCHMARK_NUMBER.match(name)
         if number is not None:
             name = number[0]
-        stored = stored_run.of_data(name, data)
+        stored = stored_benchmarks.of_data(name, data)
         if stored is None:
             raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
         return _of_run(name, stored.file)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sm121.core import lenient
 from sm121.evidence.crash_bundle import FOLDER, INDEX, BundleIndex
-from sm121.run.verdict_file import CrashReport
+from sm121.run.machine_report import CrashReport
 
 _MOST_LINES = 20
 _MOST_FILES = 50

@@ -18,12 +18,8 @@ from sm121.regression.change import is_price
 from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
-from sm121.run.verdict_file import (
-    BESIDE,
-    MEMORY_FLOOR,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.machine_report import MEMORY_FLOOR
+from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
 #: Characters of somebody else's words in the sentence.
 _MOST = 160

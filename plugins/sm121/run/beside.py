@@ -1,40 +1,62 @@
-"""What is decided beside the tests: of a server's life, its path, its errors, and what it left."""
+"""Decisions beside the tests: on a server's life, its path, its errors, and what it left."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sm121.core.printable import printable
+from sm121.core.server import Server
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.engines.endings import StopReport
 from sm121.engines.life import Dead
 from sm121.evidence.failure import Cause
 from sm121.evidence.requirement import Contradiction
-from sm121.evidence.silent_errors import SilentError
-from sm121.run.record import Ledger
+from sm121.evidence.silent_errors import ErrorReader, SilentError
+from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
 #: Why a number is INVALID that was measured while the attached server was replaced.
 REPLACED = "another_process"
-#: So many errors of a kind are shown at a time.
+#: The errors of a kind that are shown at a time.
 _SHOWN = 5
+#: The characters of the contradictions that are shown.
+_MOST_CONTRADICTIONS = 400
+#: The characters of an error's line that distinguish it from others of its kind.
+_MOST_OF_A_LINE = 60
 
 
 def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
-    """A server ended though nobody asked it to."""
+    """Return the decision on a server that ended before the suite stopped it.
+
+    Args:
+        name: The name of the server.
+        dead: Its end.
+        cause: The cause of the end.
+        phase: The level, and the place in the run in words.
+    """
     level, where = phase
+    evidence = "what it left is under crashes"
+    if dead.detail:
+        evidence = f"{dead.detail}; {evidence}"
     fact = Fact(
         "the server lives until it is stopped",
         f"{where}: {dead.what} ({cause.kind})",
-        evidence="; ".join(filter(None, (dead.detail, "what it left is under crashes"))),
+        evidence=evidence,
     )
     return TestReport.of(f"{BESIDE}life of {name}", level, fact)
 
 
 def void(file: VerdictFile, ledger: Ledger, why: str) -> None:
-    """All that was measured in a run is of more than one server, and counts neither way."""
+    """Make all measurements of a run INVALID, since they are of more than one server.
+
+    Args:
+        file: The run's verdict file.
+        ledger: The decisions of the run.
+        why: The sign of the other server.
+    """
     for metric in file.metrics.values():
-        metric.verdict, metric.grade = Verdict.INVALID, None
+        metric.verdict = Verdict.INVALID
+        metric.grade = None
     for test in ledger:
         if test.metrics and test.executed:
             ledger.overrule(test.id, Verdict.INVALID, f"{REPLACED}: {why}")
@@ -43,10 +65,18 @@ def void(file: VerdictFile, ledger: Ledger, why: str) -> None:
 def left_the_path(
     name: str, wrong: Sequence[Contradiction], log: Path | None, where: str
 ) -> TestReport:
-    """A server's log shows another path than it was judged on."""
+    """Return the decision on a server whose log shows another path than it was judged on.
+
+    Args:
+        name: The name of its configuration.
+        wrong: The new contradictions.
+        log: The log.
+        where: The place in the run in words.
+    """
+    contradictions = "; ".join(str(contradiction) for contradiction in wrong)
     fact = Fact(
         "the server stays on the path of the profile until it is closed",
-        f"{where}: {'; '.join(map(str, wrong))[:400]}",
+        f"{where}: {contradictions[:_MOST_CONTRADICTIONS]}",
         evidence=f"{log}",
     )
     return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
@@ -55,15 +85,24 @@ def left_the_path(
 def silent(
     errors: Iterable[SilentError], source: str, phase: tuple[str, str], redact: Callable[[str], str]
 ) -> Iterator[TestReport]:
-    """What a server's log, or the kernel, reports though nothing died of it, by kind: a failure is
-    FAIL, what nobody knows is INCONCLUSIVE. `source`: where it is written, as "log of server-1"."""
+    """Yield a decision for each kind of error that a log reports though nothing died of it.
+
+    Args:
+        errors: The errors of a server's log, or of the kernel's.
+        source: The log in words, such as "log of server-1".
+        phase: The level, and the place in the run in words.
+        redact: Removes secrets from a line.
+
+    Yields:
+        FAIL for a known failure, INCONCLUSIVE for an unknown one.
+    """
     level, where = phase
     kinds: dict[tuple[bool, str], list[Fact]] = {}
     for error in errors:
         line = printable(redact(error.line))
         fact = Fact(
             "no error is reported while the server serves",
-            f"{error.kind}: {line.partition(':')[0][:60]}",
+            f"{error.kind}: {line.partition(':')[0][:_MOST_OF_A_LINE]}",
             evidence=f"{source}, {where}: {line}; remedy: {error.remedy}",
         )
         kinds.setdefault((error.certain, error.kind), []).append(fact)
@@ -73,13 +112,31 @@ def silent(
         yield TestReport.of(identity, level, *facts[:_SHOWN], verdict=verdict)
 
 
+def error_reader(server: Server, log: Path) -> ErrorReader:
+    """Return a reader of the errors in a server's log.
+
+    Args:
+        server: The server.
+        log: The log. For an attached server it is read from its current end on.
+    """
+    engine = server.reader or ""
+    if server.configuration is not None:
+        engine = server.configuration.engine
+    return ErrorReader(engine, 0 if server.managed else log.stat().st_size)
+
+
 def unclean(name: str, report: StopReport) -> TestReport:
-    """A stopped server left something."""
+    """Return the decision on a stopped server that left something.
+
+    Args:
+        name: The name of the server.
+        report: The report of its stop.
+    """
     survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
+    died = f"it died of {report.crash}; " if report.crash else ""
     fact = Fact(
         "the server ends in order when it is stopped, and nothing is left",
-        f"{f'it died of {report.crash}; ' if report.crash else ''}"
-        f"{survivors}; port free: {report.port_free}; "
+        f"{died}{survivors}; port free: {report.port_free}; "
         f"memory missing: {report.memory.missing_bytes / 2**30:.1f} GiB",
         evidence=f"{report.log}",
     )
@@ -87,7 +144,12 @@ def unclean(name: str, report: StopReport) -> TestReport:
 
 
 def unproven_memory(name: str, report: StopReport) -> TestReport:
-    """Return the decision on memory of a stopped server that is not proven to be free again."""
+    """Return the decision on memory of a stopped server that is not proven to be free again.
+
+    Args:
+        name: The name of the server's configuration.
+        report: The report of its stop.
+    """
     fact = Fact(
         "the memory that a stopped server held is free again",
         f"{report.memory}",
@@ -96,3 +158,16 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
     )
     identity = f"{BESIDE}memory after {name}"
     return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)
+
+
+def memory_is_usual(report: StopReport, earlier: Sequence[StopReport]) -> bool:
+    """Return whether a healthy stop may seem to leave the memory that is not proven to be free.
+
+    It may once: after a stop that left unproven memory, another one is not usual.
+
+    Args:
+        report: The report of the stop.
+        earlier: The reports of the stops before it.
+    """
+    again = bool(earlier) and earlier[-1].memory.unproven_bytes > 0
+    return report.memory.usual and not again

@@ -12,19 +12,30 @@ from sm121.run.harness import Harness
 
 
 def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
-    """Profile some decode steps; the report directory gets the table and the trace. ``mode``:
-    ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped,
-    since a GPU profiler slows launches for as long as the process lives. Raises NotRun: the server
-    has no profiler, or it wrote nothing."""
-    if (configuration := server.configuration) is None:
+    """Profile some decode steps, and write the table and the kernels to the report directory.
+
+    Args:
+        harness: The run.
+        server: The server.
+        mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
+            server is stopped, since a GPU profiler slows launches as long as the process lives.
+
+    Returns:
+        The kernels.
+
+    Raises:
+        NotRun: The server has no profiler, or the profiler wrote nothing.
+    """
+    configuration = server.configuration
+    if configuration is None:
         raise NotRun(
             "the attached server's traces are not known here; read one with sm121 path --trace FILE"
         )
     if configuration.traces is None:
+        if mode == "off":
+            raise NotRun("kernels are not profiled: the profile or --kernel-trace says off")
         raise NotRun(
-            "kernels are not profiled: the profile or --kernel-trace says off"
-            if mode == "off"
-            else f"{server.engine} was started without a profiler of the suite's: it takes no "
+            f"{server.engine} was started without a profiler of the suite's: it takes no "
             "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
         )
     trace = profile_decode(server.endpoint, Path(configuration.traces))

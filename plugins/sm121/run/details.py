@@ -1,6 +1,8 @@
-"""details.json: what report.html shows beside verdict.json: requirements, the whole text of
-failures, raw samples, the stored runs that this one was compared with. Nothing here decides
-anything; without the file a report has less in it."""
+"""details.json: the parts of report.html that are not in verdict.json.
+
+These are requirements, the whole text of failures, raw samples, and the stored runs that this one
+was compared with. Nothing in it decides anything; without the file a report is shorter.
+"""
 
 import json
 import math
@@ -13,25 +15,27 @@ from pydantic import BaseModel, Field
 from sm121.core.files import write_text
 
 NAME = "details.json"
-#: A tail of all gaps between chunks can have very many; these many show its shape.
+#: The samples of a metric that are kept. The gaps between chunks can be very many; 20,000 show the
+#: shape of their tail.
 _MOST_SAMPLES = 20_000
+#: The characters of a failure's text that are kept.
 _MOST_TEXT = 20_000
 
 
 class FailureDetail(BaseModel):
-    """What pytest showed of a test that did not hold."""
+    """A failed test as pytest showed it."""
 
     id: str
     text: str = ""
-    """The whole of it, at most 20,000 characters."""
+    """The text of the failure, at most 20,000 characters."""
     sections: dict[str, str] = Field(default_factory=dict)
-    """Captured output, by its heading."""
+    """The captured output by its heading."""
     location: str | None = None
     """File and line, relative to the root."""
     reproduce: str | None = None
-    """A command that runs this test alone, in the same way."""
+    """The command that runs this test alone, in the same way."""
     logs: list[str] | None = None
-    """Logs of the servers that it used, in the report directory; null where that was not noted."""
+    """The logs of its servers in the report directory; null if they were not noted."""
 
 
 class Samples(BaseModel):
@@ -42,9 +46,9 @@ class Samples(BaseModel):
     quantile: float | None = None
     samples: list[float] = Field(default_factory=list)
     taken: int = 0
-    """How many there were: of very many, evenly chosen ones are kept."""
+    """The number of samples before evenly spaced ones were chosen."""
     failures: int = 0
-    """Requests that failed: infinite, and so not among the samples."""
+    """The failed requests, whose infinite samples are not kept."""
     verdict: str = "PASS"
     reason: str = ""
 
@@ -66,30 +70,38 @@ class Series(BaseModel):
 
 
 class Details(BaseModel):
-    """The whole of details.json; one of another version is read for what it has."""
+    """The whole of details.json, of any version of the suite."""
 
     command: str | None = None
     again: str | None = None
-    """A command that runs the failed tests again; null before the run has ended."""
+    """The command that runs the failed tests again; null before the run has ended."""
     requirements: dict[str, str] = Field(default_factory=dict)
-    """What each test requires, by its id: its own docstring."""
+    """The requirement of each test by its id: its docstring."""
     failures: list[FailureDetail] = Field(default_factory=list)
     samples: dict[str, Samples] = Field(default_factory=dict)
     history: dict[str, Series] = Field(default_factory=dict)
     findings: list[str] = Field(default_factory=list)
-    """What the regression level said, a line each."""
+    """The lines of the regression level."""
 
 
 def samples_of(extra_info: Mapping[str, Any]) -> Samples:
-    """From what a stored benchmark says of itself."""
-    every = [float(sample) for sample in extra_info.get("samples") or []]
-    step = max(1, math.ceil(len(every) / _MOST_SAMPLES))
+    """Return the samples of a stored benchmark.
+
+    Args:
+        extra_info: The ``extra_info`` of the benchmark.
+    """
+    samples = [float(sample) for sample in extra_info.get("samples") or []]
+    step = max(1, math.ceil(len(samples) / _MOST_SAMPLES))
     fields = {key: value for key, value in extra_info.items() if value is not None}
-    return Samples.model_validate({**fields, "samples": every[::step], "taken": len(every)})
+    return Samples.model_validate({**fields, "samples": samples[::step], "taken": len(samples)})
 
 
 def shortened(text: str) -> str:
-    """At most as much of a failure's text as a page should hold: its beginning and its end."""
+    """Return the beginning and the end of a failure's text, if it is longer than is kept.
+
+    Args:
+        text: The text.
+    """
     if len(text) <= _MOST_TEXT:
         return text
     half = _MOST_TEXT // 2
@@ -98,12 +110,27 @@ def shortened(text: str) -> str:
 
 
 def write(details: Details, directory: Path) -> None:
-    """Write details.json of a report directory."""
+    """Write details.json of a report directory.
+
+    Args:
+        details: The content.
+        directory: The report directory.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     write_text(json.dumps(details.model_dump(mode="json")) + "\n", directory / NAME)
 
 
 def read(directory: Path) -> Details:
-    """details.json of a report directory; empty where it is missing or cannot be read."""
+    """Read details.json of a report directory.
+
+    Args:
+        directory: The report directory.
+
+    Returns:
+        The content; empty if the file is missing or cannot be read.
+    """
     try:
         return Details.model_validate_json((directory / NAME).read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,8 @@
-"""The report directory. One run at a time uses it; files of earlier runs are never overwritten."""
+"""The report directory. One run at a time uses it, and files of earlier runs are kept."""
 
 import contextlib
 import datetime
 import fcntl
-import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -13,14 +12,20 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.lock_file import SERVERS, open_lock, try_lock
 from sm121.core.verdict import Verdict
+from sm121.run import stored_run, verdict_file
 
 _LOCK = ".lock"
 _EARLIER = "earlier"
+_REPORT = verdict_file.NAME
 #: The folder of a run that measured nothing, in that of a run that measured.
 _NOT_RUN = "not-run"
+#: Entries that no run moves or removes.
 _KEPT = (_LOCK, _EARLIER, _NOT_RUN)
+#: The folder of the parts of a run of several processes.
 WORKERS = "workers"
+#: How long a process waits for another process of its run that prepares the directory.
 _SHARED_WITHIN_S = 20.0
+#: How long a run waits for the supervisors of an earlier run.
 _SUPERVISED_WITHIN_S = 20.0
 
 
@@ -58,17 +63,31 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
 
 
 def of_a_run_that_measures_nothing(directory: Path) -> Path:
-    """Return the folder for a run of which nothing can run: a folder of its own in ``directory`` if
-    that has the report of a run that measured, else ``directory``."""
+    """Return the folder for a run of which nothing can run.
+
+    Args:
+        directory: The report directory.
+
+    Returns:
+        A folder of its own in ``directory`` if that has the report of a run that measured,
+        otherwise ``directory``.
+    """
     try:
-        earlier = json.loads((directory / "verdict.json").read_text("utf-8"))["verdict"]
-    except (OSError, ValueError, LookupError, TypeError):
+        earlier = stored_run.file_of(directory)
+    except UsageError:
         return directory  # no report, or none that can be read
-    return directory if earlier == Verdict.NOT_RUN else directory / _NOT_RUN
+    if earlier.verdict is Verdict.NOT_RUN:
+        return directory
+    return directory / _NOT_RUN
 
 
 def restore(directory: Path, earlier: Path | None) -> None:
-    """Remove what a refused run has written there, and put back what it has moved to `earlier`."""
+    """Remove the files of a refused run, and put back the files that it has moved.
+
+    Args:
+        directory: The report directory.
+        earlier: The folder of the moved files; None if there were none.
+    """
     clear(directory)
     if earlier is None:
         return
@@ -80,7 +99,11 @@ def restore(directory: Path, earlier: Path | None) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove what a run has written there. The reports of earlier runs stay."""
+    """Remove the files of a run. The reports of earlier runs stay.
+
+    Args:
+        directory: The report directory.
+    """
     for entry in directory.iterdir():
         if entry.name in _KEPT:
             continue
@@ -91,7 +114,12 @@ def clear(directory: Path) -> None:
 
 
 def is_shared(directory: Path, share: str) -> bool:
-    """Whether processes of the named run have taken the directory."""
+    """Return whether processes of a run have taken the directory.
+
+    Args:
+        directory: The report directory.
+        share: The name of the run.
+    """
     try:
         return (directory / _LOCK).read_text("utf-8", "replace") == share
     except OSError:
@@ -99,14 +127,7 @@ def is_shared(directory: Path, share: str) -> bool:
 
 
 def _take(directory: Path, share: str | None) -> ReportDirectory:
-    is_report = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
-    if directory.is_dir() and not is_report:
-        foreign = [item.name for item in directory.iterdir() if item.name not in _KEPT]
-        if foreign:
-            raise UsageError(
-                f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
-                f"run; seen: {sorted(foreign)[0]}"
-            )
+    _refuse_foreign(directory)
     directory.mkdir(parents=True, exist_ok=True)
     lock = open_lock(directory / _LOCK, 0o644)
     deadline = time.monotonic() + _SHARED_WITHIN_S
@@ -125,17 +146,7 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
     earlier = None
     if share is None or _name(lock) != share:
         _wait_for_supervisors(directory)
-        if entries := [each for each in directory.iterdir() if each.name not in _KEPT]:
-            verdict = directory / "verdict.json"
-            written_s = (verdict if verdict.is_file() else directory).stat().st_mtime
-            stamp = datetime.datetime.fromtimestamp(written_s).strftime("%Y%m%d-%H%M%S")
-            earlier, number = directory / _EARLIER / stamp, 1
-            while earlier.exists():
-                number += 1
-                earlier = directory / _EARLIER / f"{stamp}-{number}"
-            earlier.mkdir(parents=True)
-            for entry in entries:
-                entry.rename(earlier / entry.name)
+        earlier = _move_earlier(directory)
         lock.seek(0)
         lock.truncate()
         lock.write(share or "")
@@ -145,10 +156,46 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
     return ReportDirectory(directory, lock, earlier)
 
 
+def _refuse_foreign(directory: Path) -> None:
+    """Raise UsageError if a folder has files and is no report directory."""
+    is_report = (directory / _REPORT).is_file() or (directory / WORKERS).is_dir()
+    if is_report or not directory.is_dir():
+        return
+    foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in _KEPT)
+    if foreign:
+        raise UsageError(
+            f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
+            f"run; seen: {foreign[0]}"
+        )
+
+
+def _move_earlier(directory: Path) -> Path | None:
+    """Move the files of an earlier run to a folder of its time; None if there are no files."""
+    entries = [entry for entry in directory.iterdir() if entry.name not in _KEPT]
+    if not entries:
+        return None
+    dated = directory / _REPORT
+    if not dated.is_file():
+        dated = directory
+    written = datetime.datetime.fromtimestamp(dated.stat().st_mtime)
+    stamp = written.strftime("%Y%m%d-%H%M%S")
+    earlier = directory / _EARLIER / stamp
+    number = 1
+    while earlier.exists():
+        number += 1
+        earlier = directory / _EARLIER / f"{stamp}-{number}"
+    earlier.mkdir(parents=True)
+    for entry in entries:
+        entry.rename(earlier / entry.name)
+    return earlier
+
+
 def _wait_for_supervisors(directory: Path) -> None:
-    """Wait for the supervisors of an earlier run that was killed. They still write down what
-    happened, and end that run's servers. The wait is bounded: a supervisor that takes longer writes
-    to a folder that is no longer its own."""
+    """Wait for the supervisors of an earlier run that was killed.
+
+    They still write down what happened, and end that run's servers. The wait is bounded: a
+    supervisor that takes longer writes to a folder that is no longer its own.
+    """
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
         if file.is_file():
@@ -158,5 +205,6 @@ def _wait_for_supervisors(directory: Path) -> None:
 
 
 def _name(lock: IO[str]) -> str:
+    """Return the name of the run that has the lock."""
     lock.seek(0)
     return lock.read()

@@ -1,4 +1,4 @@
-"""What verdict.json says of the engine under test."""
+"""The engine under test in the form of verdict.json."""
 
 from pydantic import Field
 
@@ -8,6 +8,7 @@ from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.transport import Transport
 
+#: The fields of the kernel path that differ between ranks.
 _OF_A_RANK = ("attention", "moe", "kv_layout", "kv_cache_dtype", "graph_sizes")
 
 
@@ -46,19 +47,38 @@ class NodeReport(Record):
     memory_available_gib: float | None = None
 
     @classmethod
-    def of(cls, each: RankPath, carried: Transport | None) -> "NodeReport":
-        """The row of a rank. `carried`: None where nothing shows it."""
-        values = {name: getattr(each.path, name) for name in _OF_A_RANK}
-        path = {name: str(value) for name, value in values.items() if value is not None}
-        version = each.path.version
-        return cls(rank=each.rank, node=each.node, version=version, path=path, transport=carried)
+    def of(cls, shown: RankPath, carried: Transport | None) -> "NodeReport":
+        """Return the row of a rank.
+
+        Args:
+            shown: The rank by its log.
+            carried: The transport of its bytes; None if nothing shows it.
+        """
+        path = {}
+        for name in _OF_A_RANK:
+            value = getattr(shown.path, name)
+            if value is not None:
+                path[name] = str(value)
+        return cls(
+            rank=shown.rank,
+            node=shown.node,
+            version=shown.path.version,
+            path=path,
+            transport=carried,
+        )
 
     def __str__(self) -> str:
-        by = self.transport
-        parts = [*self.path.values(), "+".join(by.kinds) if by else "transport not proven"]
-        parts += [f"{by.devices} RDMA devices"] if by and by.devices else []
-        parts += [f"vLLM {self.version}"] if self.version else []
-        parts += [f"{self.memory_available_gib:.0f} GiB"] if self.memory_available_gib else []
+        parts = list(self.path.values())
+        if self.transport is None:
+            parts.append("transport not proven")
+        else:
+            parts.append("+".join(self.transport.kinds))
+            if self.transport.devices:
+                parts.append(f"{self.transport.devices} RDMA devices")
+        if self.version:
+            parts.append(f"vLLM {self.version}")
+        if self.memory_available_gib:
+            parts.append(f"{self.memory_available_gib:.0f} GiB")
         return ", ".join(parts)
 
 

@@ -1,5 +1,7 @@
-"""The fingerprint of a run: what was asked, of what, on which machine. Only runs with one
-fingerprint are shards of one run, or can be gone on with."""
+"""The fingerprint of a run: its profile, options, sources, configuration and machine.
+
+Only runs with the same fingerprint are shards of one run.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,12 +14,19 @@ from sm121.core.profile import FULL
 
 
 class Difference(NamedTuple):
-    """A value that differs between two runs, so that their verdicts judge different things."""
+    """A value that differs between two runs, so that their verdicts judge different things.
+
+    Attributes:
+        name: Its name in reports.
+        one: The value of the first run.
+        other: The value of the second run.
+        field: The field of `Fingerprint`; empty for other values.
+        key: The key in a field that is a table; empty for other values.
+    """
 
     name: str
     one: str | None
     other: str | None
-    #: The field of `Fingerprint`, and the key in it where it is a table; empty for other values.
     field: str = ""
     key: str = ""
 
@@ -56,24 +65,33 @@ class Fingerprint(Record):
     machine: dict[str, Any] = Field(default_factory=dict)
 
     def differences(self, other: "Fingerprint") -> list[Difference]:
-        """In what the other one differs; empty where both asked the same of the same."""
-        one, two = self._values(), other._values()
-        return [
-            Difference(_name(field, key), one.get((field, key)), two.get((field, key)), field, key)
-            for field, key in dict.fromkeys([*one, *two])
-            if one.get((field, key)) != two.get((field, key))
-        ]
+        """Return the differences of two fingerprints.
+
+        Args:
+            other: The other fingerprint.
+        """
+        values_here = self._values()
+        values_there = other._values()
+        differences = []
+        for place in dict.fromkeys([*values_here, *values_there]):
+            here = values_here.get(place)
+            there = values_there.get(place)
+            if here != there:
+                field, key = place
+                differences.append(Difference(_name(field, key), here, there, field, key))
+        return differences
 
     def values(self) -> dict[str, str | None]:
-        """Every value by its name in reports, those of tables one by one."""
+        """Return every value by its name in reports, those of tables one by one."""
         return {_name(field, key): value for (field, key), value in self._values().items()}
 
     def _values(self) -> dict[tuple[str, str], str | None]:
-        """Every value by its field, those of tables one by one by field and key."""
+        """Return every value by field and key; the key is empty unless the field is a table."""
         values: dict[tuple[str, str], str | None] = {}
         for field, value in self.model_dump(mode="json").items():
             if isinstance(value, Mapping):
-                values.update({(field, key): _text(item) for key, item in value.items()})
+                for key, item in value.items():
+                    values[field, key] = _text(item)
             else:
                 values[field, ""] = _text(value)
         return values
@@ -83,7 +101,7 @@ _NAMES = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["f
 
 
 def _name(field: str, key: str) -> str:
-    """A value as reports name it."""
+    """Return the name of a value in reports."""
     return f"{_NAMES.get(field, field)} {key}".rstrip()
 
 
@@ -94,11 +112,22 @@ def _text(value: object) -> str | None:
 
 
 def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
-    """The profile as reports name it: one that only has the name of a shipped one shows as that."""
+    """Return the name of a profile in reports.
+
+    A profile that only has the name of a shipped one is marked.
+
+    Args:
+        name: The name of the profile.
+        fingerprint: The run's fingerprint; None in files of earlier versions.
+    """
     if fingerprint is None or fingerprint.profile is None:
         return name
-    article = "the" if name in profile.shipped() else "a"
-    origin = "" if fingerprint.profile_shipped else f" (not {article} shipped one)"
-    base = f", extends {fingerprint.extends}" if fingerprint.extends else ""
-    plan = "" if fingerprint.plan == FULL else f", plan {fingerprint.plan}"
-    return f"{name}{origin}{base}{plan}, digest {fingerprint.profile}"
+    label = name
+    if not fingerprint.profile_shipped:
+        article = "the" if name in profile.shipped() else "a"
+        label += f" (not {article} shipped one)"
+    if fingerprint.extends:
+        label += f", extends {fingerprint.extends}"
+    if fingerprint.plan != FULL:
+        label += f", plan {fingerprint.plan}"
+    return f"{label}, digest {fingerprint.profile}"

@@ -1,118 +1,166 @@
 """Merges several verdict files into one: those of a run's shards, or of its workers.
+
 docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
-decisions on a test stands (`sm121.run.record.stands`)."""
+decisions on a test stands (`sm121.run.ledger.stands`).
+"""
 
 import datetime
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from sm121.core.verdict import Verdict, worst
 from sm121.kernels import serving
 from sm121.measure.box import BoxState
 from sm121.run import served
+from sm121.run.engine_report import EngineReport, ServedKernel
 from sm121.run.fingerprint import Difference
-from sm121.run.record import Ledger
-from sm121.run.verdict_file import (
-    BESIDE,
-    AgainstReport,
-    BoxReport,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.ledger import Ledger
+from sm121.run.machine_report import BoxReport, MemoryReport
+from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
 
-#: Worst first. UNKNOWN is worse than QUALIFIED.
+#: The states of the box, the worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
+#: The most hours between the starts of two shards of one run.
 _ONE_RUN_H = 24.0
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """Why two runs are not parts of the same one; empty where they can be. Files of earlier
-    versions have no fingerprint: of them less is known, and all of it is compared."""
+    """Return why two runs are not parts of the same one.
+
+    Files of earlier versions have no fingerprint. They have fewer values, and all of these are
+    compared.
+
+    Args:
+        one: A run.
+        other: Another run.
+
+    Returns:
+        The differences; empty if the runs can be parts of one.
+    """
+    # A run without a server does not know the version.
+    version = one.engine.version or other.engine.version
     compared = [
         Difference("profile", one.profile, other.profile),
         Difference("architecture", one.arch, other.arch),
         Difference("engine", one.engine.name, other.engine.name),
-        # Without a server nobody knows it.
-        Difference(
-            "engine's version",
-            one.engine.version or other.engine.version,
-            other.engine.version or one.engine.version,
-        ),
+        Difference("engine's version", version, other.engine.version or version),
         Difference("configuration", one.engine.configuration, other.engine.configuration),
     ]
     if one.fingerprint is not None and other.fingerprint is not None:
         compared += one.fingerprint.differences(other.fingerprint)
     else:
-        compared += [
-            Difference(
-                "fingerprint", *("known" if each.fingerprint else "none" for each in (one, other))
-            ),
-            Difference("model", one.engine.model, other.engine.model),
-        ]
-        if None not in (arguments := (_arguments(one), _arguments(other))):
-            compared.append(Difference("engine's arguments", *arguments))
+        known_here = "known" if one.fingerprint is not None else "none"
+        known_there = "known" if other.fingerprint is not None else "none"
+        compared.append(Difference("fingerprint", known_here, known_there))
+        compared.append(Difference("model", one.engine.model, other.engine.model))
+        arguments_here = _arguments(one)
+        arguments_there = _arguments(other)
+        if arguments_here is not None and arguments_there is not None:
+            compared.append(Difference("engine's arguments", arguments_here, arguments_there))
     return [difference for difference in compared if difference.one != difference.other]
 
 
 def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """The same of two shards, which are also of one day."""
-    others = differences(one, other)
+    """Return why two runs are not shards of the same one: `differences`, or another day.
+
+    Args:
+        one: A shard.
+        other: Another shard.
+    """
+    found = differences(one, other)
     try:
-        begun = [datetime.datetime.fromisoformat(file.started) for file in (one, other)]
-        hours = abs(begun[0] - begun[1]).total_seconds() / 3600
+        start_here = datetime.datetime.fromisoformat(one.started)
+        start_there = datetime.datetime.fromisoformat(other.started)
+        is_one_day = abs(start_here - start_there).total_seconds() / 3600 < _ONE_RUN_H
     except (ValueError, TypeError):  # not a time, or one without its zone
-        hours = 0.0 if one.started == other.started else math.inf
-    day = Difference("day", one.started, other.started)
-    return others if hours < _ONE_RUN_H else [*others, day]
+        is_one_day = one.started == other.started
+    if not is_one_day:
+        found.append(Difference("day", one.started, other.started))
+    return found
 
 
 def _arguments(file: VerdictFile) -> str | None:
+    """Return the engine's arguments on one line; None if they are not known."""
     arguments = file.environment.get("engine_arguments")
-    return None if arguments is None else " ".join(map(str, arguments))
+    if arguments is None:
+        return None
+    return " ".join(map(str, arguments))
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Add to the whole what only its parts, by their folders in its report directory, know: their
-    engines, starts, metrics, crashes, and entries beside the tests. Its tests stay as they are."""
+    """Add the parts' engines, starts, metrics, crashes and decisions beside the tests to the whole.
+
+    Args:
+        whole: The whole run. Its tests stay as they are.
+        ledger: Its decisions.
+        parts: The parts by their folders in the whole's report directory.
+    """
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
-        for name, metric in part.metrics.items():
-            earlier = whole.metrics.get(name)
-            if earlier is None or worst([earlier.verdict, metric.verdict]) is not earlier.verdict:
-                whole.metrics[name] = metric
-        whole.starts += part.starts
-        whole.crashes += part.crashes
-        whole.changes += [change for change in part.changes if change not in whole.changes]
-        whole.unproven += [line for line in part.unproven if line not in whole.unproven]
-        whole.remarks += [line for line in part.remarks if line not in whole.remarks]
-        for test in part.tests:
-            if test.is_beside:
-                ledger.decide(test)
+        _add_part(whole, ledger, part)
     for folder, part in parts.items():
         # A part is worse than its tests; one that executed nothing takes nothing away.
         if part.verdict not in (_judged_again(part).verdict, Verdict.NOT_RUN):
-            name, why = f"{BESIDE}{folder}", part.reason
-            ledger.decide(TestReport(id=name, level="smoke", verdict=part.verdict, message=why))
+            ledger.decide(
+                TestReport(
+                    id=f"{BESIDE}{folder}",
+                    level="smoke",
+                    verdict=part.verdict,
+                    message=part.reason,
+                )
+            )
     files = [whole, *moved]
-    # The first with a proven kernel path, else the first that served.
-    whole.engine = max(
-        (file.engine for file in files),
-        key=lambda engine: (bool(engine.path.evidence), engine.base_url is not None),
-    )
+    whole.engine = max((file.engine for file in files), key=_rank_of_engine)
     if whole.engine.served:
-        backends = {each.component: each.backend for each in whole.engine.served}
-        decoding = (each.attention_decode for each in whole.engine.served)
-        backends["attention_decode"] = next(filter(None, decoding), None)
-        path = served.with_expected(whole.engine.path, serving.path_of(backends))
-        whole.engine.served = served.judge(whole, path)
+        whole.engine.served = _judge_served_again(whole)
     whole.box = worst_box(file.box for file in files)
-    memories = [file.memory for file in files if file.memory is not None]
-    gravest = worst(memory.verdict for memory in memories)
-    gravest_ones = (memory for memory in memories if memory.verdict is gravest)
-    whole.memory = max(gravest_ones, key=lambda memory: memory.samples, default=None)
-    used = [file.environment.get("resources") or {} for file in files]
-    if longest := max(used, key=lambda resources: resources.get("samples") or 0):
+    whole.memory = _worst_memory([file.memory for file in files if file.memory is not None])
+    resources: list[dict[str, Any]] = [
+        file.environment["resources"] for file in files if file.environment.get("resources")
+    ]
+    if resources:
+        longest = max(resources, key=lambda used: used.get("samples") or 0)
         whole.environment["resources"] = longest
+
+
+def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
+    """Add the metrics, starts, crashes, lines and decisions beside the tests of a part."""
+    for name, metric in part.metrics.items():
+        earlier = whole.metrics.get(name)
+        if earlier is None or worst([earlier.verdict, metric.verdict]) is not earlier.verdict:
+            whole.metrics[name] = metric
+    whole.starts += part.starts
+    whole.crashes += part.crashes
+    whole.changes += [change for change in part.changes if change not in whole.changes]
+    whole.unproven += [line for line in part.unproven if line not in whole.unproven]
+    whole.remarks += [line for line in part.remarks if line not in whole.remarks]
+    for test in part.tests:
+        if test.is_beside:
+            ledger.decide(test)
+
+
+def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool]:
+    """Return the rank of an engine's report: a proven kernel path, else a server that served."""
+    return bool(engine.path.evidence), engine.base_url is not None
+
+
+def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:
+    """Judge the served kernels of the whole by all of its tests."""
+    backends = {kernel.component: kernel.backend for kernel in whole.engine.served}
+    backends["attention_decode"] = None
+    for kernel in whole.engine.served:
+        if kernel.attention_decode:
+            backends["attention_decode"] = kernel.attention_decode
+            break
+    path = served.with_expected(whole.engine.path, serving.path_of(backends))
+    return served.judge(whole, path)
+
+
+def _worst_memory(memories: Sequence[MemoryReport]) -> MemoryReport | None:
+    """Return the report with the worst verdict, of several the one with the most samples."""
+    gravest = worst(memory.verdict for memory in memories)
+    of_it = [memory for memory in memories if memory.verdict is gravest]
+    return max(of_it, key=lambda memory: memory.samples, default=None)
 
 
 def merge_shards(
@@ -121,19 +169,23 @@ def merge_shards(
     """Join shards, or the workers of a run, to the whole run.
 
     Args:
-        parts: The shards by their folders. Tests of a missing one are NOT_RUN, and so is then the
-            run. The whole is never better than any of them.
+        parts: The shards by their folders, at least one.
         beside: Decisions that no part has.
 
     Returns:
-        The verdict file of the whole run.
+        The verdict file of the whole run, which is never better than any part. If a shard is
+        missing, its tests and the run are NOT_RUN.
     """
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
     present = {shard.index for shard in shards}
-    missing = [f"{n}/{planned.of}" for n in range(1, planned.of + 1) if n not in present]
+    missing = []
+    for index in range(1, planned.of + 1):
+        if index not in present:
+            missing.append(f"{index}/{planned.of}")
     names = ", ".join(missing)
+    why_undecided = f"its shard is missing ({names})" if missing else "no shard had it"
     first = files[0]
     whole = VerdictFile(
         finished=not missing and all(file.finished for file in files),
@@ -150,7 +202,7 @@ def merge_shards(
                 id=test.id,
                 level=test.level,
                 verdict=Verdict.NOT_RUN,
-                message=f"its shard is missing ({names})" if missing else "no shard had it",
+                message=why_undecided,
             )
             for test in planned.tests
         ],
@@ -167,22 +219,25 @@ def merge_shards(
         ledger.decide(decision)
     whole.against = _against(file.against for file in files)
     whole.judge()
-    nobodys = [test.id for test in planned.tests if test.id not in done]
-    _conclude(whole, files, names, nobodys)
+    absent = [test.id for test in planned.tests if test.id not in done]
+    _conclude(whole, files, names, absent)
     return whole
 
 
 def _conclude(
-    whole: VerdictFile, files: Sequence[VerdictFile], missing: str, nobodys: Sequence[str]
+    whole: VerdictFile, files: Sequence[VerdictFile], missing: str, absent: Sequence[str]
 ) -> None:
-    """Set the reason of a judged whole, and its verdict where parts or tests are missing."""
+    """Set the reason of a judged whole, and its verdict if shards or tests are missing.
+
+    ``missing`` names the missing shards, ``absent`` has the tests that no shard had.
+    """
     if missing:
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
         whole.reason = f"shards that are missing: {missing}"
-    elif nobodys:
+    elif absent:
         whole.finished = False
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
-        whole.reason = f"no shard had {len(nobodys)} of the run's tests ({nobodys[0]})"
+        whole.reason = f"no shard had {len(absent)} of the run's tests ({absent[0]})"
     elif not whole.finished:
         whole.reason = next(file.reason for file in files if not file.finished)
     elif whole.verdict is Verdict.NOT_RUN and len({file.reason for file in files}) == 1:
@@ -192,28 +247,40 @@ def _conclude(
 
 
 def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
+    """Join the comparisons of the parts with the trusted run; None without any."""
     reports = [report for report in parts if report is not None]
     if not reports:
         return None
     whole = AgainstReport(run=reports[0].run, engine=reports[0].engine)
     for name, field in AgainstReport.model_fields.items():
         if field.annotation == list[str]:
-            lines = [line for report in reports for line in getattr(report, name)]
-            setattr(whole, name, [*dict.fromkeys(lines)])
+            lines: dict[str, None] = {}
+            for report in reports:
+                lines.update(dict.fromkeys(getattr(report, name)))
+            setattr(whole, name, list(lines))
     whole.not_asked = sorted(set.intersection(*(set(report.not_asked) for report in reports)))
-    whole.measured = {name: metric for each in reports for name, metric in each.measured.items()}
+    for report in reports:
+        whole.measured.update(report.measured)
     whole.no_worse = all(report.no_worse for report in reports)
     return whole
 
 
 def _judged_again(file: VerdictFile) -> VerdictFile:
+    """Return a copy of a file that is judged by its tests."""
     judged = file.model_copy(update={"levels": {}})  # the tests are read, not changed
     judged.judge()
     return judged
 
 
 def contradiction(file: VerdictFile) -> str | None:
-    """What in a file contradicts its own tests: it was changed after it was written; or None."""
+    """Return a contradiction of a file to its own tests: it was changed after it was written.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The contradiction; None without one.
+    """
     judged = _judged_again(file)
     if worst([file.verdict, judged.verdict]) is not file.verdict:
         return f"its verdict is {file.verdict}, its tests make {judged.verdict}"
@@ -226,34 +293,51 @@ def contradiction(file: VerdictFile) -> str | None:
 
 
 def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
-    """A copy whose paths are of the whole's report directory, with the part's ``prefix``."""
+    """Return a copy whose paths are relative to the whole's report directory."""
     moved = part.model_copy(deep=True)
     for start in moved.starts:
         start.log = f"{prefix}/{start.log}"
     for crash in moved.crashes:
-        crash.bundle = f"{prefix}/{crash.bundle}" if crash.bundle else None
+        if crash.bundle:
+            crash.bundle = f"{prefix}/{crash.bundle}"
     if moved.memory is not None:
         moved.memory.file = f"{prefix}/{moved.memory.file}"
     return moved
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """The box of the whole: the worst of those that were read. A part that did not read its box
-    does not count. A state from a later version of the suite is UNKNOWN here."""
-    every = list(boxes)
+    """Return the box of the whole: the worst of those that were read.
 
-    def place(box: BoxReport) -> int:
-        state = box.state if box.state in _BOX_STATES else BoxState.UNKNOWN
-        return _BOX_STATES.index(BoxState(state))
+    Args:
+        boxes: The boxes of the parts, at least one. A state from a later version of the suite
+            counts as UNKNOWN.
+    """
+    candidates = list(boxes)
+    were_read = [box for box in candidates if box.looked_at]
+    return min(were_read or candidates, key=_rank_of_box)
 
-    return min([box for box in every if box.looked_at] or every, key=place)
+
+def _rank_of_box(box: BoxReport) -> int:
+    """Return the place of a box in `_BOX_STATES`."""
+    if box.state not in _BOX_STATES:
+        return _BOX_STATES.index(BoxState.UNKNOWN)
+    return _BOX_STATES.index(BoxState(box.state))
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
-    first, others = files[0].environment, {}
+    """Return the environment of the first file, with the differences of the other shards."""
+    first = files[0].environment
+    others = {}
     for file in files[1:]:
-        record = file.environment
-        different = {k: record.get(k) for k in {**first, **record} if first.get(k) != record.get(k)}
-        if different and file.shard is not None:
+        if file.shard is None:
+            continue
+        different = {}
+        for name in {**first, **file.environment}:
+            value = file.environment.get(name)
+            if value != first.get(name):
+                different[name] = value
+        if different:
             others[str(file.shard.index)] = different
-    return {**first, **({"other_shards": others} if others else {})}
+    if not others:
+        return dict(first)
+    return {**first, "other_shards": others}

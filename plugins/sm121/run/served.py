@@ -1,4 +1,4 @@
-"""Which kernels of the path that was served the numerics judged, and why not the others."""
+"""The kernels of the served path that the numerics judged, and why not the others."""
 
 from collections import Counter
 from typing import get_args
@@ -14,14 +14,20 @@ from sm121.kernels.serving import Choice
 from sm121.run.engine_report import ServedKernel
 from sm121.run.verdict_file import TestReport, VerdictFile
 
+#: The verdicts of a test that compared a kernel with the oracle.
 _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
 def expected(
     required: KernelPathRequirement, configuration: ServerConfiguration | None
 ) -> KernelPath:
-    """The path that a configuration will have, before its server has shown it. `configuration`:
-    None where the server is attached, and nobody knows what it was asked for."""
+    """Return the path that a configuration should have, before its server has shown it.
+
+    Args:
+        required: The kernel path that the profile requires.
+        configuration: The configuration; None for an attached server, whose arguments are not
+            known.
+    """
     accepted: dict[serving.Fact, tuple[str, ...] | None] = {
         "attention": required.attention,
         "attention_decode": required.attention_decode,
@@ -34,16 +40,26 @@ def expected(
 
 
 def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
-    """A path with what is expected where nothing was shown yet."""
+    """Return a path with the expected value of each fact that was not shown yet.
+
+    Args:
+        path: The path by the evidence.
+        expected: The expected path.
+    """
     names = get_args(serving.Fact)
     silent = {name: getattr(expected, name) for name in names if getattr(path, name) is None}
     return path.model_copy(update=silent)
 
 
 def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
-    """Each kernel of the path, and whether a test held it against the oracle. A kernel counts as
-    judged by tests of its own provider alone: that another one is right says nothing of it. `path`:
-    the resolved one, with what is expected where nothing was shown."""
+    """Return each kernel of the path, and whether a test compared it with the oracle.
+
+    Only tests of its own provider judge a kernel: a right kernel of another one proves nothing.
+
+    Args:
+        file: The run's verdict file.
+        path: The resolved path, with the expected value of each fact that was not shown.
+    """
     kernels = []
     for operation in serving.OPERATIONS:
         tests = [
@@ -60,35 +76,48 @@ def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
 def _served(
     operation: Operation, choice: Choice, tests: list[TestReport], *, shown: bool
 ) -> ServedKernel:
-    by = Counter(
+    """Return the row of a kernel; ``shown`` is whether a server has shown its backend."""
+    cases_by_provider = Counter(
         test.kernel.provider
         for test in tests
         if test.kernel is not None and test.verdict in _JUDGED
     )
-    cases = by.get(choice.provider, 0) if choice.provider is not None else 0
-    others = [str(name) for name in by if name is not None and name != choice.provider]
-    judged: bool | None = bool(cases)
-    if choice.nothing is not None:
-        judged, cases, why = None, 0, choice.nothing
-    elif cases:
-        why = "" if shown else "as expected of the configuration: no server has shown it"
-    elif choice.provider is None:
-        why = choice.why
-    elif others:
-        why = f"{choice.provider} has the kernel that serves"
-    else:
-        reasons = [test.message for test in tests if test.message]
-        undecided = "none of its tests decided" if tests else "none of its tests was selected"
-        why = reasons[0] if reasons else undecided
-    if others and judged is False:
-        why += f"; judged was {', '.join(others)}, which does not serve"
-    return ServedKernel(
+    row = ServedKernel(
         operation=operation,
         component=serving.component(operation),
         backend=choice.backend,
         attention_decode=choice.attention_decode,
         provider=choice.provider,
-        judged=judged,
-        cases=cases,
-        why=why,
     )
+    if choice.nothing is not None:
+        row.why = choice.nothing
+        return row
+    if choice.provider is not None:
+        row.cases = cases_by_provider.get(choice.provider, 0)
+    row.judged = row.cases > 0
+    if row.judged:
+        if not shown:
+            row.why = "as expected of the configuration: no server has shown it"
+        return row
+    others = [
+        str(name) for name in cases_by_provider if name is not None and name != choice.provider
+    ]
+    row.why = _why_not_judged(choice, tests, others)
+    return row
+
+
+def _why_not_judged(choice: Choice, tests: list[TestReport], others: list[str]) -> str:
+    """Return why no test judged a kernel; ``others`` are the providers that were judged."""
+    if choice.provider is None:
+        why = choice.why
+    elif others:
+        why = f"{choice.provider} has the kernel that serves"
+    else:
+        why = "none of its tests decided" if tests else "none of its tests was selected"
+        for test in tests:
+            if test.message:
+                why = test.message
+                break
+    if others:
+        why += f"; judged was {', '.join(others)}, which does not serve"
+    return why

@@ -1,89 +1,168 @@
-"""What a server that spans machines shows of each of its ranks: its path, and what carries its
-bytes. A difference between ranks, or a wrong carrier, makes every number of it INVALID."""
+"""The ranks of a server that spans machines: the kernel path and the transport of each.
+
+A difference between ranks, or a wrong transport, makes every number of the server INVALID.
+"""
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from sm121.core.engine_settings import KernelPathRequirement, Nodes
-from sm121.core.server import Server
+from sm121.core.server import Node, Server
 from sm121.engines.attached_processes import AttachedProcesses
 from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.transport import Transport
-from sm121.run.engine_report import NodeReport
+from sm121.measure import roofline
+from sm121.run.engine_report import EngineReport, NodeReport
 
+#: The transports that the counters of RDMA ports count.
 _RDMA = {"RoCE", "IB"}
+#: The tokens of the prompt whose bytes are counted.
 _PROMPT_TOKENS = 1024
 
 
 @dataclass
 class Spanned:
-    """Of one server. ``wrong``: what contradicts the profile; ``silent``: what nothing proves;
-    ``remarks``: what costs speed. ``carried``: by index in ``ranks``."""
+    """The ranks of one server, judged."""
 
     ranks: list[RankPath]
+    #: The transport by index in ``ranks``, where it is known.
     carried: dict[int, Transport]
+    #: The contradictions to the profile.
     wrong: list[Contradiction] = field(default_factory=list)
+    #: The properties that no evidence shows.
     silent: list[str] = field(default_factory=list)
+    #: The properties that cost speed.
     remarks: list[str] = field(default_factory=list)
 
     def rows(self) -> list[NodeReport]:
-        """A row for each rank, as the report shows it."""
-        return [NodeReport.of(each, self.carried.get(n)) for n, each in enumerate(self.ranks)]
+        """Return a row for each rank, as the report shows it."""
+        return [
+            NodeReport.of(rank, self.carried.get(index)) for index, rank in enumerate(self.ranks)
+        ]
 
 
 def look(
     server: Server, nodes: Nodes, required: KernelPathRequirement, counted: Transport | None = None
 ) -> Spanned:
-    """Judge the ranks of a server by its logs. `counted`: what the counters of this machine's RDMA
-    ports say, where no line tells what carries the bytes. Raises OSError."""
+    """Judge the ranks of a server by its logs.
+
+    Args:
+        server: The server.
+        nodes: The nodes of the profile.
+        required: The kernel path that the profile requires of each rank.
+        counted: The transport by the counters of this machine's RDMA ports, for ranks whose log
+            does not show it.
+
+    Raises:
+        OSError: A log cannot be read.
+    """
     logs = [(node.name, node.log) for node in server.nodes if node.log is not None]
     if not logs and server.log is not None:
         logs = [(server.endpoint.base_url, server.log)]
     of_ranks = ranks.read_ranks(logs, server.reader or "vllm", one_run=server.managed)
-    lines = {index: transport.of_path(each.path) for index, each in enumerate(of_ranks)}
-    carried = {index: by for index, each in lines.items() if (by := each or counted) is not None}
+    carried = {}
+    for index, rank in enumerate(of_ranks):
+        used = transport.of_path(rank.path) or counted
+        if used is not None:
+            carried[index] = used
     judged = Spanned(of_ranks, carried)
     judged.wrong += ranks.contradictions(of_ranks, required, nodes.tensor_parallel)
     judged.wrong += transport.contradictions(of_ranks, carried, nodes.transports)
     judged.silent += ranks.missing(of_ranks, nodes.tensor_parallel)
-    judged.silent += [
-        f"transport of {each}: no line shows what carries its bytes; {transport.REMEDY}"
-        for index, each in enumerate(of_ranks)
-        if index not in carried
-    ]
+    for index, rank in enumerate(of_ranks):
+        if index not in carried:
+            judged.silent.append(
+                f"transport of {rank}: no line shows what carries its bytes; {transport.REMEDY}"
+            )
     if nodes.devices is not None:
         judged.remarks += transport.remarks(of_ranks, carried, nodes.devices)
     return judged
 
 
-def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[str]]:
-    """A row for each rank that the logs of a server show, and what differs or is missing; empty
-    where there is one rank. Raises OSError."""
+def judge(
+    server: Server,
+    nodes: Nodes,
+    required: KernelPathRequirement,
+    counted: dict[Path | None, Transport | None],
+    model: str,
+) -> Spanned:
+    """Judge the ranks of a server by its logs, and by counters if the logs lack a transport.
+
+    Args:
+        server: The server.
+        nodes: The nodes of the profile.
+        required: The kernel path that the profile requires of each rank.
+        counted: The transport by counters, by log. A prompt is counted once per log.
+        model: The served model, whose config.json gives the size of an exchange.
+
+    Raises:
+        OSError: A log cannot be read.
+    """
+    judged = look(server, nodes, required, counted.get(server.log))
+    if len(judged.carried) < len(judged.ranks) and server.log not in counted:
+        config = roofline.read_config(model) or {}
+        counted[server.log] = count_a_prompt(server, nodes, config)
+        judged = look(server, nodes, required, counted[server.log])
+    return judged
+
+
+class RanksOfLogs(NamedTuple):
+    """The ranks that the logs of a server show.
+
+    Attributes:
+        rows: A row for each rank; empty for a server with one rank.
+        faults: The differences between ranks, and the missing ranks, one line each.
+    """
+
+    rows: list[NodeReport]
+    faults: list[str]
+
+
+def of_logs(logs: Sequence[Path], engine: str) -> RanksOfLogs:
+    """Read the ranks of a server from its logs alone.
+
+    Args:
+        logs: The logs of its nodes.
+        engine: The name of the engine.
+
+    Raises:
+        OSError: A log cannot be read.
+    """
     of_ranks = ranks.read_ranks([(str(log), log) for log in logs], engine)
-    world = max([len(of_ranks), *(each.path.world_size or 0 for each in of_ranks)], default=0)
+    world = len(of_ranks)
+    for rank in of_ranks:
+        world = max(world, rank.path.world_size or 0)
     if world < 2:
-        return [], []
-    nothing = KernelPathRequirement(source="nothing is required")
-    unequal = [
-        *map(str, ranks.contradictions(of_ranks, nothing, world)),
-        *ranks.missing(of_ranks, world),
-    ]
-    return [NodeReport.of(each, transport.of_path(each.path)) for each in of_ranks], unequal
+        return RanksOfLogs([], [])
+    no_requirement = KernelPathRequirement(source="nothing is required")
+    faults = [str(fault) for fault in ranks.contradictions(of_ranks, no_requirement, world)]
+    faults += ranks.missing(of_ranks, world)
+    rows = [NodeReport.of(rank, transport.of_path(rank.path)) for rank in of_ranks]
+    return RanksOfLogs(rows, faults)
 
 
 def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> Transport | None:
-    """What the counters of this machine's RDMA ports count while the server takes a prompt that no
-    cache has; None where no RDMA is required, where this machine has none or does not run a rank,
-    or where the prompt is refused. `config`: of the model (config.json)."""
+    """Return the transport by the counters of this machine's RDMA ports during one prompt.
+
+    Args:
+        server: The server, which gets a prompt that no cache has.
+        nodes: The nodes of the profile.
+        config: The model's config.json.
+
+    Returns:
+        The transport. None if no RDMA is required, if this machine has none or runs no rank, or if
+        the prompt is refused.
+    """
     before = transport.read_counters()
-    hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
+    hidden = config.get("hidden_size")
+    layers = config.get("num_hidden_layers")
     if not before or not hidden or not layers or not _RDMA & set(nodes.transports):
         return None
     if not server.managed and not AttachedProcesses(server.endpoint.base_url).here:
@@ -100,3 +179,21 @@ def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> T
     counted = transport.difference(before, transport.read_counters())
     least = transport.least_bytes(_PROMPT_TOKENS, hidden, layers + 1)
     return transport.by_counters(counted, least)
+
+
+def note_nodes(
+    engine: EngineReport, judged: Spanned, node_facts: Mapping[Node, Mapping[str, Any]]
+) -> None:
+    """Set the ranks of the engine's report.
+
+    Args:
+        engine: The report.
+        judged: The ranks of the server under test.
+        node_facts: The facts of each node before the start.
+    """
+    facts_by_name = {node.name: facts for node, facts in node_facts.items()}
+    engine.nodes = judged.rows()
+    for row in engine.nodes:
+        if row.node in facts_by_name:
+            available = facts_by_name[row.node]["available_bytes"]
+            row.memory_available_gib = available / 2**30

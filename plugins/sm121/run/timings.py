@@ -1,4 +1,4 @@
-"""What each check and each start took on this machine, in a file beside the stored benchmarks.
+"""The durations of each check and each start on this machine, in a file beside stored benchmarks.
 
 The file is in the folder of ``--benchmark-storage`` and not in the report directory, since CI uses
 a new report directory for each run. Its name does not end with ``.json``: pytest-benchmark reads
@@ -20,6 +20,7 @@ NAME = "sm121-durations"
 _MOST_TARGETS = 20
 #: Checks of one target that the file keeps, the latest. A whole run has about 600.
 _MOST_CHECKS = 2000
+#: Plans of one target that the file keeps, the latest.
 _MOST_PLANS = 10
 #: A larger file was not written by this module.
 _MOST_BYTES = 16 * 2**20
@@ -29,9 +30,9 @@ Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
 
 @dataclass(frozen=True)
 class Target:
-    """What two runs must share for one to say how long the other takes.
+    """The properties that two runs share if one predicts the duration of the other.
 
-    Args:
+    Attributes:
         machine: `machine.identity` of the machine that serves.
         profile: Name of the profile.
         configuration: Name of the configuration under test.
@@ -46,6 +47,8 @@ class Target:
 
 
 class _Kept(Record):
+    """The durations of one target."""
+
     machine: dict[str, Any]
     profile: str
     configuration: str
@@ -57,18 +60,24 @@ class _Kept(Record):
     rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
 
     def is_of(self, target: Target) -> bool:
-        mine = (self.machine, self.profile, self.configuration)
-        return mine == (dict(target.machine), target.profile, target.configuration)
+        """Return whether the durations are of a target."""
+        return (
+            self.machine == dict(target.machine)
+            and self.profile == target.profile
+            and self.configuration == target.configuration
+        )
 
 
 class _File(Record):
+    """The durations of all targets, the latest last."""
+
     schema_version: Literal[1] = 1
     targets: list[_Kept] = Field(default_factory=list)
 
 
 @dataclass
 class Taken:
-    """Seconds that checks and starts took: those of earlier runs, or those of this one."""
+    """The durations of checks and starts in seconds, of earlier runs or of this one."""
 
     #: By the name of the configuration that was started, with warm caches.
     starts: dict[str, float] = field(default_factory=dict)
@@ -78,22 +87,30 @@ class Taken:
     rates: dict[str, float] = field(default_factory=dict)
 
     def of(self, check: str) -> float | None:
-        """Return the seconds of a check, or None where it was not timed."""
+        """Return the duration of a check.
+
+        Args:
+            check: The id of the check.
+
+        Returns:
+            The duration in seconds; None if it was not timed.
+        """
         return self.checks.get(check, self.rates.get(check))
 
 
 def read(folder: Path, target: Target) -> Taken:
-    """Read what a target's checks and starts took last time.
+    """Read the latest durations of a target's checks and starts.
 
     Args:
         folder: The folder of the stored benchmarks.
-        target: What the times are of.
+        target: The target.
 
     Returns:
-        The times; empty where nothing is stored.
+        The durations; empty if none are stored.
 
     Raises:
-        ValueError, OSError: the file cannot be read, or is not one of this module's.
+        OSError: The file cannot be read.
+        ValueError: The file was not written by this module.
     """
     for kept in _read(folder / NAME).targets:
         if kept.is_of(target):
@@ -102,35 +119,40 @@ def read(folder: Path, target: Target) -> Taken:
 
 
 def keep(folder: Path, target: Target, taken: Taken) -> None:
-    """Write what a run took into the folder's file, beside the times of other targets.
+    """Write the durations of a run into the folder's file, beside those of other targets.
 
     Args:
-        folder: The folder of the stored benchmarks, made where it is not there.
-        target: What the times are of.
-        taken: The times of this run; what it did not run keeps its earlier time.
+        folder: The folder of the stored benchmarks, made if it is not there.
+        target: The target.
+        taken: The durations of this run. A check that did not run keeps its earlier one.
 
     Raises:
-        OSError: the file cannot be written; the earlier one stays.
+        OSError: The file cannot be written; the earlier one stays.
     """
     try:
         file = _read(folder / NAME)
     except ValueError:
-        file = _File()  # its reader has said so
-    others = [each for each in file.targets if not each.is_of(target)]
-    kept = next((each for each in file.targets if each.is_of(target)), None) or _Kept(
+        file = _File()  # `read` has reported it
+    kept = _Kept(
         machine=dict(target.machine), profile=target.profile, configuration=target.configuration
     )
+    others = []
+    for stored in file.targets:
+        if stored.is_of(target):
+            kept = stored
+        else:
+            others.append(stored)
     kept.starts = _latest(kept.starts, taken.starts)
     kept.checks = _latest(kept.checks, taken.checks)
     kept.rates[target.plan] = _latest(kept.rates.pop(target.plan, {}), taken.rates)
-    kept.rates = dict([*kept.rates.items()][-_MOST_PLANS:])
+    kept.rates = dict(list(kept.rates.items())[-_MOST_PLANS:])
     file = _File(targets=[*others, kept][-_MOST_TARGETS:])
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(file.model_dump_json(indent=1) + "\n", folder / NAME)
 
 
 def _latest(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """The times by name, the latest last; not more than are kept."""
+    """Return the durations by name, the latest last, and at most as many as the file keeps."""
     earlier = {name: seconds for name, seconds in before.items() if name not in now}
     return dict([*earlier.items(), *now.items()][-_MOST_CHECKS:])
 

@@ -1,7 +1,8 @@
-"""verdict.json: its model, its schema, and writing it while the run goes on."""
+"""verdict.json: its model, its schema, and its reader and writer."""
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,33 +17,16 @@ from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.engines.pool import StartReport
-from sm121.measure.box import Reading
-from sm121.measure.growth import Growth
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
+from sm121.run.machine_report import MEMORY_FLOOR, BoxReport, CrashReport, MemoryReport
 
 NAME = "verdict.json"
 SCHEMA_VERSION = 2
 
 
-class BoxReport(Record):
-    """State of the machine. UNKNOWN until it was measured."""
-
-    state: str = "UNKNOWN"
-    reason: str | None = "the box was not measured"
-    before: Reading | None = None
-    after: Reading | None = None
-    load_during: float | None = None
-    """Share of the CPU that others took in between."""
-
-    @property
-    def looked_at(self) -> bool:
-        """Whether anything in the run asked for the state: else this is as a run begins."""
-        return self != BoxReport()
-
-
 class LevelReport(Record):
-    """A level: its verdict, and how many of its tests ended how."""
+    """A level: its verdict, and the number of its tests by their end."""
 
     verdict: Verdict = Verdict.NOT_RUN
     passed: int = 0
@@ -50,30 +34,35 @@ class LevelReport(Record):
     skipped: int = 0
     waived: int = 0
     known: int = 0
-    """They failed, and in the same way in the run that this one is compared with."""
+    """Failures that the run of ``--against`` has too, in the same way."""
     listed: int = 0
-    """They failed, and the profile does not need their severity."""
+    """Failures of a severity that the profile tolerates."""
     invalid: int = 0
     inconclusive: int = 0
     not_run: int = 0
 
 
-_COUNTED_AS = {verdict: verdict.value.lower() for verdict in Verdict}
-_COUNTED_AS |= {Verdict.PASS: "passed", Verdict.FAIL: "failed"}
+#: The field of `LevelReport` that counts a verdict.
+_COUNTED_AS = {
+    Verdict.PASS: "passed",
+    Verdict.FAIL: "failed",
+    Verdict.INVALID: "invalid",
+    Verdict.INCONCLUSIVE: "inconclusive",
+    Verdict.NOT_RUN: "not_run",
+}
 
+#: The reason of a run that goes on, or was killed.
 UNFINISHED = "the run has not finished"
-#: The kind of a crash by which the machine ended the run: too little memory to go on.
-MEMORY_FLOOR = "memory_floor"
-#: Before the ids of what is reported beside the tests.
+#: The prefix of the ids of decisions beside the tests.
 BESIDE = "end of the run::"
 
 
 class JudgedKernel(Record):
-    """What a test of the numerics is about."""
+    """The kernel that a test of the numerics judges."""
 
     operation: str
     provider: str | None = None
-    """Whose kernel was compared with the oracle; null where none was."""
+    """The provider whose kernel was compared with the oracle; null if none was."""
 
 
 class TestReport(Record):
@@ -87,36 +76,45 @@ class TestReport(Record):
     message: str = ""
     seconds: float = 0.0
     unmet: list[Fact] = Field(default_factory=list)
-    """What does not hold: of a failure, and of what is not decided."""
+    """The unmet requirements of a failure, or of an undecided test."""
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
-    """Of its failure; of a test that passed, what a failure would be."""
+    """The severity of its failure; of a passed test, that of a possible failure."""
     tolerated: Literal["known", "listed"] | None = None
-    """Why its failure does not count: the run that this one is compared with has it, too, or the
-    profile does not need its severity."""
+    """Why its failure does not count: the run of ``--against`` has it too, or the profile tolerates
+    its severity."""
     kernel: JudgedKernel | None = None
-    """Of the numerics alone."""
+    """Only for tests of the numerics."""
     ability: str | None = None
-    """What of an engine it needs: ``oracle`` where its answers are compared with the oracle's."""
+    """The ability of an engine that it needs, such as ``oracle`` for answers like the oracle's."""
     metrics: list[str] = Field(default_factory=list)
-    """What it measured."""
+    """The names of the metrics that it measured."""
     deviations: list[str] | None = None
-    """What it excused because it is known of this version of the engine; null where it looks for
+    """The known deviations of this version of the engine that it excused; null if it looks for
     none."""
     symptoms: list[str] = Field(default_factory=list)
-    """How each of these deviations showed, one line."""
+    """The symptom of each of these deviations, one line."""
 
     @classmethod
     def of(
         cls, identity: str, level: str, *facts: Fact, verdict: Verdict = Verdict.FAIL
     ) -> "TestReport":
-        """What does not hold beside the tests."""
-        return cls(id=identity, level=level, verdict=verdict, message=text(facts), unmet=[*facts])
+        """Return a decision beside the tests.
+
+        Args:
+            identity: Its id.
+            level: The level that it belongs to.
+            *facts: The unmet requirements.
+            verdict: The verdict.
+        """
+        return cls(
+            id=identity, level=level, verdict=verdict, message=text(facts), unmet=list(facts)
+        )
 
     @property
     def is_beside(self) -> bool:
-        """Whether it was found beside the tests, and not by one."""
+        """Whether it is a decision beside the tests."""
         return self.id.startswith(BESIDE)
 
     @property
@@ -126,13 +124,15 @@ class TestReport(Record):
 
     @property
     def facts(self) -> list[Fact]:
-        """What does not hold; the message of one that has no facts of its own."""
+        """The unmet requirements; a fact of the message if there are none."""
         return self.unmet or [Fact("", self.message)]
 
     @property
     def counted(self) -> Verdict:
-        """The verdict that counts: an excused failure is none. Nothing but a failure is excused."""
-        return Verdict.PASS if self.excused and self.verdict is Verdict.FAIL else self.verdict
+        """The verdict that counts: PASS for an excused failure, otherwise the verdict."""
+        if self.excused and self.verdict is Verdict.FAIL:
+            return Verdict.PASS
+        return self.verdict
 
     @property
     def excused(self) -> bool:
@@ -141,7 +141,7 @@ class TestReport(Record):
 
     @property
     def executed(self) -> bool:
-        """Whether it ran; one that was skipped, or not reached, decides nothing."""
+        """Whether it ran: a test that was skipped, or not reached, decides nothing."""
         return not self.skipped and self.verdict is not Verdict.NOT_RUN
 
 
@@ -164,11 +164,11 @@ class MetricReport(Record):
     confidence: float | None = None
     rounds: int = 0
     starts: int | None = None
-    """Starts of the server that it is of (``ab:``: of each side); null where that is not known. One
-    start is one start, however many rounds it has."""
+    """The starts of the server (for ``ab:``, of each side); null if they are not known. A start
+    counts once, however many rounds it has."""
     start_spread: float | None = None
-    """Standard deviation, as a fraction, of earlier starts of this build that its gate was judged
-    with; null where too few are stored."""
+    """The standard deviation, as a fraction, of the earlier starts of this build that the gate was
+    judged with; null if too few are stored."""
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None
@@ -176,58 +176,31 @@ class MetricReport(Record):
     grade: str | None = None
     clock: str | None = None
     roofline: float | None = None
-    """Of a decode rate: its share of ``bound``."""
+    """The share of ``bound`` that a decode rate reached."""
     bound: float | None = None
-    """tok/s that the memory allows with ``bytes_per_token``."""
+    """The rate in tok/s that the memory allows with ``bytes_per_token``."""
     bytes_per_token: int | None = None
-    """What the engine reads for a token, by the formats that it has; null where not known."""
+    """The bytes that the engine reads for a token, by its formats; null if they are not known."""
     out_of_reach: str | None = None
-    """What it reads, where its gate cannot be reached with that, and what could reach it."""
+    """Why the gate cannot be reached with these bytes, and which configuration could reach it."""
     case: str | None = None
-    """Of a kernel's time: what was timed, with its sizes; null of a server's metric."""
+    """The case of a kernel's time, with its sizes; null for a server's metric."""
     configuration_gate: ConfigurationGate | None = None
-    """Of a metric that failed the project's gate: what others have measured of the configuration
-    under test, less a tenth. Null where the configuration has no gate of its own."""
-    #: Of a server that drafts: the fixed texts that it is of, the tokens of a step, and the share
-    #: of the drafts that was accepted.
+    """The own gate of the configuration under test, if the project's gate failed: the published
+    rate of that configuration less a tenth. Null if the configuration has none."""
     texts: list[str] | None = None
+    """The fixed texts that a server that drafts answered."""
     accepted_length: float | None = None
+    """The tokens per step of a server that drafts."""
     acceptance_rate: float | None = None
+    """The share of the drafts that was accepted."""
     verdict: Verdict = Verdict.NOT_RUN
     """NOT_RUN beside a value: no gate decides on it, and it was measured on a busy machine."""
 
     @property
     def gated(self) -> bool:
-        """Whether something is demanded of it."""
+        """Whether a gate decides on it."""
         return self.minimum is not None or self.at_most is not None
-
-
-class MemoryReport(Record):
-    """Memory under load: how it grew, and what a graph of it needs. ``file`` has every sample."""
-
-    file: str
-    device_memory: str
-    """Where the device's memory is read, or why it is not."""
-    samples: int
-    peak_bytes: int | None = None
-    available_min_bytes: int | None = None
-    growth: list[Growth] = Field(default_factory=list)
-    curve: list[tuple[float, int, int, float | None]] = Field(default_factory=list)
-    """(seconds, bytes of the server's processes, bytes available, share of the KV cache used)."""
-    verdict: Verdict = Verdict.NOT_RUN
-
-
-class CrashReport(Record):
-    """An abnormal end, and where its bundle is."""
-
-    kind: str
-    summary: str
-    owner: str
-    happened: str = ""
-    """What ended, in words without the cause: "the server died"; empty in older files."""
-    test: str | None = None
-    bundle: str | None = None
-    """Folder of the bundle, in the report directory; null where it could not be written."""
 
 
 class ChangeReport(Record):
@@ -238,79 +211,82 @@ class ChangeReport(Record):
     here: float | None
     before: float | None
     worse: float | None
-    """A fraction: 0.1 for 10 % worse; null where there is no ratio."""
+    """A fraction: 0.1 for 10 % worse; null without a ratio."""
     allowed: float
-    """As ``worse``; in ``unit`` where that is null."""
+    """A fraction like ``worse``; in ``unit`` if that is null."""
     beside: str
-    """What it is compared with, in words: "the trusted run", "5 stored runs", "A"."""
+    """The reference in words: "the trusted run", "5 stored runs", "A"."""
     verdict: Verdict
 
 
 class ShardTest(Record):
-    """A test of the whole run, whichever shard has it."""
+    """A test of the whole run, in any shard."""
 
     id: str
     level: str
 
 
 class ShardReport(Record):
-    """Which part of a run this is (``--shard``)."""
+    """The part of a run that this is (``--shard``)."""
 
     index: int
     of: int
     tests: list[ShardTest]
-    """All of the whole run, in its order."""
+    """All tests of the whole run, in its order."""
 
 
 class AgainstReport(Record):
-    """This run against a trusted one (``--against``). Of tests, their ids."""
+    """This run against a trusted one (``--against``). Tests are named by their ids."""
 
     run: str
-    """Which it was."""
+    """The trusted run."""
     engine: str
     no_worse: bool = False
     new: list[str] = Field(default_factory=list)
-    """They do not hold, and did there, or were not there."""
+    """Failures here of tests that passed there, or did not exist there."""
     changed: list[str] = Field(default_factory=list)
-    """They failed there, too, but in another way."""
+    """Failures in both runs, in different ways."""
     known: list[str] = Field(default_factory=list)
-    """They failed there in the same way."""
+    """Failures in both runs, in the same way."""
     listed: list[str] = Field(default_factory=list)
-    """They fail, did not there, and the profile does not need their severity."""
+    """New failures of a severity that the profile tolerates."""
     mended: list[str] = Field(default_factory=list)
-    """They failed there, and hold."""
+    """Failures there of tests that pass here."""
     missing: list[str] = Field(default_factory=list)
-    """They ran there, and not here, where they were asked for."""
+    """Tests that ran there, and were selected here but did not run."""
     not_asked: list[str] = Field(default_factory=list)
-    """Levels that ran there, and of which nothing was asked here."""
+    """Levels that ran there, and of which no test was selected here."""
     path: list[str] = Field(default_factory=list)
-    """What differs of the kernel path, though no other was asked for."""
+    """Differences of the kernel path that no request explains."""
     path_told: list[str] = Field(default_factory=list)
-    """What differs of the kernel path as it was asked for, or was not shown there."""
+    """Differences of the kernel path that were requested, or that the other log did not show."""
     differs: list[str] = Field(default_factory=list)
-    """What else was asked in another way, or of another version."""
+    """Other differences in the requests, or in versions."""
     worse: list[str] = Field(default_factory=list)
     """Metrics that are worse, or may be."""
     unjudged: list[str] = Field(default_factory=list)
-    """Names of metrics that are worse than allowed, and too few samples say so."""
+    """Names of metrics that are worse than allowed by too few samples to judge."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
     rates_not_judged: str | None = None
-    """Why no rate and no time was compared: the box of the trusted run was DEGRADED; null where
-    they were."""
+    """Why no rate and no time was compared: the box of the trusted run was DEGRADED; null if they
+    were compared."""
     trade: str = ""
-    """How much faster it is, and what its rounding costs; empty where not both were measured."""
+    """How much faster it is, and the cost of its rounding; empty unless both were measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)
-    """What the trusted run measured, where both did."""
+    """The metrics of the trusted run that both runs measured."""
 
     def __str__(self) -> str:
-        unjudged, others = " and ".join(self.unjudged), ", ".join(self.not_asked)
-        not_compared = f" ({others} not compared)" if others else ""
-        not_judged = f" ({unjudged} not judged)" if unjudged else ""
+        line = f"not worse than {self.run}" if self.no_worse else f"worse than {self.run}"
+        if self.not_asked:
+            line += f" ({', '.join(self.not_asked)} not compared)"
+        if self.unjudged:
+            line += f" ({' and '.join(self.unjudged)} not judged)"
         if self.rates_not_judged is not None:
-            not_judged += f" (rates not judged: {self.rates_not_judged})"
-        how = f"{'not ' * self.no_worse}worse than {self.run}{not_compared}{not_judged}"
-        return f"{how}; {self.trade}" if self.trade else how
+            line += f" (rates not judged: {self.rates_not_judged})"
+        if self.trade:
+            line += f"; {self.trade}"
+        return line
 
 
 class VerdictFile(Record):
@@ -323,12 +299,12 @@ class VerdictFile(Record):
     finished: bool = False
     certified: bool | None = None
     certificate_levels: list[str] | None = None
-    """The levels that the certificate asks for: tests of others were left out. Null without
+    """The levels that the certificate requires; tests of other levels were left out. Null without
     ``--certify``."""
     arch: str | None
     profile: str
     question: str | None = None
-    """What was asked instead of the profile's own question; null where nothing was."""
+    """The question that replaced the profile's own one; null if none did."""
     started: str
     duration_s: float = 0.0
     engine: EngineReport
@@ -343,30 +319,30 @@ class VerdictFile(Record):
     crashes: list[CrashReport] = Field(default_factory=list)
     environment: dict[str, Any] = Field(default_factory=dict)
     fingerprint: Fingerprint | None = None
-    """What was asked, of what, on which machine; null in files of earlier versions."""
+    """The fingerprint of the run; null in files of earlier versions."""
     shard: ShardReport | None = None
     against: AgainstReport | None = None
     """Null without ``--against``."""
     changes: list[ChangeReport] = Field(default_factory=list)
-    """Metrics that are worse than in the trusted run, in stored runs or of A (``--ab``)."""
+    """Metrics that are worse than in the trusted run, in stored runs or in A (``--ab``)."""
 
     def judge(self) -> None:
-        """Set the levels' verdicts and the run's from the tests. A test that did not execute
-        decides nothing, but without any executed test, or unfinished, they are NOT_RUN."""
-        for level in dict.fromkeys(test.level for test in self.tests):
-            tests = [test for test in self.tests if test.level == level]
-            counts = Counter(
-                _how_excused(test)
-                if test.excused and test.counted is Verdict.PASS
-                else "skipped"
-                if test.skipped
-                else _COUNTED_AS[test.verdict]
-                for test in tests
-            )
+        """Set the verdicts of the levels and of the run from the tests.
+
+        A test that did not execute decides nothing. A level without an executed test is NOT_RUN, as
+        is an unfinished run.
+        """
+        by_level: dict[str, list[TestReport]] = {}
+        for test in self.tests:
+            by_level.setdefault(test.level, []).append(test)
+        for level, tests in by_level.items():
+            counts = Counter(_counted_as(test) for test in tests)
             verdict = worst(test.counted for test in tests if test.executed)
             self.levels[level] = LevelReport(verdict=verdict, **counts)
-        every = [level.verdict for level in self.levels.values()]
-        verdicts: list[Verdict] = [verdict for verdict in every if verdict is not Verdict.NOT_RUN]
+        verdicts: list[Verdict] = []
+        for report in self.levels.values():
+            if report.verdict is not Verdict.NOT_RUN:
+                verdicts.append(report.verdict)
         if not self.finished:
             verdicts.append(Verdict.NOT_RUN)
         if self._ended_by is not None:
@@ -375,13 +351,18 @@ class VerdictFile(Record):
 
     @property
     def _ended_by(self) -> CrashReport | None:
-        """What ended the run although all that ran may have held: the machine could not go on."""
-        return next((crash for crash in self.crashes if crash.kind == MEMORY_FLOOR), None)
+        """The crash by which the machine ended the run; None without one."""
+        for crash in self.crashes:
+            if crash.kind == MEMORY_FLOOR:
+                return crash
+        return None
 
     @property
     def certificate_covers(self) -> str | None:
-        """Levels that the certificate covers, that ran beside it, and that were not selected; None
-        without ``--certify``."""
+        """The levels that the certificate covers, that also ran, and that were not selected.
+
+        None without ``--certify``.
+        """
         if self.certificate_levels is None:
             return None
         others = [level for level in LEVELS if level not in self.certificate_levels]
@@ -390,72 +371,124 @@ class VerdictFile(Record):
         text = ", ".join(self.certificate_levels)
         if beside:
             text += f"; also ran, beside the certificate: {', '.join(beside)}"
-        return f"{text}; not selected: {', '.join(missing)}" if missing else text
+        if missing:
+            text += f"; not selected: {', '.join(missing)}"
+        return text
 
     @property
     def certificate(self) -> str:
-        """Whether it was certified, with how many waivers (``certified with 3 waivers``), and by
-        whose profile where that is not the shipped one."""
-        waived = sum(test.waived for test in self.tests)
-        waivers = f" with {waived} waiver{'s' * (waived > 1)}" if waived else ""
-        foreign = self.fingerprint is not None and self.fingerprint.profile_shipped is False
-        by = f" by profile {self.profile}, which is not the shipped one" if foreign else ""
-        return f"certified{waivers}{by}" if self.certified else "not certified"
+        """The certificate in words: ``certified with 3 waivers``, ``not certified``.
+
+        It names a profile that is not the shipped one.
+        """
+        if not self.certified:
+            return "not certified"
+        line = "certified"
+        waived = [test for test in self.tests if test.waived]
+        if waived:
+            noun = "waiver" if len(waived) == 1 else "waivers"
+            line += f" with {len(waived)} {noun}"
+        if self.fingerprint is not None and self.fingerprint.profile_shipped is False:
+            line += f" by profile {self.profile}, which is not the shipped one"
+        return line
 
     def why(self) -> str:
-        """One line on why a run has its verdict, so far as it went."""
-        excused = [t for t in self.tests if t.excused and t.counted is not t.verdict]
+        """Return one line on the reason for the run's verdict so far."""
+        excused = Counter(
+            _how_excused(test) for test in self.tests if test.counted is not test.verdict
+        )
         return templates.rendered(
             "why.j2",
             run=self,
             ended=self._ended_by,
-            excused=Counter(map(_how_excused, excused)),
+            excused=excused,
             unfinished=UNFINISHED,
             full=FULL,
         )
 
     def settle(self, verdict: Verdict) -> None:
-        """Set the run's verdict together with its exit status."""
+        """Set the run's verdict together with its exit status.
+
+        Args:
+            verdict: The verdict.
+        """
         self.verdict = verdict
         self.exit_status = verdict.exit_status
 
 
+def _counted_as(test: TestReport) -> str:
+    """Return the field of `LevelReport` that counts a test."""
+    if test.excused and test.counted is Verdict.PASS:
+        return _how_excused(test)
+    if test.skipped:
+        return "skipped"
+    return _COUNTED_AS[test.verdict]
+
+
 def _how_excused(test: TestReport) -> str:
-    return "waived" if test.waived else test.tolerated or ""
+    """Return "waived", "known" or "listed"; empty for a test that is not excused."""
+    if test.waived:
+        return "waived"
+    return test.tolerated or ""
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of verdict.json, as published in docs/."""
+    """Return the JSON Schema (draft 2020-12) of verdict.json, as published in docs/."""
     schema = VerdictFile.model_json_schema(mode="serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def write(file: VerdictFile, path: Path) -> None:
-    """Write atomically: a reader, or a crash, sees the old file or the new one."""
+    """Write a verdict.json atomically: a reader, or a crash, sees the old file or the new one.
+
+    Args:
+        file: The content.
+        path: The path of the file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     write_text(json_text(file) + "\n", path)
 
 
 def parse(raw: Any) -> VerdictFile:
-    """A verdict.json of any version: what came later has its default, unknown keys are left out.
-    Raises ValueError: it is not one."""
+    """Parse the data of a verdict.json of any version.
+
+    Args:
+        raw: The parsed JSON. Missing fields get their defaults, unknown keys are left out.
+
+    Raises:
+        ValueError: It is no verdict.json.
+    """
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise ValueError("it has no schema_version")
-    if raw["schema_version"] == 1:  # it has a failure's text alone
+    if raw["schema_version"] == 1:  # it has the text of a failure, and no facts
         for test in raw.get("tests") or ():
             if isinstance(test, dict) and test.get("said"):
                 test["unmet"] = [{"required": "", "observed": test["said"]}]
     file = lenient.validate(VerdictFile, raw)
-    for name, kind in (("git_shas", dict), ("gpus", list)):
-        entries = file.environment.get(name) or kind()
-        values = entries.values() if isinstance(entries, dict) else entries
-        if not isinstance(entries, kind) or not all(
-            isinstance(each or {}, dict) for each in values
-        ):
-            raise ValueError(f"expected {kind.__name__} of objects at environment.{name}")
+    shas = file.environment.get("git_shas") or {}
+    if not isinstance(shas, dict) or not _are_objects(shas.values()):
+        raise ValueError("expected dict of objects at environment.git_shas")
+    gpus = file.environment.get("gpus") or []
+    if not isinstance(gpus, list) or not _are_objects(gpus):
+        raise ValueError("expected list of objects at environment.gpus")
     return file
 
 
+def _are_objects(values: Iterable[Any]) -> bool:
+    """Return whether each value is an object or null."""
+    return all(isinstance(value or {}, dict) for value in values)
+
+
 def read(path: Path) -> VerdictFile:
-    """Read a verdict.json of any version. A number that is none, as Python writes it, is null.
-    Raises OSError, ValueError: it is not there, or not one."""
+    """Read a verdict.json of any version.
+
+    Args:
+        path: The file. NaN and infinity, which Python writes, are null.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no verdict.json.
+    """
     return parse(json.loads(path.read_text("utf-8"), parse_constant=lambda _: None))

@@ -20,7 +20,7 @@ from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedO
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.run.verdict_file import CrashReport
+from sm121.run.machine_report import CrashReport
 from sm121.session.session import Session
 from sm121.stress.checks import OWNERS, UnderLoad
 

@@ -22,7 +22,7 @@ from sm121.oracles.formats import Rounding
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
-from sm121.run import stored_run
+from sm121.run import stored_benchmarks
 from sm121.session import given_key, plan_choice, trusted_runs
 from sm121.session.plan_choice import PlanChoice
 from sm121.session.trusted_runs import Trusted
@@ -300,7 +300,7 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
                 "there; name it with --report-dir, or keep the other one with `sm121 trust`"
             )
     return trusted_runs.load(
-        named, stored_run.storage_folder(option("--benchmark-storage"), started_in)
+        named, stored_benchmarks.storage_folder(option("--benchmark-storage"), started_in)
     )
 
 

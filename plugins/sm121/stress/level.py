@@ -26,7 +26,8 @@ from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 from sm121.measure.timeline import Timeline
 from sm121.performance.bench import requested_slots, slots
-from sm121.run.harness import Harness, Load
+from sm121.run.harness import Harness
+from sm121.run.load import Load
 from sm121.stress import aftermath, cache, checks, restart, shapes, soak
 from sm121.stress.afterwards import Afterwards
 from sm121.stress.checks import UnderLoad

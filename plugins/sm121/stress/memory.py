@@ -15,8 +15,8 @@ from sm121.core.verdict import Verdict, worst
 from sm121.measure import growth
 from sm121.measure.growth import Growth
 from sm121.measure.timeline import Sample, Timeline
+from sm121.run.machine_report import MemoryReport
 from sm121.run.record import RunRecord
-from sm121.run.verdict_file import MemoryReport
 
 MEMORY_JSON = "memory.json"
 HANDLES = "open handles and threads"

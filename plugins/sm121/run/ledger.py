@@ -1,0 +1,91 @@
+"""The decision on each test of a run, by its id."""
+
+from collections.abc import Iterator
+
+from sm121.core.verdict import Verdict, worst
+from sm121.run.verdict_file import TestReport, VerdictFile
+
+
+def stands(first: TestReport, second: TestReport) -> TestReport:
+    """Return which of two decisions on one test stands.
+
+    1. A decision of an execution stands before one without.
+    2. The worse one stands. An excused failure is better than another failure.
+    3. Of equal decisions the first stands.
+
+    Args:
+        first: The earlier decision.
+        second: The later decision.
+    """
+    if first.executed and not second.executed:
+        return first
+    if second.executed and not first.executed:
+        return second
+    if worst((first.counted, second.counted)) is first.counted:
+        return first
+    return second
+
+
+class Ledger:
+    """The decisions of a run: the ``tests`` of its verdict file, in the same order.
+
+    Args:
+        file: The run's verdict file.
+    """
+
+    def __init__(self, file: VerdictFile) -> None:
+        self._file = file
+        self._places = {test.id: position for position, test in enumerate(file.tests)}
+        self._decided: set[str] = set()
+
+    def __contains__(self, test_id: object) -> bool:
+        return test_id in self._places
+
+    def __getitem__(self, test_id: str) -> TestReport:
+        return self._file.tests[self._places[test_id]]
+
+    def __iter__(self) -> Iterator[TestReport]:
+        return iter(self._file.tests)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every selected test was decided."""
+        return self._decided >= self._places.keys()
+
+    def decide(self, decision: TestReport) -> None:
+        """Add the decision on a test, or a decision beside the tests.
+
+        The first decision on a test replaces "not reached". `stands` chooses between two decisions.
+
+        Args:
+            decision: The decision.
+        """
+        position = self._places.get(decision.id)
+        if position is None:
+            self._places[decision.id] = len(self._file.tests)
+            self._file.tests.append(decision)
+        elif decision.id in self._decided:
+            self._file.tests[position] = stands(self._file.tests[position], decision)
+        else:
+            self._file.tests[position] = decision
+        self._decided.add(decision.id)
+
+    def drop_undecided(self) -> None:
+        """Remove the tests that were not decided: another worker has them."""
+        self._file.tests = [test for test in self._file.tests if test.id in self._decided]
+        self._places = {test.id: position for position, test in enumerate(self._file.tests)}
+
+    def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
+        """Replace the decision on a test.
+
+        Args:
+            test_id: The id of the test.
+            verdict: The new verdict.
+            message: The reason.
+
+        Raises:
+            KeyError: The ledger has no such test.
+        """
+        test = self[test_id]
+        test.verdict = verdict
+        test.message = message

@@ -1,0 +1,16 @@
+"""The load on a server."""
+
+from dataclasses import dataclass
+
+from sm121.client.load import LoadClient
+from sm121.measure.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Load:
+    """The load on a server."""
+
+    #: Sends the requests.
+    client: LoadClient
+    #: The samples of the server meanwhile.
+    timeline: Timeline

@@ -1,0 +1,55 @@
+"""The state of the machine, its memory and its crashes in the form of verdict.json."""
+
+from pydantic import Field
+
+from sm121.core.data_file import Record
+from sm121.core.verdict import Verdict
+from sm121.measure.box import Reading
+from sm121.measure.growth import Growth
+
+#: The kind of a crash by which the machine ended the run: too little memory to go on.
+MEMORY_FLOOR = "memory_floor"
+
+
+class BoxReport(Record):
+    """State of the machine. UNKNOWN until it was measured."""
+
+    state: str = "UNKNOWN"
+    reason: str | None = "the box was not measured"
+    before: Reading | None = None
+    after: Reading | None = None
+    load_during: float | None = None
+    """The share of the CPU that other processes took between the readings."""
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether the run read the machine at all."""
+        return self != BoxReport()
+
+
+class MemoryReport(Record):
+    """Memory under load: its growth, and the points of a chart. ``file`` has every sample."""
+
+    file: str
+    device_memory: str
+    """The source of the device's memory, or why there is none."""
+    samples: int
+    peak_bytes: int | None = None
+    available_min_bytes: int | None = None
+    growth: list[Growth] = Field(default_factory=list)
+    curve: list[tuple[float, int, int, float | None]] = Field(default_factory=list)
+    """(seconds, bytes of the server's processes, bytes available, share of the KV cache used)."""
+    verdict: Verdict = Verdict.NOT_RUN
+
+
+class CrashReport(Record):
+    """An abnormal end and its bundle."""
+
+    kind: str
+    summary: str
+    owner: str
+    happened: str = ""
+    """The end in words without its cause: "the server died"; empty in older files."""
+    test: str | None = None
+    bundle: str | None = None
+    """The folder of the bundle in the report directory; null if it could not be written."""
