@@ -42,7 +42,7 @@ MARK = "SM121_META_TEST"
 
 # Our own tests run in parallel, and none is refused because another one measures. A run of ours
 # that loads this file has been told its folder.
-_LOCKS = tempfile.TemporaryDirectory(prefix="sm121-locks-")
+_LOCKS = tempfile.TemporaryDirectory(prefix="meta-locks-")
 if MARK not in os.environ:
     os.environ["SM121_LOCKS"] = _LOCKS.name
 

@@ -53,7 +53,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     segments = stress_faults.segments() - run.segments_before
     assert not segments, f"required: no shared memory, seen: {segments}"
     assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"
-    lost = memory_before.missing(Memory.now())
+    lost = memory_before.returned(Memory.now()).missing_bytes
     assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
 
