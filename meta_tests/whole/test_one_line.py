@@ -12,7 +12,10 @@ import pytest
 
 from meta_tests.folders import ROOT
 from sm121 import cli
-from sm121.run import directory
+from sm121.core.verdict import Verdict
+from sm121.run import directory, verdict_file
+from sm121.run.engine_report import EngineReport
+from sm121.run.verdict_file import VerdictFile
 
 DEAD = "http://127.0.0.1:9"
 #: A refusal by the first reply of an option, by the collected tests, and by the opened run.
@@ -128,7 +131,11 @@ def clone(tmp_path):
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     report = tmp_path / "conformance-report"
     report.mkdir()
-    (report / "verdict.json").write_text(json.dumps({"verdict": "PASS"}))
+    engine = EngineReport(name="vllm", model="m", managed=True)
+    earlier = VerdictFile(
+        arch="cpu", profile="p", started="", engine=engine, verdict=Verdict.PASS, finished=True
+    )
+    verdict_file.write(earlier, report / verdict_file.NAME)
 
     def run(*words: str) -> tuple[int, Path]:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
