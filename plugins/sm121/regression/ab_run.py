@@ -134,8 +134,11 @@ class AbRun:
         outcomes = start_pairs.compare_starts(
             self.visits, allowed, default=limits.threshold, looks=self._looks
         )
-        lost = {name for visit in self.visits for name in visit.metrics}
-        lost.difference_update(outcome.metric for outcome in outcomes)
+        lost: set[str] = set()
+        for visit in self.visits:
+            lost.update(visit.metrics)
+        for outcome in outcomes:
+            lost.discard(outcome.metric)
         if lost:
             names = sorted(lost)
             self.harness.unproven(f"A/B: not known at every visit, and not compared: {names}")
@@ -146,7 +149,7 @@ class AbRun:
 
         A FAIL of one metric decides the comparison, whatever the verdicts of the other metrics.
         """
-        verdicts = [change.verdict for change in outcomes]
+        verdicts = {change.verdict for change in outcomes}
         if Verdict.INCONCLUSIVE in verdicts and Verdict.FAIL not in verdicts:
             return True
         if self.hypothesis is None:

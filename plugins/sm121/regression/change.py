@@ -140,7 +140,9 @@ class Change:
         """Return how much worse B is at a ratio, as a fraction."""
         if ratio is None or not math.isfinite(ratio):
             return None
-        return 1.0 - ratio if self.higher_is_better else ratio - 1.0
+        if self.higher_is_better:
+            return 1.0 - ratio
+        return ratio - 1.0
 
 
 def signed(fraction: float, digits: int = 1) -> str:
@@ -170,8 +172,12 @@ def relative_loss(now: float, before: float, higher_is_better: bool) -> float:
         0: 0, or infinity if lower is better and ``now`` is not 0.
     """
     if before == 0.0:
-        return 0.0 if now == 0.0 or higher_is_better else float("inf")
-    return 1.0 - now / before if higher_is_better else now / before - 1.0
+        if now == 0.0 or higher_is_better:
+            return 0.0
+        return float("inf")
+    if higher_is_better:
+        return 1.0 - now / before
+    return now / before - 1.0
 
 
 def is_price(metric: str) -> bool:

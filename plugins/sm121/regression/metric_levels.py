@@ -179,8 +179,9 @@ def _creep(
 ) -> _Fall:
     """Return the distance of the level now from the best median of three runs in a row."""
     better = max if metric.higher_is_better else min
-    is_timed = limits.of_starts(metric.name, metric.unit) > 0.0
-    starts = values[-_SLOW_STARTS:] if is_timed else values[-1:]
+    starts = values[-1:]
+    if limits.of_starts(metric.name, metric.unit) > 0.0:
+        starts = values[-_SLOW_STARTS:]
     anchors = [
         float(np.median(values[start : start + _ANCHOR])) for start in range(len(values) - _ANCHOR)
     ]

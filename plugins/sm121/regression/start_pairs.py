@@ -43,17 +43,16 @@ def compare_starts(
     """
     starts_of_a = [visit.metrics for visit in visits if visit.side == "A"]
     starts_of_b = [visit.metrics for visit in visits if visit.side == "B"]
-    pairs = list(zip(starts_of_a, starts_of_b, strict=False))
+    pairs = min(len(starts_of_a), len(starts_of_b))
     if not pairs:
         return []
     changes = []
     for name in starts_of_a[0]:
-        if not all(name in a and name in b for a, b in pairs):
-            continue
-        values_of_a = [a[name] for a, _ in pairs]
-        values_of_b = [b[name] for _, b in pairs]
-        limit = allowed.get(name, default)
-        changes.append(_compare_pairs(name, values_of_a, values_of_b, limit, looks))
+        a = [start[name] for start in starts_of_a[:pairs] if name in start]
+        b = [start[name] for start in starts_of_b[:pairs] if name in start]
+        if len(a) == len(b) == pairs:
+            limit = allowed.get(name, default)
+            changes.append(_compare_pairs(name, a, b, limit, looks))
     return changes
 
 
@@ -134,4 +133,6 @@ def _mean(values: Floats, looks: int) -> PairedMean:
 
 
 def _exponential(log: float | None) -> float | None:
-    return None if log is None else float(np.exp(log))
+    if log is None:
+        return None
+    return float(np.exp(log))

@@ -117,10 +117,13 @@ def _allow_for_one_start(
     higher = change.higher_is_better
     allowed = change.allowed or 0.0
     values = sorted(metric.value for metric in stored[-_STARTS:])
-    lowest = values[0]
-    highest = values[-1]
-    beyond_worst = relative_loss(change.b, lowest if higher else highest, higher)
-    beyond_best = relative_loss(change.b, highest if higher else lowest, higher)
+    worst = values[0]
+    best = values[-1]
+    if not higher:
+        worst = values[-1]
+        best = values[0]
+    beyond_worst = relative_loss(change.b, worst, higher)
+    beyond_best = relative_loss(change.b, best, higher)
     verdict = change.verdict
     if verdict is Verdict.FAIL:
         needed = differ_by if len(values) < _STARTS else allowed / 2.0
@@ -194,8 +197,9 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
     if worse > allowed:
         text += drafts_or_kernels(now, latest, allowed)
         judgement = _judge_loss(now, earlier, level, allowed)
-    ratio = now.value / level if level else None
-    return replace(change, ratio=ratio, verdict=judgement.verdict, text=text + judgement.reason)
+    if level:
+        change = replace(change, ratio=now.value / level)
+    return replace(change, verdict=judgement.verdict, text=text + judgement.reason)
 
 
 def _judge_loss(

@@ -121,10 +121,10 @@ def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> 
     changed = _changed_options(first, second)
     fields = _fields_of_options(engine)
     # The options that no field of the kernel path shows.
-    unknown = {name for name in changed if name not in fields}
+    unknown = changed - fields.keys()
     if first.python != second.python:
         unknown.add(_PYTHON)
-    requested_fields = {fields[name] for name in changed if name in fields}
+    requested_fields = {fields[name] for name in changed & fields.keys()}
     observed = set()
     differing = set()
     for name in requested_fields:
