@@ -4,12 +4,12 @@ import pytest
 
 from meta_tests.fakes.box_readings import GB10, reading
 from sm121.core import profile
-from sm121.measure import box, machine
+from sm121.measure import box_judgement, machine
 from sm121.measure.box import BoxState
 
 
 def judged(*readings, **options) -> tuple[BoxState, str]:
-    judgement = box.judge(*readings, **options)
+    judgement = box_judgement.judge(*readings, **options)
     return judgement.state, judgement.reason
 
 
@@ -166,7 +166,7 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
     """Of the box that a profile requires, by two readings."""
     required = profile_of and profile.load(profile_of).box
     readings = (fields if fields is None else reading(**fields) for fields in (before, after))
-    judgement = box.judge(required, *readings, load_during=load_during)
+    judgement = box_judgement.judge(required, *readings, load_during=load_during)
     assert judgement.state is BoxState[state] and (why or "") in judgement.reason, judgement
 
 
@@ -192,7 +192,7 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
 )
 def test_a_machine_that_became_faster_refutes_no_pass(before, after, refuted):
     """What passed on the slower machine passes on this one; what failed may not have to."""
-    judgement = box.judge(GB10, reading(**before), reading(**after))
+    judgement = box_judgement.judge(GB10, reading(**before), reading(**after))
     assert judgement.refuted == {*refuted}
     assert (judgement.state is BoxState.DEGRADED) == bool(refuted), "no baseline for later runs"
 
@@ -253,7 +253,7 @@ def test_a_capped_clock_is_said_with_its_share(clock, share):
     capped = reading(sm_clock_mhz=clock)
     state, reason = judged(GB10, capped, capped)
     assert state is BoxState.QUALIFIED and ("the SM clock is capped" in reason) is bool(share)
-    assert reason.count(share or "GB/s") == 1 and box.capped(None, capped) is None
+    assert reason.count(share or "GB/s") == 1 and box_judgement.capped(None, capped) is None
 
 
 @pytest.mark.parametrize(

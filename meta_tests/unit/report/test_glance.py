@@ -10,7 +10,7 @@ import pytest
 from meta_tests.folders import DATA
 from sm121 import cli
 from sm121.core.level_settings import Box
-from sm121.measure import box
+from sm121.measure import box, box_judgement
 from sm121.report import glance
 
 GB10 = DATA / "gb10"
@@ -133,7 +133,7 @@ def test_the_box_beside_what_is_required() -> None:
     least = {"value": 200.0, "source": "eight nodes"}
     reference = Box.model_validate({"bandwidth_gb_s": least})
     reading = box.Reading(device=None, memory_available_gib=12.5, other_load=0.25, seconds=1.0)
-    judgement = box.judge(reference, reading)
+    judgement = box_judgement.judge(reference, reading)
     text = glance.table("box.txt.j2", reference=reference, reading=reading, judgement=judgement)
     text = " ".join(text.split())
     assert "memory bandwidth not measured (required: 200)" in text

@@ -241,7 +241,7 @@ def _libraries(options: argparse.Namespace) -> None:
 
 def _box(options: argparse.Namespace) -> int:
     from sm121.core import architecture
-    from sm121.measure import box
+    from sm121.measure import box, box_judgement
 
     if options.device_only:
         print(box.measure(options.device_only).model_dump_json())
@@ -252,7 +252,7 @@ def _box(options: argparse.Namespace) -> int:
     device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
     architecture.require_device(device)
     reading = box.read(device)
-    judgement = box.judge(chosen.box, reading)
+    judgement = box_judgement.judge(chosen.box, reading)
     if options.json:
         print(reading.model_dump_json(indent=2))
         print(f"{judgement.state.value}: {judgement.reason}")

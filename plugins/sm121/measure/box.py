@@ -1,9 +1,7 @@
-"""The state of the machine: whether its timings count today.
+"""Readings of the machine: bandwidth, matrix rate, clocks, memory, and other processes.
 
-Two readings, before and after the measurements, take a few seconds each: memory bandwidth, matrix
-rate, the SM clock under load, free memory, and other processes. They are compared with a healthy
-machine of the architecture (the profile's ``[box]``). Values that a device does not have (much of
-GB10's NVML is N/A) are null and decide nothing.
+A reading takes a few seconds. Values that a device does not have (much of GB10's NVML is N/A) are
+null and decide nothing. `sm121.measure.box_judgement` judges the readings.
 """
 
 import shlex
@@ -12,16 +10,15 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 from pydantic import Field, ValidationError
 
 from sm121.compilation import child
-from sm121.core import data_file, level_settings, verdict, waiting
+from sm121.core import data_file, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import device_memory
@@ -45,8 +42,8 @@ _CHILD_WITHIN_S = 120.0
 _NODE_WITHIN_S = 300.0
 #: Most characters of its output. It has a few hundred.
 _NODE_LIMIT = 8192
-#: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
-_MOSTLY = 0.5
+#: Most characters of a line of another process in a message.
+_MOST_OF_A_LINE = 300
 
 
 class BoxState(StrEnum):
@@ -58,7 +55,7 @@ class BoxState(StrEnum):
 
 
 class Device(data_file.Record):
-    """What the device can do now."""
+    """The bandwidth, the matrix rate and the clocks of the device now."""
 
     device: str
     bandwidth_gb_s: float
@@ -114,15 +111,24 @@ class Reading(data_file.Record):
         """Why processes on the GPU cannot be attributed; None if they can."""
         if self.gpu_unattributed is None:
             return None
-        users = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
+        users = "nobody"
+        if self.gpu_unattributed:
+            users = f"processes {self.gpu_unattributed}"
         return (
             f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
             f"{users}"
         )
 
 
+def _no_processes() -> Iterable[psutil.Process]:
+    return ()
+
+
 def read(
-    device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (), serving: bool = False
+    device: str,
+    *,
+    own: Callable[[], Iterable[psutil.Process]] = _no_processes,
+    serving: bool = False,
 ) -> Reading:
     """Read the state of the machine.
 
@@ -142,17 +148,16 @@ def read(
         problem = str(error)
     time.sleep(max(0.0, _WATCHED_S - (time.monotonic() - start)))
     other, names = CpuUse.take(own).since(before)
-    others: list[int] | None = None
-    unattributed: list[int] | None = None
+    users = _NO_GPU_USERS
     if device != "cpu":
-        others, unattributed = _gpu_users(device, own, serving)
+        users = _gpu_users(device, own, serving)
     return Reading(
         device=measured,
         memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
         other_load=round(other, 3),
         others=names,
-        gpu_others=others,
-        gpu_unattributed=unattributed,
+        gpu_others=users.others,
+        gpu_unattributed=users.unattributed,
         seconds=round(time.monotonic() - start, 2),
         problem=problem,
     )
@@ -167,13 +172,15 @@ def measure(device: str) -> Device:
     Raises:
         Sm121Error: The device does not exist, or torch is missing.
     """
-    on_cpu = device == "cpu"
+    is_cpu = device == "cpu"
     size = _GPU_BUFFER
-    if on_cpu:
+    if is_cpu:
         size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST)
     bandwidth = read_bandwidth(size, device=device)
     rates, method = matrix_rate(device)
-    clocks: dict[str, Any] = {} if on_cpu else stream_bandwidth.under_load(device)
+    clocks: dict[str, Any] = {}
+    if not is_cpu:
+        clocks = stream_bandwidth.under_load(device)
     return Device(
         device=device,
         bandwidth_gb_s=round(bandwidth.gb_s, 3),
@@ -188,167 +195,6 @@ def measure(device: str) -> Device:
     )
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """The state of the machine, and which verdicts on timings do not count."""
-
-    state: BoxState
-    reason: str
-    #: Verdicts on timings that do not count. A machine that became faster refutes no PASS.
-    refuted: frozenset[verdict.Verdict] = frozenset()
-
-
-def judge(
-    reference: level_settings.Box | None,
-    before: Reading | None,
-    after: Reading | None = None,
-    *,
-    load_during: float | None = None,
-) -> Judgement:
-    """Judge the state of the machine by its readings.
-
-    Args:
-        reference: A healthy machine; None if the profile has none.
-        before: The reading before the measurements.
-        after: The reading after them.
-        load_during: Share of the CPU that other processes took meanwhile; None: not known.
-    """
-    if reference is None:
-        return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
-    taken = {"before": before, "after": after}
-    readings = {name: reading for name, reading in taken.items() if reading is not None}
-    if not readings:
-        return Judgement(BoxState.UNKNOWN, "the box was not measured")
-    defects = []
-    for name, reading in readings.items():
-        # The load after the measurements counts only if the load during them is not known.
-        counts_load = name == "before" or load_during is None
-        for line in _defects(reference, reading, load=counts_load):
-            defects.append(f"{name} the measurements: {line}")
-    if load_during is not None and load_during > reference.max_other_load:
-        defects.append(
-            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
-            f"of the CPU at most, seen {load_during:.0%}"
-        )
-    changes, slower = _changes(reference, before, after)
-    if defects or changes:
-        refuted = {verdict.Verdict.FAIL, verdict.Verdict.INCONCLUSIVE}
-        if defects or slower:
-            refuted.add(verdict.Verdict.PASS)
-        else:
-            changes.append("it became faster: what was measured before was on the slower machine")
-        return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
-    for name, reading in readings.items():
-        if reading.device is None:
-            return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
-    return Judgement(BoxState.QUALIFIED, _describe(reference, [*readings.values()]))
-
-
-def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:
-    """Return the first reading of a fit machine for people, and the remarks on all readings."""
-    first = readings[0].device
-    assert first is not None
-    parts = [f"{first.bandwidth_gb_s:.4g} GB/s", f"{first.matrix_tflop_s:.3g} TFLOP/s"]
-    if first.sm_clock_mhz:
-        parts.append(f"{first.sm_clock_mhz} MHz under load")
-    parts.append(f"{readings[0].other_load:.0%} of the CPU taken by others")
-    remarks = [", ".join(parts)]
-    for reading in readings:
-        for remark in (reading.cannot_tell, capped(reference, reading)):
-            if remark and remark not in remarks:
-                remarks.append(remark)
-    return "; ".join(remarks)
-
-
-def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
-    """Return how far the SM clock is capped, if the machine is still fit; None without a cap.
-
-    Args:
-        reference: A healthy machine.
-        reading: The reading.
-    """
-    least = reference.sm_clock_uncapped_mhz if reference is not None else None
-    clock = reading.device.sm_clock_mhz if reading.device is not None else None
-    if least is None or clock is None or clock >= least.value:
-        return None
-    return (
-        f"the SM clock is capped: {clock} MHz under load, {clock / least.value:.0%} of the least "
-        f"without a cap ({least.value:g} MHz: {least.source}); the rates are of this clock"
-    )
-
-
-def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> list[str]:
-    defects = []
-    required: list[tuple[str, float | None, Any, str]] = [
-        ("available memory", reading.memory_available_gib, reference.memory_available_gib, "GiB")
-    ]
-    if (device := reading.device) is not None:
-        required += [
-            ("memory bandwidth", device.bandwidth_gb_s, reference.bandwidth_gb_s, "GB/s"),
-            ("matrix rate", device.matrix_tflop_s, reference.matrix_tflop_s, "TFLOP/s"),
-            ("SM clock under load", device.sm_clock_mhz, reference.sm_clock_mhz, "MHz"),
-        ]
-        for quantity, spread in (
-            ("memory bandwidth", device.bandwidth_spread),
-            ("matrix rate", device.matrix_spread),
-        ):
-            if spread > reference.max_spread:
-                defects.append(
-                    f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
-                    f"most, seen {spread:.0%}"
-                )
-        if device.throttled:
-            defects.append("the GPU's clocks are throttled")
-        if not reference.runs_at_its_power_limit:
-            limit, default = device.power_limit_w, device.power_limit_default_w
-            if limit is not None and default is not None and limit < default:
-                defects.append(
-                    f"the GPU's power is limited: required its default of {default:g} W, seen "
-                    f"{limit:g} W"
-                )
-            if device.power_capped is not None and device.power_capped > _MOSTLY:
-                power = f" at {device.power_w:g} W" if device.power_w is not None else ""
-                defects.append(
-                    "a power cap slows the GPU: required no such throttle reason under load, seen "
-                    f"in {device.power_capped:.0%} of the samples{power}"
-                )
-    for quantity, value, least, unit in required:
-        if value is not None and least is not None and value < least.value:
-            defects.append(
-                f"{quantity}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
-            )
-    if load and reading.other_load > reference.max_other_load:
-        names = f" ({', '.join(reading.others)})" if reading.others else ""
-        defects.append(
-            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
-            f"{reading.other_load:.0%}{names}"
-        )
-    if reading.gpu_others:
-        defects.append(f"others are on the GPU: processes {reading.gpu_others}")
-    return defects
-
-
-def _changes(
-    reference: level_settings.Box, before: Reading | None, after: Reading | None
-) -> tuple[list[str], bool]:
-    """Return the changes of the device beyond the tolerance, and whether it got slower."""
-    if before is None or after is None or before.device is None or after.device is None:
-        return [], False
-    lines, slower = [], False
-    for quantity, first, last in (
-        ("memory bandwidth", before.device.bandwidth_gb_s, after.device.bandwidth_gb_s),
-        ("matrix rate", before.device.matrix_tflop_s, after.device.matrix_tflop_s),
-    ):
-        change = abs(last / first - 1.0)
-        if change > reference.max_drift:
-            slower = slower or last < first
-            lines.append(
-                f"{quantity} changed from {first:g} to {last:g} during the measurements ("
-                f"{change:.0%}, {reference.max_drift:.0%} allowed)"
-            )
-    return lines, slower
-
-
 def _measure_apart(device: str) -> Device:
     """Measure in a process of its own, whose end frees the memory that CUDA takes."""
     command = [sys.executable, "-m", "sm121", "box", "--device-only", device]
@@ -359,34 +205,48 @@ def _measure_apart(device: str) -> Device:
     except subprocess.TimeoutExpired as error:
         raise Sm121Error(f"measuring {device} took more than {_CHILD_WITHIN_S:g} s") from error
     lines = done.stdout.strip().splitlines()
+    answer = ""
+    if done.returncode == 0 and lines:
+        answer = lines[-1]
     try:
-        return Device.model_validate_json(lines[-1] if done.returncode == 0 and lines else "")
+        return Device.model_validate_json(answer)
     except ValidationError as error:
-        last_line = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
-        raise Sm121Error(f"measuring {device}: {last_line[:300]}") from error
+        errors = done.stderr.strip().splitlines() or ["nothing was said"]
+        raise Sm121Error(f"measuring {device}: {errors[-1][:_MOST_OF_A_LINE]}") from error
+
+
+class _GpuUsers(NamedTuple):
+    """The pids of others on the server's GPUs, and the pids that cannot be attributed.
+
+    One of the two is None; without NVML both are.
+    """
+
+    others: list[int] | None
+    unattributed: list[int] | None
+
+
+_NO_GPU_USERS = _GpuUsers(None, None)
 
 
 def _gpu_users(
     device: str, own: Callable[[], Iterable[psutil.Process]], serving: bool
-) -> tuple[list[int] | None, list[int] | None]:
-    """Return the pids of others on the server's GPUs, and the pids that cannot be attributed.
-
-    One of the two is None; both are without NVML.
-    """
+) -> _GpuUsers:
+    """Return the processes on the server's GPUs."""
     users = device_memory.read_computing_pids()
     if users is None:
-        return None, None
+        return _NO_GPU_USERS
     run_pids = {process.pid for process in processes_of_run(own)}
     server_pids = {process.pid for process in own()}
     gpus = {gpu for gpu, pids in users.items() if pids & server_pids}
     if serving and not gpus:
-        return None, sorted(set().union(*users.values()) - run_pids)
-    number = device.partition(":")[2]
-    gpus = gpus or {int(number) if number.isdigit() else 0}
+        return _GpuUsers(None, sorted(set().union(*users.values()) - run_pids))
+    if not gpus:
+        number = device.partition(":")[2]
+        gpus = {int(number) if number.isdigit() else 0}
     pids: set[int] = set()
     for gpu in gpus:
         pids |= users.get(gpu, set())
-    return sorted(pids - run_pids), None
+    return _GpuUsers(sorted(pids - run_pids), None)
 
 
 def of_node(command: str, profile: str) -> tuple[int, str]:
@@ -410,7 +270,7 @@ def of_node(command: str, profile: str) -> tuple[int, str]:
         raise UsageError(f"--node-command {name}: {error}") from error
     lines = [printable(line) for line in ended.output[:_NODE_LIMIT].splitlines()]
     if ended.status not in (0, 1) or not lines or len(ended.output) >= _NODE_LIMIT:
-        last = lines[-1][:300] if lines else "it wrote nothing"
+        last = lines[-1][:_MOST_OF_A_LINE] if lines else "it wrote nothing"
         how = f"it ended with {ended.status}; last: {last}"
         raise UsageError(f"--node-command {name}: no box was read there: {how}")
     return ended.status, "\n".join(["", name, *lines, ""])
@@ -438,6 +298,7 @@ def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: fl
 
 
 def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
+    """Return the CPU seconds that the processes have used."""
     seconds = 0.0
     for process in own():
         with suppress(psutil.Error):  # it has ended
@@ -447,5 +308,6 @@ def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
 
 
 def _quartile_spread(samples: Sequence[float]) -> float:
+    """Return the distance of the quartiles as a fraction of the median."""
     low, middle, high = np.percentile(samples, [25, 50, 75])
     return float((high - low) / middle)

@@ -1,4 +1,4 @@
-"""Where the clock of a decode rate starts and ends.
+"""The start and the end of the clock of a decode rate.
 
 A first chunk is late because of a payload, or because it waited for others. The tokens behind it
 then come in a bunch or too soon, and look fast. A bunch is one moment, and the clock starts at the
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import NamedTuple
 
 from sm121.client.timed_answer import Arrival
 
@@ -33,6 +34,8 @@ _PAUSE = 1.5
 _GAPS_NEEDED = 4
 #: Most gaps that are used for it.
 _GAPS_AT_MOST = 32
+#: A standard deviation by the mean of absolute deviations, for a normal distribution.
+_DEVIATION = 1.2533
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,9 @@ class Window:
     @property
     def rate(self) -> float:
         """Tokens a second; 0 for an empty window."""
-        return self.tokens / self.ns * 1e9 if self.ns > 0 else 0.0
+        if self.ns <= 0:
+            return 0.0
+        return self.tokens / self.ns * 1e9
 
     @property
     def enough(self) -> bool:
@@ -108,7 +113,7 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 def window(
     arrivals: Sequence[Arrival], tokens: int | None = None, *, drafts: bool = False
 ) -> Window | None:
-    """Return where the clock of a rate starts and ends.
+    """Return the part of an answer between the start and the end of a rate's clock.
 
     An answer has one start for every requested part. Tokens that came with a late first chunk leave
     no fewer for the rate, as long as the answer goes on.
@@ -126,16 +131,17 @@ def window(
     if not made:
         return None
     last = len(made) - 1
-    start = 0
-    late_ns = 0.0
-    if not drafts:
-        start, late_ns = _start(made, last)
+    start = _ON_TIME if drafts else _start(made, last)
     requested = made[last].tokens if tokens is None else tokens
-    until = made[start].tokens + requested - 1
-    end = next((i for i, moment in enumerate(made) if moment.tokens >= until), last)
-    if made[end].payload and end > start + 1:
+    until = made[start.place].tokens + requested - 1
+    end = last
+    for index, moment in enumerate(made):
+        if moment.tokens >= until:
+            end = index
+            break
+    if made[end].payload and end > start.place + 1:
         end -= 1
-    return Window(made[start], made[end], requested, late_ns, end - start)
+    return Window(made[start.place], made[end], requested, start.late_ns, end - start.place)
 
 
 def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> list[Window] | None:
@@ -150,11 +156,20 @@ def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> lis
     Returns:
         One window of each stream; None if they never decode together.
     """
-    streams = [moments(arrivals) for arrivals in answers]
-    windows = [window(arrivals, drafts=drafts) for arrivals in answers]
+    streams = []
+    begins_ns = []
+    ends_ns = []
+    for arrivals in answers:
+        made = moments(arrivals)
+        streams.append(made)
+        if made:
+            ends_ns.append(made[-1].at_ns)
+        part = window(arrivals, drafts=drafts)
+        if part is not None:
+            begins_ns.append(part.start.at_ns)
+    begin_ns = max(begins_ns, default=0)
+    end_ns = min(ends_ns, default=0)
     parts: list[Window] = []
-    begin_ns = max((w.start.at_ns for w in windows if w is not None), default=0)
-    end_ns = min((made[-1].at_ns for made in streams if made), default=0)
     for made in streams:
         inside = [moment for moment in made if begin_ns <= moment.at_ns <= end_ns]
         if len(inside) < 2:
@@ -168,51 +183,85 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
     if len(arrivals) < 2:
         return 0.0
     last = arrivals[-1]
-    half = next(a for a in arrivals if 2 * a.tokens >= last.tokens)
+    half = next(arrival for arrival in arrivals if 2 * arrival.tokens >= last.tokens)
     if half.tokens == last.tokens:
         half = arrivals[0]
     fresh = last.tokens - half.tokens
-    return (last.at_ns - half.at_ns) / fresh if fresh else 0.0
+    if not fresh:
+        return 0.0
+    return (last.at_ns - half.at_ns) / fresh
 
 
-def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
-    """Return the index of the first moment on time, and how late the first one was in ns.
+class _Start(NamedTuple):
+    """The place of the first moment on time, and how late the moments before it were in ns."""
+
+    place: int
+    late_ns: float
+
+
+#: An answer whose first moment is on time.
+_ON_TIME = _Start(0, 0.0)
+
+
+class _Level(NamedTuple):
+    """The mean and the standard deviation of some gaps."""
+
+    mean: float
+    deviation: float
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation as a fraction of the mean."""
+        return self.deviation / self.mean
+
+
+def _start(made: Sequence[Moment], end: int) -> _Start:
+    """Return the first moment on time.
 
     It lies within the first half of the tokens: where the gaps so far are shorter than as many
     typical gaps by the most.
     """
-    gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
-    tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
+    gaps = [0.0]
+    tokens = [0]
+    for before, after in itertools.pairwise(made):
+        gaps.append(float(after.at_ns - before.at_ns))
+        tokens.append(after.tokens - before.tokens)
     middle = (made[0].tokens + made[end].tokens) / 2
-    candidates = [i for i in range(1, end) if made[i].tokens <= middle]
+    candidates = [index for index in range(1, end) if made[index].tokens <= middle]
     first = len(candidates) + 1
     later = range(first, min(len(made), first + _GAPS_AT_MOST))
     if not candidates or len(later) < _GAPS_NEEDED:
-        return 0, 0.0
+        return _ON_TIME
     # An engine's steps take equally long, however many tokens each gives; chunks that are sent when
-    # they are full take as long as they have tokens. What varies less is what it does.
-    step_ns, step_deviation = _level([gaps[i] for i in later])
-    token_ns, token_deviation = _level([gaps[i] / tokens[i] for i in later])
-    by_step = step_deviation / step_ns <= token_deviation / token_ns
-    typical, deviation = (step_ns, step_deviation) if by_step else (token_ns, token_deviation)
+    # they are full take as long as they have tokens. The unit of the lower spread is the engine's.
+    by_step = _level([gaps[index] for index in later])
+    by_token = _level([gaps[index] / tokens[index] for index in later])
+    is_by_step = by_step.spread <= by_token.spread
+    typical = by_step if is_by_step else by_token
 
-    def expected_gap(i: int) -> float:
-        return typical if by_step else typical * tokens[i]
+    def expected_gap(index: int) -> float:
+        return typical.mean if is_by_step else typical.mean * tokens[index]
 
+    best_excess = 0.0
+    best = _ON_TIME
     # Never from a payload on, however late it is.
-    earliest = 1 if made[0].payload and gaps[1] < _PAUSE * expected_gap(1) else 0
-    late = tolerated = 0.0
-    best = (0.0, earliest, expected_gap(1) - gaps[1] if earliest else 0.0)
-    for count, i in enumerate(candidates[earliest:], 1):
-        late += expected_gap(i) - gaps[i]
-        tolerated += _LATE_SHARE * expected_gap(i)
+    if made[0].payload and gaps[1] < _PAUSE * expected_gap(1):
+        best = _Start(1, expected_gap(1) - gaps[1])
+    late_ns = 0.0
+    tolerated_ns = 0.0
+    for count, index in enumerate(candidates[best.place :], 1):
+        late_ns += expected_gap(index) - gaps[index]
+        tolerated_ns += _LATE_SHARE * expected_gap(index)
         deviations = _LATE if count == 1 else _LATE_OF_SEVERAL
-        excess = late - tolerated - deviations * deviation * math.sqrt(count)
-        best = max(best, (excess, i, late))
-    return best[1], max(best[2], 0.0)
+        noise_ns = deviations * typical.deviation * math.sqrt(count)
+        excess = late_ns - tolerated_ns - noise_ns
+        if excess >= best_excess:
+            best_excess = excess
+            best = _Start(index, late_ns)
+    return _Start(best.place, max(best.late_ns, 0.0))
 
 
-def _level(values: Sequence[float]) -> tuple[float, float]:
+def _level(values: Sequence[float]) -> _Level:
     """Return mean and standard deviation without the tenth at either end.
 
     A median is not the mean if gaps alternate, as the ticks of a timer make them.
@@ -220,4 +269,4 @@ def _level(values: Sequence[float]) -> tuple[float, float]:
     cut = len(values) // 10
     inner = sorted(values)[cut : len(values) - cut]
     middle = fmean(inner)
-    return middle, 1.2533 * fmean(abs(value - middle) for value in inner)
+    return _Level(middle, _DEVIATION * fmean(abs(value - middle) for value in inner))

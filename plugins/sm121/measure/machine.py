@@ -13,22 +13,31 @@ STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
 
 
 @functools.cache
-def _identity() -> tuple[tuple[str, Any], ...]:
+def _identity() -> dict[str, Any]:
+    """Return the identity of this machine without the address of a server."""
     host = read_host()
     reading = read_gpus()
-    gpus = reading.gpus
-    first = gpus[0] if gpus else None
-    return (
-        ("cpu_model", host.cpu_model),
-        ("cores_logical", host.cores_logical),
+    fields: dict[str, Any] = {
+        "cpu_model": host.cpu_model,
+        "cores_logical": host.cores_logical,
+        "memory_gib": None,
+        "gpu": None,
+        "gpus": None,
+        "driver": reading.driver,
+        "gpu_clocks": None,
+        "gpu_power_limit_w": None,
+    }
+    if host.memory_bytes:
         # A few MiB of reserved memory differ between kernels: whole GiB identify.
-        ("memory_gib", round(host.memory_bytes / 2**30) if host.memory_bytes else None),
-        ("gpu", first.name if first else None),
-        ("gpus", len(gpus) if gpus is not None else None),
-        ("driver", reading.driver),
-        ("gpu_clocks", first.clocks if first else None),
-        ("gpu_power_limit_w", first.power_limit_w if first else None),
-    )
+        fields["memory_gib"] = round(host.memory_bytes / 2**30)
+    if reading.gpus is not None:
+        fields["gpus"] = len(reading.gpus)
+    if reading.gpus:
+        first = reading.gpus[0]
+        fields["gpu"] = first.name
+        fields["gpu_clocks"] = first.clocks
+        fields["gpu_power_limit_w"] = first.power_limit_w
+    return fields
 
 
 def identity(attached_to: str | None = None) -> dict[str, Any]:
@@ -38,7 +47,7 @@ def identity(attached_to: str | None = None) -> dict[str, Any]:
         attached_to: The address of an attached server. Nothing else is known about a remote
             machine.
     """
-    return {**dict(_identity()), "attached_to": attached_to}
+    return {**_identity(), "attached_to": attached_to}
 
 
 class _Fault(data_file.DataTable):

@@ -5,7 +5,6 @@ once. Only speculative decoding and several streams can be faster. ``fixtures/fo
 bits of formats.
 """
 
-import dataclasses
 import itertools
 import json
 import re
@@ -24,14 +23,23 @@ from sm121.core.profile_fields import Gate
 from sm121.engines.requantised import DENSE, served_layers
 from sm121.evidence.kernel_path import KernelPath
 
-#: Options that change what a token reads.
+#: The options that change the bytes of a token.
 _OPTIONS = ("--mxfp4-layers", "--quantization-config", "--kv-cache-dtype")
+#: The bits of an element in a dtype that is not in formats.toml.
+_DEFAULT_BITS = 16.0
+#: The bytes of a value in an exchange between nodes, in biases and in the router.
+_VALUE_BYTES = 2
+#: The name of a decode rate of one stream, with its depth.
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 
 class _File(DataTable):
+    """formats.toml."""
+
+    #: The bits of an element by format.
     bits: dict[str, float]
-    #: By a pattern on the name of the experts' backend: multiples of the hidden, the intermediate.
+    #: By a pattern on the name of the experts' backend: the multiples that it pads the hidden and
+    #: the intermediate size to.
     padding: dict[str, tuple[int, int]]
 
 
@@ -40,25 +48,28 @@ _FORMATS = data_file.load("formats.toml", _File)
 
 @dataclass(frozen=True)
 class Formats:
-    """Bits per element of each part.
-
-    Attributes:
-        padded_to: Multiples that the experts' hidden and intermediate sizes are padded to.
-    """
+    """The bits per element of each part."""
 
     experts: float
     qkv: float
     o: float
     lm_head: float
     kv: float
+    #: The multiples that the experts' hidden and intermediate sizes are padded to.
     padded_to: tuple[int, int] = (1, 1)
 
 
-#: An element of MXFP4: 4 bits, and a scale of 8 bits for each 32 of them.
+#: The bits of an element in MXFP4: 4 bits, and a scale of 8 bits for each 32 elements.
 MXFP4_BITS = _FORMATS.bits["mxfp4"]
-#: The smallest formats that some engine serves a model in: all weights in MXFP4, the cache in FP8.
+#: The smallest formats that any engine serves a model in: all weights in MXFP4, the cache in FP8.
 #: A checkpoint that is not quantised may be quantised while it is loaded.
-SMALLEST = Formats(MXFP4_BITS, MXFP4_BITS, MXFP4_BITS, MXFP4_BITS, kv=8.0)
+SMALLEST = Formats(
+    experts=MXFP4_BITS,
+    qkv=MXFP4_BITS,
+    o=MXFP4_BITS,
+    lm_head=MXFP4_BITS,
+    kv=8.0,
+)
 
 
 @dataclass(frozen=True)
@@ -87,9 +98,11 @@ class Traffic:
 class Ceiling:
     """The bound of a rate, and its arithmetic."""
 
+    #: The bytes of a token.
     traffic: Traffic
-    #: What the memory was measured to give, and how much more than it allows is tolerated.
+    #: The measured bandwidth in GB/s.
     gb_s: float
+    #: The factor above the bound that is tolerated.
     tolerance: float
 
     @property
@@ -98,11 +111,22 @@ class Ceiling:
         return 1.0 / (self.traffic.total / (self.gb_s * 1e9) + self.traffic.link_s)
 
     def share(self, rate: float) -> float:
-        """Return the share of the bound that a rate reaches."""
+        """Return the share of the bound that a rate reaches.
+
+        Args:
+            rate: The rate in tok/s.
+        """
         return rate / self.tok_s
 
     def broken_by(self, rate: float) -> str | None:
-        """Return why a rate is impossible, with the arithmetic; None if it is possible."""
+        """Return why a rate is impossible.
+
+        Args:
+            rate: The rate in tok/s.
+
+        Returns:
+            The reason with the arithmetic; None if the rate is possible.
+        """
         if rate <= self.tok_s * self.tolerance:
             return None
         return (
@@ -120,8 +144,10 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
         dtype: The dtype that the engine was started with; None: the checkpoint's.
     """
     bits = _FORMATS.bits
-    named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
-    dense = bits.get(named, 16.0)
+    own_dtype = str(config.get("dtype") or config.get("torch_dtype"))
+    dense = bits.get(own_dtype, _DEFAULT_BITS)
+    if dtype in bits:
+        dense = bits[dtype]
     method = (config.get("quantization_config") or {}).get("quant_method")
     experts = MXFP4_BITS if method == "mxfp4" else dense
     return Formats(experts, qkv=dense, o=dense, lm_head=dense, kv=dense)
@@ -145,31 +171,64 @@ def served(
         The formats; None if one is not known, or the server speculates: one read then gives several
         tokens.
     """
-    bits, options = _FORMATS.bits, engine_arguments.read(arguments)
-    asks_drafts = any(name.startswith("speculative_") for name in options)
-    speculates = asks_drafts if path.speculative is None else path.speculative != "none"
-    checkpoint = formats(config, path.dtype or options.get("dtype"))
-    layers = served_layers(config, options, required.requantised, path)
-    cache = options.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
-    kv = {"auto": checkpoint.kv, **bits}.get(path.kv_cache_dtype or cache)
-    if speculates or kv is None or layers is None or not {*layers.values()} <= {*bits}:
+    bits = _FORMATS.bits
+    options = engine_arguments.read(arguments)
+    if _speculates(options, path):
         return None
+    checkpoint = formats(config, path.dtype or options.get("dtype"))
+    cache = path.kv_cache_dtype or options.get("kv_cache_dtype")
+    if not cache:
+        cache = required.kv_cache_dtype[0] if required.kv_cache_dtype else "auto"
+    kv = checkpoint.kv if cache == "auto" else bits.get(cache)
+    layers = served_layers(config, options, required.requantised, path)
+    if kv is None or layers is None or not set(layers.values()) <= bits.keys():
+        return None
+    dense = dict.fromkeys(DENSE, checkpoint.qkv)
+    for name in DENSE:
+        if name in layers:
+            dense[name] = bits[layers[name]]
     moe = path.moe or options.get("moe_backend") or "|".join(required.moe or ())
-    padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
-    dense = {name: bits[layers[name]] if name in layers else checkpoint.qkv for name in DENSE}
-    return Formats(checkpoint.experts, **dense, kv=kv, padded_to=next(padded, (1, 1)))
+    return Formats(checkpoint.experts, **dense, kv=kv, padded_to=_padding(moe))
+
+
+def _speculates(options: Mapping[str, str], path: KernelPath) -> bool:
+    """Return whether a server drafts, by its path, otherwise by its options."""
+    if path.speculative is not None:
+        return path.speculative != "none"
+    return any(name.startswith("speculative_") for name in options)
+
+
+def _padding(moe: str) -> tuple[int, int]:
+    """Return the multiples that an experts' backend pads the hidden and intermediate size to."""
+    for pattern, multiples in _FORMATS.padding.items():
+        if re.fullmatch(pattern, moe, re.I):
+            return multiples
+    return 1, 1
 
 
 def depth_of(metric: str) -> int | None:
-    """Return the depth in a decode rate of one stream; None for any other metric."""
+    """Return the depth in the name of a decode rate.
+
+    Args:
+        metric: The name of a metric.
+
+    Returns:
+        The depth; None if the metric is no decode rate of one stream.
+    """
     named = _DECODE_RATE.fullmatch(metric)
-    return None if named is None else int(named["depth"] or 0)
+    if named is None:
+        return None
+    return int(named["depth"] or 0)
 
 
 def cost(
-    own: Profile, name: str, depth: int, config: Mapping[str, Any],
-    more: Sequence[str] = (), path: KernelPath | None = None,
-) -> Traffic | None:  # fmt: skip
+    own: Profile,
+    name: str,
+    depth: int,
+    config: Mapping[str, Any],
+    more: Sequence[str] = (),
+    path: KernelPath | None = None,
+) -> Traffic | None:
     """Return the bytes of a token in a configuration.
 
     Args:
@@ -186,11 +245,18 @@ def cost(
     Raises:
         Sm121Error: The model's configuration lacks a field.
     """
-    each = {**own.lacking, **own.configurations}[name]
-    arguments = (*own.engine.arguments, *each.arguments, *more)
-    if (layout := served(config, arguments, own.path_of(name), path or KernelPath())) is None:
+    arguments = (*own.engine.arguments, *_arguments_of(own, name), *more)
+    layout = served(config, arguments, own.path_of(name), path or KernelPath())
+    if layout is None:
         return None
     return spread(traffic(config, depth=depth, formats=layout), own.nodes, config)
+
+
+def _arguments_of(own: Profile, name: str) -> tuple[str, ...]:
+    """Return the arguments of a configuration of a profile, also of one that no engine has."""
+    if name in own.configurations:
+        return own.configurations[name].arguments
+    return own.lacking[name].arguments
 
 
 def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Traffic:
@@ -205,13 +271,19 @@ def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Tra
     """
     if nodes is None:
         return read
-    link, parts = nodes.link, ("experts", "attention", "lm_head", "kv")
-    each = {name: getattr(read, name) / nodes.count for name in parts}
-    exchanged = 2 * int(config["hidden_size"])  # values of two bytes
+    link = nodes.link
     link_s = 0.0
     if link is not None:
+        exchanged = _VALUE_BYTES * int(config["hidden_size"])
         link_s = link.collectives * (link.exchange_us / 1e6 + exchanged / (link.gb_s * 1e9))
-    return dataclasses.replace(read, **each, link_s=link_s)
+    return Traffic(
+        experts=read.experts / nodes.count,
+        attention=read.attention / nodes.count,
+        router=read.router,
+        lm_head=read.lm_head / nodes.count,
+        kv=read.kv / nodes.count,
+        link_s=link_s,
+    )
 
 
 def out_of_reach(
@@ -229,30 +301,92 @@ def out_of_reach(
     Returns:
         The reason; None if the gate is possible, or nothing is known.
     """
-    depth, healthy = depth_of(gate.metric), own.box.healthy_gb_s if own.box is not None else None
-    rate = gb_s or (healthy.high if healthy is not None else None)
+    depth = depth_of(gate.metric)
+    rate = gb_s
+    where = "on this machine"
+    if not rate:
+        where = "on the fastest healthy machine"
+        if own.box is not None and own.box.healthy_gb_s is not None:
+            rate = own.box.healthy_gb_s.high
     if read is None or rate is None or depth is None or gate.minimum is None:
         return None
-    if (bound := Ceiling(read, rate, 1.0).tok_s) >= gate.minimum:
+    bound = Ceiling(read, rate, 1.0).tok_s
+    if bound >= gate.minimum:
         return None
-    names = (*own.configurations, *own.lacking)
-    costs = {name: each for name in names if (each := cost(own, name, depth, config))}
+    costs = {}
+    for name in (*own.configurations, *own.lacking):
+        bytes_of_token = cost(own, name, depth, config)
+        if bytes_of_token is not None:
+            costs[name] = bytes_of_token
     best = min(costs, key=lambda name: costs[name].total, default="")
-    how = "it needs fewer bits, or speculation"
+    remedy = "it needs fewer bits, or speculation"
     if best and Ceiling(costs[best], rate, 1.0).tok_s >= gate.minimum:
-        arguments = {**own.lacking, **own.configurations}[best].arguments
-        how = (
-            f"configuration {best} ({byte_options(arguments)}) reads {costs[best].total / 1e9:.2f}"
-        )
-    where = "on this machine" if gb_s else "on the fastest healthy machine"
+        options = byte_options(_arguments_of(own, best))
+        remedy = f"configuration {best} ({options}) reads {costs[best].total / 1e9:.2f}"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
-    return f"{reads} ({rate:.0f} GB/s); {how}"
+    return f"{reads} ({rate:.0f} GB/s); {remedy}"
 
 
 def byte_options(arguments: Sequence[str]) -> str:
-    """Return the options that change the bytes of a token, with their values."""
+    """Return the options that change the bytes of a token, with their values.
+
+    Args:
+        arguments: The arguments of a server.
+    """
     pairs = itertools.pairwise(arguments)
     return " ".join(f"{name} {value}" for name, value in pairs if name in _OPTIONS)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a mixture-of-experts model, by its config.json."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    #: The layers whose attention has a sliding window.
+    sliding_layers: int
+    #: The tokens of the window; 0 without one.
+    window: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    #: The experts that a token uses.
+    used_experts: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "_Sizes":
+        """Read the sizes. Raises Sm121Error if one is missing."""
+        try:
+            hidden = int(config["hidden_size"])
+            intermediate = int(config["intermediate_size"])
+            layers = int(config["num_hidden_layers"])
+            kinds = config.get("layer_types")
+            sliding_layers = (layers + 1) // 2
+            if isinstance(kinds, list):
+                sliding_layers = kinds.count("sliding_attention")
+            return cls(
+                hidden=hidden,
+                intermediate=intermediate,
+                layers=layers,
+                sliding_layers=sliding_layers,
+                window=int(config.get("sliding_window") or 0),
+                vocabulary=int(config["vocab_size"]),
+                heads=int(config["num_attention_heads"]),
+                kv_heads=int(config["num_key_value_heads"]),
+                head_dim=int(config["head_dim"]),
+                experts=int(config["num_local_experts"]),
+                used_experts=int(config["num_experts_per_tok"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Sm121Error(f"the model's configuration lacks {error}") from error
+
+    def kv_tokens(self, depth: int) -> int:
+        """Return the tokens of the KV cache that all layers read at a depth."""
+        in_window = min(depth, self.window) if self.window else depth
+        return self.sliding_layers * in_window + (self.layers - self.sliding_layers) * depth
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
@@ -266,32 +400,26 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
     Raises:
         Sm121Error: The configuration lacks a field.
     """
-    try:
-        hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
-        layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
-        heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
-        head = int(config["head_dim"])
-        experts, chosen = int(config["num_local_experts"]), int(config["num_experts_per_tok"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise Sm121Error(f"the model's configuration lacks {error}") from error
-    window = int(config.get("sliding_window") or 0)
-    kinds = config.get("layer_types")
-    sliding = kinds.count("sliding_attention") if isinstance(kinds, list) else (layers + 1) // 2
-    in_window = min(depth, window) if window else depth
-    kv_tokens = sliding * in_window + (layers - sliding) * depth
-    sizes = zip((hidden, wide), formats.padded_to, strict=True)
-    rows, columns = (-(-size // multiple) * multiple for size, multiple in sizes)
-    expert = (3 * columns * rows) * formats.experts / 8 + (2 * columns + rows) * 2
-    queries, keys = heads * head, kv_heads * head
-    projections = hidden * ((queries + 2 * keys) * formats.qkv + queries * formats.o)
-    biases = (queries + 2 * keys + hidden) * 2
+    sizes = _Sizes.of(config)
+    rows = _padded(sizes.hidden, formats.padded_to[0])
+    columns = _padded(sizes.intermediate, formats.padded_to[1])
+    expert = (3 * columns * rows) * formats.experts / 8 + (2 * columns + rows) * _VALUE_BYTES
+    queries = sizes.heads * sizes.head_dim
+    keys = sizes.kv_heads * sizes.head_dim
+    projections = sizes.hidden * ((queries + 2 * keys) * formats.qkv + queries * formats.o)
+    biases = (queries + 2 * keys + sizes.hidden) * _VALUE_BYTES
     return Traffic(
-        experts=layers * chosen * expert,
-        attention=layers * (projections / 8 + biases),
-        router=layers * experts * (hidden + 1) * 2.0,
-        lm_head=vocabulary * hidden * formats.lm_head / 8,
-        kv=kv_tokens * 2 * keys * formats.kv / 8,
+        experts=sizes.layers * sizes.used_experts * expert,
+        attention=sizes.layers * (projections / 8 + biases),
+        router=float(sizes.layers * sizes.experts * (sizes.hidden + 1) * _VALUE_BYTES),
+        lm_head=sizes.vocabulary * sizes.hidden * formats.lm_head / 8,
+        kv=sizes.kv_tokens(depth) * 2 * keys * formats.kv / 8,
     )
+
+
+def _padded(size: int, multiple: int) -> int:
+    """Return a size rounded up to a multiple."""
+    return -(-size // multiple) * multiple
 
 
 def read_config(model: str) -> dict[str, Any] | None:
@@ -306,10 +434,15 @@ def read_config(model: str) -> dict[str, Any] | None:
     path = Path(model) / "config.json"
     if path.is_file():
         config = json.loads(path.read_text("utf-8"))
-        return dict(config) if isinstance(config, dict) else None
+        return config if isinstance(config, dict) else None
     shipped = files("sm121.fixtures") / "models" / f"{model.rsplit('/', 1)[-1]}.json"
-    return dict(json.loads(shipped.read_text("utf-8"))) if shipped.is_file() else None
+    if not shipped.is_file():
+        return None
+    return dict(json.loads(shipped.read_text("utf-8")))
 
 
 def _size(size: float) -> str:
-    return f"{size / 1e9:.3f} GB" if size >= 1e8 else f"{size / 1e6:.3f} MB"
+    """Return a number of bytes for people."""
+    if size >= 1e8:
+        return f"{size / 1e9:.3f} GB"
+    return f"{size / 1e6:.3f} MB"

@@ -1,7 +1,7 @@
-"""Memory bandwidth and matrix rate, of the CPU (numpy) or a GPU (torch).
+"""Memory bandwidth and matrix rate of the CPU (numpy) or a GPU (torch).
 
-Decoding reads every active weight once per token. Its bound is how fast memory can be read, not
-copied, so the read is a reduction. The rate of matrices bounds prefill.
+Decoding reads every active weight once per token. Its bound is the bandwidth of reading, not of
+copying, so the read is a reduction. The rate of matrix products bounds prefill.
 """
 
 import os
@@ -40,13 +40,22 @@ _COLUMNS = 8192
 _GPU_MATRIX = 8192
 #: Rows and columns of the matrices that a CPU multiplies.
 _CPU_MATRIX = 1024
+#: Seconds between two readings of NVML.
+_NVML_EVERY_S = 0.05
+#: NVML's reasons for throttling that show a defect.
+_HARMFUL_REASONS = (
+    "HwSlowdown",
+    "SwThermalSlowdown",
+    "HwThermalSlowdown",
+    "HwPowerBrakeSlowdown",
+)
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """How fast a buffer was read."""
+    """The bandwidth of reading a buffer."""
 
-    #: Bytes per second / 1e9 of each repetition.
+    #: The bandwidth of each repetition in GB/s (1e9).
     samples: tuple[float, ...]
     method: str
 
@@ -57,7 +66,7 @@ class Bandwidth:
 
     @property
     def best_gb_s(self) -> float:
-        """The fastest repetition: what the memory can do, whatever else went on."""
+        """The fastest repetition, which other processes disturbed least."""
         return max(self.samples)
 
 
@@ -93,20 +102,30 @@ def matrix_rate(device: str) -> tuple[list[float], str]:
         Sm121Error: torch or the device is missing.
     """
     if device == "cpu":
-        size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
-        generator = np.random.default_rng(0)
-        first = generator.random((size, size), dtype=np.float32)
-        second = generator.random((size, size), dtype=np.float32)
-        timed = [_seconds(lambda: np.matmul(first, second), 1) for _ in range(_REPETITIONS + 1)]
-        seconds = timed[1:]  # the first one warms
+        size = _CPU_MATRIX
+        method = f"numpy float32 {size}^3"
+        seconds = _cpu_matrix_seconds(size)
     else:
-        size, method = _GPU_MATRIX, f"torch bf16 {_GPU_MATRIX}^3"
+        size = _GPU_MATRIX
+        method = f"torch bf16 {size}^3"
         torch = gpu_torch(device)
-        first, second = (
-            torch.randn((size, size), dtype=torch.bfloat16, device=device) for _ in range(2)
-        )
+        first = torch.randn((size, size), dtype=torch.bfloat16, device=device)
+        second = torch.randn((size, size), dtype=torch.bfloat16, device=device)
         seconds = gpu_seconds(torch, lambda: torch.matmul(first, second))
-    return [2.0 * size**3 / each / 1e12 for each in seconds], method
+    return [2.0 * size**3 / duration_s / 1e12 for duration_s in seconds], method
+
+
+def _cpu_matrix_seconds(size: int) -> list[float]:
+    """Return the seconds of each matrix product on the CPU, after one that warms up."""
+    generator = np.random.default_rng(0)
+    first = generator.random((size, size), dtype=np.float32)
+    second = generator.random((size, size), dtype=np.float32)
+
+    def multiply() -> object:
+        return np.matmul(first, second)
+
+    _seconds(multiply, 1)
+    return [_seconds(multiply, 1) for _ in range(_REPETITIONS)]
 
 
 def last_level_cache_bytes() -> int:
@@ -121,30 +140,47 @@ def last_level_cache_bytes() -> int:
 
 
 def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
+    """Read a buffer on the CPU, by one thread or by several, whichever is faster.
+
+    numpy releases the interpreter lock while it reads. On few cores one thread can be faster than
+    the pool.
+    """
     buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # touched: each page is there
     parts = np.array_split(buffer, threads)
-
     with ThreadPoolExecutor(threads) as pool:
-        alone: Callable[[], object] = buffer.sum
-        # numpy lets go of the interpreter meanwhile. On few cores one thread can be the faster
-        # reader: the pool costs more than it gives. One pass of each would let chance choose.
-        ways = (lambda: [*pool.map(np.sum, parts)], alone) if threads > 1 else (alone,)
-        best = min(ways, key=lambda read: min(_seconds(read, 1) for _ in range(_REPETITIONS)))
+
+        def read_alone() -> object:
+            return buffer.sum()
+
+        def read_together() -> object:
+            return list(pool.map(np.sum, parts))
+
+        used = 1
+        best: Callable[[], object] = read_alone
+        # The fastest of several passes, so that chance does not choose.
+        if threads > 1 and _fastest(read_together) <= _fastest(read_alone):
+            used = threads
+            best = read_together
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
-        # For a fraction of a second the threads may share a core: it is the machine that is read.
         samples: tuple[float, ...] = ()
+        # The threads may share a core for a fraction of a second; the fastest attempt counts.
         for attempt in range(_ATTEMPTS):
-            time.sleep(_PAUSE_S if attempt else 0.0)
-            again = [
-                size_bytes * passes / _seconds(best, passes) / 1e9 for _ in range(_REPETITIONS)
-            ]
-            if not samples or np.median(again) > np.median(samples):
-                samples = tuple(again)
-    used = 1 if best is alone else threads
+            if attempt:
+                time.sleep(_PAUSE_S)
+            seconds = [_seconds(best, passes) for _ in range(_REPETITIONS)]
+            rates = tuple(size_bytes * passes / duration_s / 1e9 for duration_s in seconds)
+            if not samples or np.median(rates) > np.median(samples):
+                samples = rates
     return Bandwidth(samples, f"numpy sum of float64, {used} threads")
 
 
+def _fastest(read: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several passes."""
+    return min(_seconds(read, 1) for _ in range(_REPETITIONS))
+
+
 def _seconds(read: Callable[[], object], passes: int) -> float:
+    """Return the seconds of some passes on the CPU."""
     start = time.perf_counter()
     for _ in range(passes):
         read()
@@ -152,6 +188,7 @@ def _seconds(read: Callable[[], object], passes: int) -> float:
 
 
 def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
+    """Read a buffer on a GPU by the faster of two kernels."""
     torch = gpu_torch(device)
     rows = max(size_bytes // (2 * _COLUMNS), 1)
     try:
@@ -159,17 +196,18 @@ def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
         vector = torch.ones(_COLUMNS, dtype=torch.bfloat16, device=device)
     except torch.cuda.OutOfMemoryError as error:
         raise MemoryError from error
-    read = matrix.numel() * 2
+    size_gb = matrix.numel() * 2 / 1e9
+    kernels = {
+        "torch bf16 matrix-vector product": lambda: torch.mv(matrix, vector),
+        "torch bf16 maximum": lambda: torch.amax(matrix),
+    }
     samples: tuple[float, ...] = ()
     method = ""
-    for name, kernel in (
-        ("torch bf16 matrix-vector product", lambda: torch.mv(matrix, vector)),
-        ("torch bf16 maximum", lambda: torch.amax(matrix)),
-    ):
+    for name, kernel in kernels.items():
         # The second one is tried at the clocks that the first one has left.
-        if not samples or read / gpu_second(torch, kernel) / 1e9 > np.median(samples):
+        if not samples or size_gb / gpu_second(torch, kernel) > np.median(samples):
             method = name
-            samples = tuple(read / each / 1e9 for each in gpu_seconds(torch, kernel))
+            samples = tuple(size_gb / duration_s for duration_s in gpu_seconds(torch, kernel))
     return Bandwidth(samples, method)
 
 
@@ -192,7 +230,12 @@ def gpu_torch(device: str) -> Any:
 
 
 def gpu_second(torch: Any, kernel: Callable[[], Any]) -> float:
-    """Return the seconds of one call of a kernel, as an estimate to plan by."""
+    """Return an estimate of the seconds of one call of a kernel.
+
+    Args:
+        torch: The torch module.
+        kernel: The kernel.
+    """
     for _ in range(3):  # choice of the kernel
         kernel()
     torch.cuda.synchronize()
@@ -217,7 +260,9 @@ def gpu_seconds(torch: Any, kernel: Callable[[], Any]) -> list[float]:
 
 
 def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    """Return the seconds of some calls of a kernel by the device's own events."""
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(passes):
         kernel()
@@ -227,12 +272,22 @@ def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
 
 
 def under_load(device: str) -> dict[str, Any]:
-    """Return clock, power, temperature and throttling by NVML under a load of matrix products."""
+    """Read clock, power, temperature and throttling by NVML under a load of matrix products.
+
+    Args:
+        device: The torch device, such as ``cuda:0``.
+
+    Returns:
+        The fields of `box.Device` on clocks and power; empty without NVML.
+
+    Raises:
+        Sm121Error: torch or the device is missing.
+    """
     torch = gpu_torch(device)
-    matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
-    each = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
-    for _ in range(max(1, int(_LOADED_S / each))):
-        torch.matmul(matrix, matrix)  # queued: the device works while we look
+    matrix = torch.randn((_GPU_MATRIX, _GPU_MATRIX), dtype=torch.bfloat16, device=device)
+    duration_s = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
+    for _ in range(max(1, int(_LOADED_S / duration_s))):
+        torch.matmul(matrix, matrix)  # queued: the device works during the readings
     number = device.partition(":")[2]
     index = int(number) if number.isdigit() else 0
     readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
@@ -240,42 +295,67 @@ def under_load(device: str) -> dict[str, Any]:
     return readings
 
 
-def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
-    import pynvml
+class _NvmlDevice:
+    """One device of NVML, whose missing values are None."""
 
-    def ask(name: str, *arguments: Any) -> Any:
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def get(self, name: str, *arguments: Any) -> Any:
+        """Return the value of a function of NVML; None if the device does not have it."""
+        import pynvml
+
         try:
-            return getattr(pynvml, name)(pynvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+            handle = pynvml.nvmlDeviceGetHandleByIndex(self._index)
+            return getattr(pynvml, name)(handle, *arguments)
         except (pynvml.NVMLError, AttributeError):
             return None
 
-    clocks, watts, capped = [], [], []
+    def watts(self, name: str) -> float | None:
+        """Return the value of a function of NVML that is in milliwatts."""
+        return _watts(self.get(name))
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return round(milliwatts / 1000, 1) if milliwatts else None
+
+
+def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
+    """Read a device until its work has ended; empty without NVML."""
+    import pynvml
+
+    device = _NvmlDevice(index)
+    clocks: list[int] = []
+    power: list[int] = []
+    capped: list[bool] = []
     throttled: bool | None = None
     harmful = 0
-    for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
+    for reason in _HARMFUL_REASONS:
         harmful |= getattr(pynvml, f"nvmlClocksThrottleReason{reason}", 0)
+    readings: dict[str, Any] = {}
     try:
         with opened_nvml():
             while working():
-                clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
-                watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
-                if (reasons := ask("nvmlDeviceGetCurrentClocksThrottleReasons")) is not None:
+                clock = device.get("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
+                if clock:
+                    clocks.append(clock)
+                power.append(device.get("nvmlDeviceGetPowerUsage") or 0)
+                reasons = device.get("nvmlDeviceGetCurrentClocksThrottleReasons")
+                if reasons is not None:
                     throttled = bool(throttled) or bool(reasons & harmful)
                     capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
-                time.sleep(0.05)
-            temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-            milliwatts = {
-                "power_w": max(watts, default=0),
-                "power_limit_w": ask("nvmlDeviceGetEnforcedPowerLimit"),
-                "power_limit_default_w": ask("nvmlDeviceGetPowerManagementDefaultLimit"),
-            }
+                time.sleep(_NVML_EVERY_S)
+            readings["temperature_c"] = device.get(
+                "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU
+            )
+            readings["power_limit_w"] = device.watts("nvmlDeviceGetEnforcedPowerLimit")
+            readings["power_limit_default_w"] = device.watts(
+                "nvmlDeviceGetPowerManagementDefaultLimit"
+            )
     except pynvml.NVMLError:
         return {}
-    clocks = [clock for clock in clocks if clock]
-    return {
-        "sm_clock_mhz": int(np.median(clocks)) if clocks else None,
-        "temperature_c": temperature,
-        "throttled": throttled,
-        "power_capped": round(sum(capped) / len(capped), 2) if capped else None,
-        **{name: round(each / 1000, 1) if each else None for name, each in milliwatts.items()},
-    }
+    readings["power_w"] = _watts(max(power, default=0))
+    readings["sm_clock_mhz"] = int(np.median(clocks)) if clocks else None
+    readings["throttled"] = throttled
+    readings["power_capped"] = round(sum(capped) / len(capped), 2) if capped else None
+    return readings

@@ -11,7 +11,7 @@ from sm121.checkpoint import canary
 from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
 from sm121.engines.attached_processes import AttachedProcesses
-from sm121.measure import box, measurement, roofline, stream_bandwidth
+from sm121.measure import box, box_judgement, measurement, roofline, stream_bandwidth
 from sm121.measure.box import BoxState, Reading
 from sm121.measure.cpu_use import CpuUse
 from sm121.measure.roofline import Ceiling, Traffic
@@ -284,7 +284,7 @@ class RunBox:
             report.state = BoxState.UNKNOWN.value
             report.reason = self.elsewhere
             return frozenset()
-        judgement = box.judge(
+        judgement = box_judgement.judge(
             self.harness.profile.box, before, self.after, load_during=self._load_during
         )
         report.state = judgement.state.value
@@ -303,17 +303,17 @@ class RunBox:
         device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
         reference = harness.profile.box
         # A machine that was unfit before stays so: one reading is enough.
-        was_unfit = box.judge(reference, earlier).state is BoxState.DEGRADED
+        was_unfit = box_judgement.judge(reference, earlier).state is BoxState.DEGRADED
         attempts = 1 if was_unfit else _ATTEMPTS
         for _ in range(attempts):
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
             serving = bool(self._attached or self._own())
             reading = box.read(device, own=self._own, serving=serving)
-            if box.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
+            if box_judgement.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
                 reading = self._faster(reading, device, earlier)
                 break
         self._report_blind_spots(reading)
-        line = box.capped(reference, reading)
+        line = box_judgement.capped(reference, reading)
         if line is not None:
             harness.remark(f"box: {line}")
         if reading.device is not None:
@@ -330,7 +330,7 @@ class RunBox:
         if not reading.is_of_busy_cpu:
             return reading
         again = box.read(device, own=self._own, serving=bool(self._attached or self._own()))
-        judged = box.judge(self.harness.profile.box, earlier, again)
+        judged = box_judgement.judge(self.harness.profile.box, earlier, again)
         if judged.state is BoxState.DEGRADED or again.device is None or reading.device is None:
             return reading
         if again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s:

@@ -1,0 +1,210 @@
+"""The state of the machine by its readings: whether its timings count today.
+
+Two readings, before and after the measurements, are compared with a healthy machine of the
+architecture (the profile's ``[box]``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sm121.core import level_settings, verdict
+from sm121.core.profile_fields import Sourced
+from sm121.measure.box import BoxState, Device, Reading
+
+#: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
+_MOSTLY = 0.5
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The state of the machine, and which verdicts on timings do not count."""
+
+    state: BoxState
+    reason: str
+    #: Verdicts on timings that do not count. A machine that became faster refutes no PASS.
+    refuted: frozenset[verdict.Verdict] = frozenset()
+
+
+def judge(
+    reference: level_settings.Box | None,
+    before: Reading | None,
+    after: Reading | None = None,
+    *,
+    load_during: float | None = None,
+) -> Judgement:
+    """Judge the state of the machine by its readings.
+
+    Args:
+        reference: A healthy machine; None if the profile has none.
+        before: The reading before the measurements.
+        after: The reading after them.
+        load_during: Share of the CPU that other processes took meanwhile; None: not known.
+    """
+    if reference is None:
+        return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
+    taken = {"before": before, "after": after}
+    readings = {name: reading for name, reading in taken.items() if reading is not None}
+    if not readings:
+        return Judgement(BoxState.UNKNOWN, "the box was not measured")
+    defects = []
+    for name, reading in readings.items():
+        # The load after the measurements counts only if the load during them is not known.
+        counts_load = name == "before" or load_during is None
+        for line in _defects(reference, reading, load=counts_load):
+            defects.append(f"{name} the measurements: {line}")
+    if load_during is not None and load_during > reference.max_other_load:
+        defects.append(
+            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
+            f"of the CPU at most, seen {load_during:.0%}"
+        )
+    changes = _changes(reference, before, after)
+    if defects or changes.lines:
+        refuted = {verdict.Verdict.FAIL, verdict.Verdict.INCONCLUSIVE}
+        lines = defects + changes.lines
+        if defects or changes.got_slower:
+            refuted.add(verdict.Verdict.PASS)
+        else:
+            lines.append("it became faster: what was measured before was on the slower machine")
+        return Judgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted))
+    for name, reading in readings.items():
+        if reading.device is None:
+            return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
+    return Judgement(BoxState.QUALIFIED, _describe(reference, list(readings.values())))
+
+
+def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:
+    """Return the first reading of a fit machine for people, and the remarks on all readings."""
+    first = readings[0].device
+    assert first is not None
+    parts = [f"{first.bandwidth_gb_s:.4g} GB/s", f"{first.matrix_tflop_s:.3g} TFLOP/s"]
+    if first.sm_clock_mhz:
+        parts.append(f"{first.sm_clock_mhz} MHz under load")
+    parts.append(f"{readings[0].other_load:.0%} of the CPU taken by others")
+    remarks = [", ".join(parts)]
+    for reading in readings:
+        for remark in (reading.cannot_tell, capped(reference, reading)):
+            if remark and remark not in remarks:
+                remarks.append(remark)
+    return "; ".join(remarks)
+
+
+def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
+    """Return how far the SM clock is capped, if the machine is still fit; None without a cap.
+
+    Args:
+        reference: A healthy machine.
+        reading: The reading.
+    """
+    if reference is None or reading.device is None:
+        return None
+    least = reference.sm_clock_uncapped_mhz
+    clock = reading.device.sm_clock_mhz
+    if least is None or clock is None or clock >= least.value:
+        return None
+    return (
+        f"the SM clock is capped: {clock} MHz under load, {clock / least.value:.0%} of the least "
+        f"without a cap ({least.value:g} MHz: {least.source}); the rates are of this clock"
+    )
+
+
+class _Minimum(NamedTuple):
+    """A quantity, its value, the least that a healthy machine shows, and the unit of both."""
+
+    quantity: str
+    value: float | None
+    least: Sourced | None
+    unit: str
+
+
+def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> list[str]:
+    """Return the defects of a reading; ``load`` is whether the use of the CPU counts."""
+    defects = []
+    memory = reading.memory_available_gib
+    minimums = [_Minimum("available memory", memory, reference.memory_available_gib, "GiB")]
+    device = reading.device
+    if device is not None:
+        minimums += [
+            _Minimum("memory bandwidth", device.bandwidth_gb_s, reference.bandwidth_gb_s, "GB/s"),
+            _Minimum("matrix rate", device.matrix_tflop_s, reference.matrix_tflop_s, "TFLOP/s"),
+            _Minimum("SM clock under load", device.sm_clock_mhz, reference.sm_clock_mhz, "MHz"),
+        ]
+        defects += _defects_of_spread(reference, device)
+        if device.throttled:
+            defects.append("the GPU's clocks are throttled")
+        if not reference.runs_at_its_power_limit:
+            defects += _defects_of_power(device)
+    for quantity, value, least, unit in minimums:
+        if value is not None and least is not None and value < least.value:
+            defects.append(
+                f"{quantity}: required {least.value:g} {unit} ({least.source}), seen {value:g}"
+            )
+    if load and reading.other_load > reference.max_other_load:
+        names = f" ({', '.join(reading.others)})" if reading.others else ""
+        defects.append(
+            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
+            f"{reading.other_load:.0%}{names}"
+        )
+    if reading.gpu_others:
+        defects.append(f"others are on the GPU: processes {reading.gpu_others}")
+    return defects
+
+
+def _defects_of_spread(reference: level_settings.Box, device: Device) -> list[str]:
+    """Return the quantities whose repetitions differ too much."""
+    spreads = {"memory bandwidth": device.bandwidth_spread, "matrix rate": device.matrix_spread}
+    defects = []
+    for quantity, spread in spreads.items():
+        if spread > reference.max_spread:
+            defects.append(
+                f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
+                f"most, seen {spread:.0%}"
+            )
+    return defects
+
+
+def _defects_of_power(device: Device) -> list[str]:
+    """Return the limits of a GPU's power that a healthy one does not have."""
+    defects = []
+    limit = device.power_limit_w
+    default = device.power_limit_default_w
+    if limit is not None and default is not None and limit < default:
+        defects.append(
+            f"the GPU's power is limited: required its default of {default:g} W, seen {limit:g} W"
+        )
+    if device.power_capped is not None and device.power_capped > _MOSTLY:
+        power = f" at {device.power_w:g} W" if device.power_w is not None else ""
+        defects.append(
+            "a power cap slows the GPU: required no such throttle reason under load, seen "
+            f"in {device.power_capped:.0%} of the samples{power}"
+        )
+    return defects
+
+
+class _Changes(NamedTuple):
+    """The changes of a device between two readings, and whether it got slower."""
+
+    lines: list[str]
+    got_slower: bool
+
+
+def _changes(
+    reference: level_settings.Box, before: Reading | None, after: Reading | None
+) -> _Changes:
+    """Return the changes of the device beyond the tolerance."""
+    lines: list[str] = []
+    got_slower = False
+    if before is None or after is None or before.device is None or after.device is None:
+        return _Changes(lines, got_slower)
+    for quantity, first, last in (
+        ("memory bandwidth", before.device.bandwidth_gb_s, after.device.bandwidth_gb_s),
+        ("matrix rate", before.device.matrix_tflop_s, after.device.matrix_tflop_s),
+    ):
+        change = abs(last / first - 1.0)
+        if change > reference.max_drift:
+            got_slower = got_slower or last < first
+            lines.append(
+                f"{quantity} changed from {first:g} to {last:g} during the measurements ("
+                f"{change:.0%}, {reference.max_drift:.0%} allowed)"
+            )
+    return _Changes(lines, got_slower)
