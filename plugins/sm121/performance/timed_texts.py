@@ -57,8 +57,8 @@ class TimedTexts:
     def check_cell(self, cell: MeasuredCell) -> None:
         """Repeat some of a cell's new timed requests, and compare the answers.
 
-        That is a long request drawn at random, and a short one too at the first look. A difference
-        makes each number of the cell invalid.
+        A long request is drawn at random, and at the first look a short one too. A difference makes
+        each number of the cell invalid.
 
         Args:
             cell: The cell. Its doubts get the reason.
@@ -135,8 +135,8 @@ class TimedTexts:
     ) -> tuple[Ids, Position]:
         """Return the ids of a timed text after the first ones, and the position of the next.
 
-        Where the untimed answer parts from the timed text, an equally likely token is tried:
-        ``forks`` is the number of those before.
+        An equally likely token is tried at the place where the untimed answer parts from the timed
+        text. ``forks`` is the number of such tokens before.
         """
         tokens = timed.asked_tokens - len(before)
         begun_prompt = prompt if isinstance(prompt, str) else prompt + before

@@ -81,7 +81,7 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
 def _refuse_swallowed_word(side: Side, texts: Sequence[str]) -> None:
     """Refuse a side that is the next word of the command line: a path, or an option of the suite.
 
-    That happens if only one word was given.
+    The next word is swallowed if only one word was given.
     """
     if not side.arguments:
         return

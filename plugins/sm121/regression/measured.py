@@ -215,7 +215,7 @@ class MeasuredHistory:
 
     @property
     def _context(self) -> dict[str, Any]:
-        """What a stored run must have in common with this run."""
+        """The properties that a stored run must have in common with this run."""
         return dict(self._now.context) if self._now is not None else self.recorder.context()
 
     @functools.cached_property

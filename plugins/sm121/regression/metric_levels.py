@@ -84,8 +84,8 @@ def find_falls(
 ) -> list[Change]:
     """Return the metrics whose level is worse than the best level of the whole history.
 
-    That finds a step that an earlier run let through, and a creep by steps that are each within the
-    threshold. A value of 0 and a price of rounding are left to `trend.compare`.
+    The fall may be a step that an earlier run let through, or a creep by steps that are each within
+    the threshold. A value of 0 and a price of rounding are left to `trend.compare`.
 
     Args:
         current: The metrics of this run by name.
@@ -197,7 +197,7 @@ def _creep(
 def _chance(values: Sequence[float]) -> float:
     """Return how much worse the level of some runs may be by chance, as a fraction.
 
-    That is four standard deviations of a run, and more if few runs show the deviation. The
+    It is four standard deviations of a run, and more if few runs show the deviation. The
     deviation is taken from differences of runs, which contain no trend and little of a step.
     """
     logs = np.log(values)

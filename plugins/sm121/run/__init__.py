@@ -1,1 +1,1 @@
-"""What a run keeps: its verdict file, its report directory, and the merge of several parts."""
+"""The verdict file of a run, its report directory, and the merge of several parts."""

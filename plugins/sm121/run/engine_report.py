@@ -13,37 +13,37 @@ _OF_A_RANK = ("attention", "moe", "kv_layout", "kv_cache_dtype", "graph_sizes")
 
 
 class ServedKernel(Record):
-    """A kernel of the path that was served, and whether anything held it against the oracle."""
+    """A kernel of the served path, and whether a test compared it with the oracle."""
 
     operation: str
-    """As the kernel level names it: ``fused_moe``, ``decode_attention``, ..."""
+    """The operation's name in the kernel level: ``fused_moe``, ``decode_attention``, ..."""
     component: str
-    """The value of the path that names the kernel."""
+    """The field of the path that names the kernel."""
     backend: str | None
-    """That value; null where nothing shows it."""
+    """The value of that field; null if nothing shows it."""
     attention_decode: str | None = None
-    """FlashInfer's kernel for decode, where it decides who judges; null elsewhere."""
+    """FlashInfer's kernel for decode, if it decides which provider judges; otherwise null."""
     provider: str | None = None
-    """Whose calls are this kernel's; null where no provider has it."""
+    """The provider that calls this kernel; null if none does."""
     judged: bool | None = None
-    """Null where the path has no kernel for the operation."""
+    """Whether a test judged it; null if the path has no kernel for the operation."""
     cases: int = 0
-    """So many of the provider's cases passed or failed."""
+    """The number of the provider's cases that passed or failed."""
     why: str = ""
-    """Why it was not judged, or need not be."""
+    """Why it was not judged, or need not be judged."""
 
 
 class NodeReport(Record):
-    """One rank of a server that spans machines. Null where the evidence does not show a value."""
+    """One rank of a server that spans machines. Null if the evidence does not show a value."""
 
     rank: int | None
     node: str
-    """Its name, or its address, or the log that shows it."""
+    """The name or the address of its machine, or the log that shows the rank."""
     version: str | None = None
     path: dict[str, str] = Field(default_factory=dict)
-    """Its own values of the kernel path."""
+    """The rank's own values of the kernel path."""
     transport: Transport | None = None
-    """What carries its bytes to the other ranks."""
+    """The transport of its bytes to the other ranks."""
     memory_available_gib: float | None = None
 
     @classmethod
@@ -83,26 +83,26 @@ class NodeReport(Record):
 
 
 class EngineReport(Record):
-    """The engine under test. Null where the evidence does not show a value."""
+    """The engine under test. Null if the evidence does not show a value."""
 
     name: str
     version: str | None = None
     identity: str | None = None
-    """The release, with the build based on it (``0.14.0+mxfp4``); null where neither is known."""
+    """The release with the build based on it (``0.14.0+mxfp4``); null if neither is known."""
     rounding: str | None = None
-    """Beyond the checkpoint, as ``--rounding`` takes it; null where nothing shows it."""
+    """The rounding beyond the checkpoint, as ``--rounding`` takes it; null if nothing shows it."""
     price_allowed: bool = False
     managed: bool
     base_url: str | None = None
     unwatched: str | None = None
-    """Why a restart of the attached server may go unnoticed; null where each one shows."""
+    """Why a restart of the attached server may go unnoticed; null if each restart shows."""
     model: str
     configuration: str | None = None
     startup_s: float | None = None
     path: KernelPath = Field(default_factory=KernelPath)
     kernels: KernelProfile | None = None
-    """Kernels of some decode steps, those of the longest time; null where none were profiled."""
+    """The kernels of some decode steps with the longest times; null without a profile."""
     nodes: list[NodeReport] = Field(default_factory=list)
-    """A row for each rank of a server that spans machines; empty: it is on one."""
+    """A row for each rank of a server that spans machines; empty for one machine."""
     served: list[ServedKernel] = Field(default_factory=list)
     """The kernels of the path by operation, and which of them the numerics judged."""

@@ -32,36 +32,36 @@ class Difference(NamedTuple):
 
 
 class Fingerprint(Record):
-    """What a run asked, of what, and on which machine. Null where it is not known."""
+    """The properties of a run that its verdicts depend on. Null if a value is not known."""
 
     profile: str | None = None
     """Digest of the profile in force."""
     profile_shipped: bool | None = None
-    """Whether the profile is the one of its name that comes with the suite."""
+    """Whether the profile is the shipped one of its name."""
     extends: str | None = None
-    """The profile that it extends; ``profile`` is the digest of what resolved."""
+    """The profile that it extends; ``profile`` is the digest of the resolved profile."""
     plan: str = FULL
-    """The plan of the profile (``--plan``): what it leaves out was not asked."""
+    """The plan of the profile (``--plan``), which selects the checks."""
     axes: str | None = None
     """Digest of the axes of the matrix; null without a matrix."""
     waivers: str | None = None
-    """Digest of the waivers; null where there is none."""
+    """Digest of the waivers; null without waivers."""
     against: str | None = None
     """Digest of the verdict.json of the trusted run; null without ``--against``."""
     provider: str | None = None
-    """The kernel provider; of a user's own also the digest of its module."""
+    """The kernel provider, with the digest of its module if it is the user's own."""
     options: dict[str, str] = Field(default_factory=dict)
-    """The options given that change or add to what is measured, by name."""
+    """The given options that change the measurements, by name."""
     sources: dict[str, str] = Field(default_factory=dict)
-    """Version and git commit of the suite, the engine and FlashInfer, and of what computes."""
+    """Version and git commit of the suite, the engine, FlashInfer and libraries that compute."""
     engine: str | None = None
     configuration: str | None = None
     arguments: list[str] | None = None
-    """The engine's; null where the server is attached."""
+    """The engine's arguments; null if the server is attached."""
     environment: dict[str, str] | None = None
-    """The variables that bear on what the engine runs; null where the server is attached."""
+    """The variables that change the engine's behaviour; null if the server is attached."""
     model: str | None = None
-    """Digest of the checkpoint's files, or the name of what is not here."""
+    """Digest of the checkpoint's files, or the model's name if they are not here."""
     machine: dict[str, Any] = Field(default_factory=dict)
 
     def differences(self, other: "Fingerprint") -> list[Difference]:

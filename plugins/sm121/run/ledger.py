@@ -11,7 +11,7 @@ def stands(first: TestReport, second: TestReport) -> TestReport:
 
     1. A decision of an execution stands before one without.
     2. The worse one stands. An excused failure is better than another failure.
-    3. Of equal decisions the first stands.
+    3. The first of two equal decisions stands.
 
     Args:
         first: The earlier decision.

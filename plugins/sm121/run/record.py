@@ -118,7 +118,7 @@ class RunRecord(ABC):
             self.file.unproven.append(line)
 
     def cannot_write(self, error: OSError) -> None:
-        """Report once that the report cannot be written. Such a run is never PASS.
+        """Report once that the report cannot be written. The run is then never PASS.
 
         Args:
             error: The error of the write.

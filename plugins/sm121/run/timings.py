@@ -56,7 +56,7 @@ class _Kept(Record):
     starts: dict[str, Seconds] = Field(default_factory=dict)
     #: By the id of the check.
     checks: dict[str, Seconds] = Field(default_factory=dict)
-    #: Of the performance level: by plan, then by id.
+    #: The checks of the performance level, by plan, then by id.
     rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
 
     def is_of(self, target: Target) -> bool:
@@ -83,7 +83,7 @@ class Taken:
     starts: dict[str, float] = field(default_factory=dict)
     #: By the id of the check, without the start of the server that it was the first to use.
     checks: dict[str, float] = field(default_factory=dict)
-    #: The same of the performance level.
+    #: The checks of the performance level, by id.
     rates: dict[str, float] = field(default_factory=dict)
 
     def of(self, check: str) -> float | None:
