@@ -3,7 +3,9 @@ start an interpreter and to import the suite takes a run two to four seconds of 
 runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
 sees the state of another. A test whose point is the interpreter starts a new one."""
 
+import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -51,7 +53,9 @@ class WarmPytest:
     """The template, as the tests hold it."""
 
     def __init__(self, root: Path) -> None:
-        command, pipe = [sys.executable, str(Path(__file__))], subprocess.PIPE
+        self._answers = tempfile.TemporaryDirectory(prefix="sm121-answers-")
+        command = [sys.executable, str(Path(__file__)), self._answers.name]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, cwd=root, env=_inherited(), stdin=pipe, stdout=pipe
         )
@@ -86,6 +90,7 @@ class WarmPytest:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        self._answers.cleanup()
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -152,16 +157,67 @@ def _become(request: dict[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
+def _remember_answers(folder: Path) -> None:
+    """Let runs share what this interpreter answers of its packages and its engine's options.
+
+    Each run asks it three times, which takes as long as the rest of a short run. An answer is kept
+    by the question, the script and the whole environment but for the suite's own variables. Other
+    interpreters, other search paths and answers that did not come are asked anew.
+    """
+    interpreter = importlib.import_module("sm121.core.interpreter")
+    ask = interpreter.ask
+    search_path = os.environ.get("PYTHONPATH")
+
+    def remembered(
+        python: str,
+        script: str | Path,
+        environment: Mapping[str, str],
+        question: object = None,
+        **options: float,
+    ) -> Any:
+        if python != sys.executable or environment.get("PYTHONPATH") != search_path:
+            return ask(python, script, environment, question, **options)
+        variables = {
+            k: v for k, v in environment.items() if not k.startswith(("SM121_", "PYTEST_"))
+        }
+        asked = json.dumps([str(script), question, str(Path.cwd()), variables], sort_keys=True)
+        file = folder / hashlib.sha256(asked.encode()).hexdigest()
+        if not file.is_file():
+            answer = json.dumps(ask(python, script, environment, question, **options))
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as whole:
+                whole.write(answer)
+            Path(whole.name).replace(file)
+        return json.loads(file.read_text("utf-8"))
+
+    interpreter.ask = remembered
+
+
+def _remember_the_commit() -> None:
+    """Let runs share the commit of this checkout, for which pytest-benchmark starts seven processes
+    at the start of each run."""
+    utils = importlib.import_module("pytest_benchmark.utils")
+    of_project = functools.cache(utils.get_commit_info)
+
+    def remembered(project_name: str | None = None) -> dict[str, Any]:
+        return dict(of_project(project_name))
+
+    utils.get_commit_info = remembered
+    importlib.import_module("pytest_benchmark.plugin").get_commit_info = remembered
+    remembered()
+
+
 def _compile_templates() -> None:
     """Compile the templates that every run fills: that takes longer than to fill them."""
     page = importlib.import_module("sm121.report.page").environment()
     plain = importlib.import_module("sm121.report.summary").plain
+    junit = importlib.import_module("sm121.report.junit")
     templates = importlib.import_module("sm121.core.templates")
     names = {
         page: ("report.html", "requests.html", "tests.html", "figure.html", "asked"),
         templates.environment(plain): ("summary.md", "asked"),
         templates.environment(templates.one_line): ("header.txt", "target.txt", "closing.txt"),
-        templates.environment(): ("why", "price", "plan_head.txt", "reservations"),
+        templates.environment(None): ("why", "price", "plan_head.txt", "reservations"),
+        templates.environment(junit._escaped, escapes=True): ("junit.xml",),
     }
     for environment, each in names.items():
         for name in each:
@@ -180,6 +236,8 @@ if __name__ == "__main__":
         pytest.main(["--version", "--version"])
         sys.stdout.flush()
         _compile_templates()
+        _remember_answers(Path(sys.argv[1]))
+        _remember_the_commit()
         # What a run imports and reads after its start, too.
         for module in ("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"):
             importlib.import_module(module)
