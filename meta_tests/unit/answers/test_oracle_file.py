@@ -19,6 +19,7 @@ from sm121.answers import (
 )
 from sm121.answers.log_probabilities import generation_beyond
 from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.answers.oracle_texts import ExamText
 from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
 from sm121.client.completion_json import Completion, Position
 from sm121.client.completions import Request
@@ -27,35 +28,49 @@ from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Unmet, text
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.oracles.formats import EXACT, Rounding
+from tools import roundings
 
 FORMATS = "lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8"
 
 
 @pytest.fixture(scope="module")
-def short():
-    """The same file with less to compute."""
+def tokens():
+    """The same file with less to compute: shorter prompts, in the numbers of these tokens."""
     patch = pytest.MonkeyPatch()
     every = dict(oracle_texts.prompts())
     few = [("capitals", every["capitals"][:20]), ("languages and code", every["tool call"][:60])]
     few.append(("mixture of 300", every["mixture of 300"][:140]))
     few += [(name, every["tool call"][:n]) for name, n in (("tool call", 150), ("prose of 127", 9))]
     few.append(("mixture of 600", every["mixture of 600"][:135]))
+    exam = oracle_texts.exams()["canary"]
+    tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*(ids for _, ids in few)))
+    few = [(name, [tokens.index(token) for token in ids]) for name, ids in few]
+    exam = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
+    long = ("long", dict(few)["tool call"][:130])
     patch.setattr(oracle_texts, "prompts", lambda: few)
-    patch.setattr(oracle_texts, "long_prompt", lambda: ("long", every["tool call"][:130]))
+    patch.setattr(oracle_texts, "long_prompt", lambda: long)
+    patch.setattr(oracle_texts, "exams", lambda: {"canary": exam})
     patch.setattr(oracle_texts, "GENERATED", 3)
-    yield
+    yield tokens
     patch.undo()
 
 
 @pytest.fixture(scope="module")
-def made(short, canary_mxfp4) -> OracleFile:
-    return oracle_making.make(canary_mxfp4)
+def checkpoint(tokens, canary_mxfp4, tmp_path_factory) -> Path:
+    """The canary with these tokens alone."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "canary"
+    return roundings.with_few_tokens(canary_mxfp4, folder, tokens)
 
 
 @pytest.fixture(scope="module")
-def served(short, canary_mxfp4) -> OracleFile:
+def made(checkpoint) -> OracleFile:
+    return oracle_making.make(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint) -> OracleFile:
     """The same of a server that rounds more."""
-    return oracle_making.make(canary_mxfp4, Rounding.parse(FORMATS))
+    return oracle_making.make(checkpoint, Rounding.parse(FORMATS))
 
 
 def wide(made: OracleFile) -> OracleFile:
@@ -64,12 +79,12 @@ def wide(made: OracleFile) -> OracleFile:
     return made.model_copy(update={"rounded": far})
 
 
-def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
+def test_it_says_what_gpt_oss_says(made, checkpoint):
     import torch
 
     from tools import small_oracle
 
-    weights = small_oracle.load(canary_mxfp4, torch.float64)
+    weights = small_oracle.load(checkpoint, torch.float64)
     for name, ids in oracle_texts.prompts()[:2]:
         scored = made.prompts[name]
         every = small_oracle.log_probabilities(weights, ids)
@@ -98,15 +113,15 @@ def makings(made, monkeypatch) -> list[None]:
     return entries
 
 
-def test_it_is_made_once_for_a_checkpoint(made, makings, canary_mxfp4, tmp_path):
+def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
     """A damaged file, one of another release or of a changed checkpoint is made anew."""
-    checkpoint, folder = tmp_path / "checkpoint", tmp_path / "kept"
-    checkpoint.mkdir()
-    for file in filter(Path.is_file, canary_mxfp4.iterdir()):
-        (checkpoint / file.name).hardlink_to(file.resolve())
+    linked, folder = tmp_path / "checkpoint", tmp_path / "kept"
+    linked.mkdir()
+    for file in filter(Path.is_file, checkpoint.iterdir()):
+        (linked / file.name).hardlink_to(file.resolve())
 
     def makings_after_another_call() -> int:
-        assert oracle_making.kept_or_made(checkpoint, EXACT, folder) == made
+        assert oracle_making.kept_or_made(linked, EXACT, folder) == made
         return len(makings)
 
     assert [makings_after_another_call() for _ in range(2)] == [1, 1]
@@ -115,26 +130,26 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, canary_mxfp4, tmp_path)
     assert makings_after_another_call() == 2
     file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts_digest": "other"}))
     assert makings_after_another_call() == 3
-    (weights,) = checkpoint.glob("*.safetensors")
+    (weights,) = linked.glob("*.safetensors")
     shutil.copyfile(weights, tmp_path / "copy").replace(weights)
     assert makings_after_another_call() == 4 and len(list(folder.glob("*.json"))) == 2
 
 
-def test_a_certificate_does_not_believe_what_is_kept(made, makings, canary_mxfp4, tmp_path):
+def test_a_certificate_does_not_believe_what_is_kept(made, makings, checkpoint, tmp_path):
     """Nothing can be kept in a container whose folder is read-only: there it is made, too."""
     folder = tmp_path / "kept"
-    oracle_making.kept_or_made(canary_mxfp4, EXACT, folder)
+    oracle_making.kept_or_made(checkpoint, EXACT, folder)
     (file,) = folder.glob("*.json")
     oracle_file.save(wide(made), file)
-    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder) != made
-    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder, anew=True) == made
-    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder) == made
+    assert oracle_making.kept_or_made(checkpoint, EXACT, folder) != made
+    assert oracle_making.kept_or_made(checkpoint, EXACT, folder, anew=True) == made
+    assert oracle_making.kept_or_made(checkpoint, EXACT, folder) == made
     (tmp_path / "file").write_text("in the way")
-    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, tmp_path / "file" / "kept") == made
+    assert oracle_making.kept_or_made(checkpoint, EXACT, tmp_path / "file" / "kept") == made
 
 
-def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, canary_mxfp4, canary_bf16):
-    oracle_file.refuse_other(made, Path("golden.json"), canary_mxfp4)
+def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, checkpoint, canary_bf16):
+    oracle_file.refuse_other(made, Path("golden.json"), checkpoint)
     with pytest.raises(UsageError, match="made of another checkpoint"):
         oracle_file.refuse_other(made, Path("golden.json"), canary_bf16)
     served = made.model_copy(update={"rounding": FORMATS})
@@ -153,9 +168,9 @@ def test_what_is_no_such_file_is_refused(tmp_path, what):
         oracle_file.load(tmp_path / "file")
 
 
-def test_the_command_makes_it(makings, canary_mxfp4, tmp_path, capsys):
+def test_the_command_makes_it(makings, checkpoint, tmp_path, capsys):
     out = tmp_path / "golden.json"
-    assert cli.main(["golden", str(canary_mxfp4), "-o", str(out)]) == 0
+    assert cli.main(["golden", str(checkpoint), "-o", str(out)]) == 0
     assert oracle_file.load(out).checkpoint and "GiB of memory" in capsys.readouterr().out
     assert [file.name for file in tmp_path.iterdir()] == ["golden.json"]
 
@@ -168,8 +183,8 @@ def test_the_command_makes_it(makings, canary_mxfp4, tmp_path, capsys):
         pytest.param((".", "-o", "file", "--rounding", "kv=fp4"), id=". -o file --rounding kv=fp4"),
     ],
 )
-def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path, monkeypatch):
-    monkeypatch.chdir(canary_mxfp4 if arguments[0] == "." else tmp_path)
+def test_the_command_refuses_what_is_not_there(arguments, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(checkpoint if arguments[0] == "." else tmp_path)
     assert cli.main(["golden", *arguments]) == 4
 
 
