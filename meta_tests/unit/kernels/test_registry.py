@@ -283,6 +283,7 @@ def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
         get_flash_attn_version=lambda: 3,
         flash_attn_varlen_func=call,
     )
+    monkeypatch.setattr(checks, "RUNS", {})  # what is wrong here is wrong each time
     monkeypatch.setattr(vllm_cuda, "_module", lambda _name: module)
     monkeypatch.setattr(vllm_cuda.VllmFlashAttentionProvider, "device", "cpu")
     provider = registry.load("vllm-flash-attn")
