@@ -63,9 +63,22 @@ class WarmPytest:
         self.ended: dict[int, int] = {}
         self._begun: list[int] = []
 
-    def start(self, arguments: list[str], output: Path, environment: dict[str, str]) -> WarmRun:
-        """Fork a run that writes to ``output``, in a session of its own."""
-        request = {"arguments": arguments, "output": str(output), "environment": environment}
+    def start(
+        self,
+        arguments: list[str],
+        output: Path,
+        environment: dict[str, str],
+        *,
+        folder: Path | None = None,
+    ) -> WarmRun:
+        """Fork a run that writes to ``output``, in a session of its own. ``folder``: its working
+        directory; by default the one of the template."""
+        request = {
+            "arguments": arguments,
+            "output": str(output),
+            "environment": environment,
+            "folder": None if folder is None else str(folder),
+        }
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         while not self._begun:
@@ -152,6 +165,8 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
+    if request["folder"] is not None:
+        os.chdir(request["folder"])
     paths = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = list(dict.fromkeys([str(Path.cwd()), *filter(None, paths), *sys.path[1:]]))
     importlib.invalidate_caches()

@@ -2,6 +2,7 @@
 nothing is one line, too, and leaves the report of a run that measured where it is."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -75,7 +76,9 @@ def test_what_runs_has_its_header(run_pytest, fault_server):
 def test_an_internal_error_during_the_collection_is_shown(run_pytest, tmp_path):
     plugin = "def pytest_collection_modifyitems(): raise RuntimeError('broken')"
     (tmp_path / "breaks.py").write_text(plugin)
-    status, run = run_pytest("-p", "breaks", "--override-ini", f"pythonpath={tmp_path}")
+    status, run = run_pytest(
+        "-p", "breaks", "--override-ini", f"pythonpath={tmp_path}", "tests/test_smoke.py"
+    )  # fmt: skip
     assert status == 3 and "session starts" in run.output and "broken" in run.output
 
 
@@ -124,7 +127,7 @@ def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
 
 
 @pytest.fixture
-def clone(tmp_path):
+def clone(tmp_path, warm_pytest):
     """A folder with the suite's settings and tests, whose report directory is its own."""
     for name in ("pytest.ini", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path)
@@ -138,9 +141,11 @@ def clone(tmp_path):
     verdict_file.write(earlier, report / verdict_file.NAME)
 
     def run(*words: str) -> tuple[int, Path]:
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        return done.returncode, report
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        begun = warm_pytest().start(
+            ["-p", "no:cacheprovider", *words], tmp_path / "output.txt", variables, folder=tmp_path
+        )
+        return begun.wait(120.0), report
 
     return run
 
