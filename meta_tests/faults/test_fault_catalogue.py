@@ -22,7 +22,7 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 pytestmark = pytest.mark.timeout(1200)
 
 #: Of the protocol faults. `make catalogues` has all of them.
-PROTOCOL = ("a stream that drops a token",)
+PROTOCOL = "a stream that drops a token"
 #: Of the wrong models, and the test that notices each.
 MODELS = {
     "one block's scale one step up": model_faults.ORACLE,
@@ -55,11 +55,16 @@ def judge(sabotaged, run_pytest):
     return run
 
 
-def test_a_sample_of_the_protocol_faults_is_caught(real_vllm):
-    endpoint = real_vllm.endpoint
-    outcomes = list(protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, PROTOCOL))
-    survivors = [outcome for outcome in outcomes if not outcome.killed]
-    assert len(outcomes) == len(PROTOCOL) and not survivors, survivors
+def test_a_sample_of_the_protocol_faults_is_caught(real_vllm, run_pytest):
+    endpoint, fault = real_vllm.endpoint, fault_proxy.FAULTS[PROTOCOL]
+    with fault_proxy.FaultProxy.listening(endpoint.base_url, fault, endpoint.api_key) as door:
+        status, run = run_pytest(
+            protocol_faults.node_id(fault.caught_by), "--arch", "cpu",
+            "--base-url", door.base_url, "--api-key", endpoint.api_key,
+        )  # fmt: skip
+    assert status == 1, run.output
+    failed = [test for test in run.verdict["tests"] if test["verdict"] == "FAIL"]
+    assert failed and all("required" in test["message"] for test in failed), failed
 
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
