@@ -28,7 +28,7 @@ def tree(tmp_path_factory) -> Path:
     """A copy of the tree with the page's additions."""
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
-        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / part, copy / part)  # its bytecode too: to compile takes longer
     for file in ("pytest.ini", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / file, copy)
     additions = list(_ADDITION.finditer(PAGE))

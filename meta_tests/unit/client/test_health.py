@@ -80,7 +80,7 @@ class _Server(http.server.ThreadingHTTPServer):
 def serving(kind: str, api_key: str | None = None, answer: object = None) -> Iterator[str]:
     handler = type("Handler", (_Handler,), {"kind": kind, "api_key": api_key, "answer": answer})
     with _Server(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
 

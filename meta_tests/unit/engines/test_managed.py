@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -235,12 +236,18 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 
 
 def test_hanging_is_told_from_slow(make):
-    _, _, seconds = failed_start(make("silent", ready=300.0, stalled=4.0), ServerStalled)
-    assert seconds < 60.0, "long before the timeout of 300 s"
+    """Three starts beside each other, since each of them waits for seconds."""
+    silent = make("silent", ready=300.0, stalled=4.0)
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
-    failed_start(make("never-ready", ready=6.0, stalled=4.0), ServerTimedOut)
-    text, _, _ = failed_start(make("health-only", ready=6.0, stalled=60.0), ServerTimedOut)
-    assert "first token" in text, "health alone is not ready"
+    logs = make("never-ready", ready=6.0, stalled=4.0)
+    health_only = make("health-only", ready=6.0, stalled=60.0)
+    with ThreadPoolExecutor() as starts:
+        stalled = starts.submit(failed_start, silent, ServerStalled)
+        slow = starts.submit(failed_start, logs, ServerTimedOut)
+        without_a_token = starts.submit(failed_start, health_only, ServerTimedOut)
+    assert stalled.result()[2] < 60.0, "long before the timeout of 300 s"
+    slow.result()
+    assert "first token" in without_a_token.result()[0], "health alone is not ready"
 
 
 @pytest.fixture

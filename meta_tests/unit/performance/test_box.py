@@ -65,6 +65,7 @@ def run_box(monkeypatch):
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
+    monkeypatch.setattr(box, "_IDLE_OVER_S", 0.1)
     # Whatever this test starts descends from it; what somebody else started does not.
     for module in (box, cpu_use):
         monkeypatch.setattr(module, "processes_of_run", lambda own: [psutil.Process(), *own()])
