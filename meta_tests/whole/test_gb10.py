@@ -82,8 +82,16 @@ def test_the_action_has_the_verdict(tmp_path):
     status, output, outputs = runner.action(f"-m sm121 --plan quick {wrong} tests/test_smoke.py")
     assert status == 1 and "verdict=FAIL\n" in outputs, output
     assert "report=conformance-report" in outputs
-    status, output, _ = runner.action("--no-such-option [a-z]*")
-    assert status == 4 and "--no-such-option" in output
-    for wrong in ("-p no_such_plugin", "-c no-such.ini", "--rootdir=no/such/folder"):
-        status, output, outputs = runner.action(wrong)
+    for again in ("--no-such-option [a-z]*", "-p no_such_plugin"):
+        status, output, outputs = runner.action(again)
         assert status and "verdict=" not in outputs, f"that of the first run: {output}"
+        if again.startswith("--"):
+            assert status == 4 and "--no-such-option" in output
+
+
+@pytest.mark.slow("two runs more that pytest refuses")
+def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
+    runner = Runner(tmp_path, NOBODY)
+    for wrong in ("-c no-such.ini", "--rootdir=no/such/folder"):
+        status, output, outputs = runner.action(wrong)
+        assert status and "verdict=" not in outputs, output

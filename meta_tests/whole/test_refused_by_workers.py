@@ -13,10 +13,15 @@ def refusal(output: str) -> list[str]:
     "arguments",
     [
         pytest.param(("--arch", "sm121", *DEAD, "tests/test_smoke.py"), id="dead-url"),
-        pytest.param(("--arch", "cpu", "--matrix=99", "tests/test_matrix.py"), id="too-many-axes"),
+        pytest.param(
+            ("--arch", "cpu", "--matrix=99", "tests/test_matrix.py"),
+            id="too-many-axes",
+            marks=pytest.mark.slow("refused by the suite, as a dead URL is"),
+        ),
         pytest.param(
             ("--arch", "cpu", "--engine", "sglang", "tests/test_smoke.py"),
             id="engine-without-a-profile",
+            marks=pytest.mark.slow("refused by the suite, as a dead URL is"),
         ),
         pytest.param(("--arch", "cpu", "tests/no_such_file.py"), id="no-such-path"),
     ],

@@ -41,6 +41,7 @@ CHECKS = {
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
+SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow("another seed")) for n in (1, 2))]
 
 
 def hold(test: str, sampler: Sampler) -> None:
@@ -62,10 +63,10 @@ def judge_drafts(change, seed: int) -> None:
         Speculation(server, Asker(server), None, None, "", can).samples_follow_the_target()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("test", TESTS)
-def test_right_samples_are_not_called_wrong(test):
-    for seed in range(3):
-        check(test, lambda body: body, seed)
+def test_right_samples_are_not_called_wrong(test, seed):
+    check(test, lambda body: body, seed)
 
 
 def _slow(cases, is_slow):
@@ -94,14 +95,14 @@ def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
         judge_drafts(change, 3)
 
 
-def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch, seed):
     """In BF16 many are, and vLLM lists the one that was drawn first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
-    for seed in range(3):
-        judge_drafts(lambda body: body, seed)
+    judge_drafts(lambda body: body, seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
     """An engine lists the drawn one first, so that the order of the list decides nothing."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
@@ -137,7 +138,9 @@ def test_too_few_samples_decide_nothing(test, monkeypatch):
         check(test, lambda body: body, 1)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.4])
+@pytest.mark.parametrize(
+    "temperature", [0.7, pytest.param(1.4, marks=pytest.mark.slow("another temperature"))]
+)
 def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
     random = np.random.default_rng(5)
     top = {f"{n}": float(value) for n, value in enumerate(np.sort(random.normal(0, 2.6, 20)))}

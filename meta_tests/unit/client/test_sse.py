@@ -27,7 +27,7 @@ def events(*pieces: bytes) -> list[str]:
     return [data.decode() for piece in pieces for data in parser.feed(piece)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 800), max_size=20),
     ends=st.lists(st.sampled_from(LINE_ENDS), max_size=12),

@@ -238,9 +238,9 @@ POOL = [
 ]
 
 
-def texts() -> Iterator[str]:
+def texts(count: int) -> Iterator[str]:
     drawn = random.Random(7)
-    for _ in range(8):
+    for _ in range(count):
         lines = []
         for _ in range(120):
             line = drawn.choice(POOL)
@@ -250,10 +250,11 @@ def texts() -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def test_a_file_is_read_as_its_lines_are(tmp_path):
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow("more texts"))])
+def test_a_file_is_read_as_its_lines_are(tmp_path, count):
     """Skipping what differs in digits alone changes no answer."""
     log = tmp_path / "server.log"
-    for text in texts():
+    for text in texts(count):
         log.write_text(text)
         for engine in signatures.known_engines():
             read, lines = read_log(log, engine), read_lines(text.split("\n"), engine)

@@ -73,7 +73,9 @@ def edit(storage: Path, change) -> None:
     "options",
     [
         pytest.param((COMPARE,), id="the-latest"),
-        pytest.param((COMPARE, FAIL), id="the-latest-with-a-limit"),
+        pytest.param(
+            (COMPARE, FAIL), id="the-latest-with-a-limit", marks=pytest.mark.slow("the same line")
+        ),
         pytest.param((COMPARE, "--benchmark-autosave"), id="the-latest-and-stored"),
     ],
 )
@@ -167,8 +169,16 @@ def test_workers_time_nothing_so_that_nothing_is_compared(stored):
         pytest.param((SCENARIO, LEVEL, COMPARE), id="with-the-level"),
         pytest.param((SCENARIO, COMPARE), id="without-the-level"),
         pytest.param((SCENARIO, LEVEL, COMPARE, "--benchmark-only"), id="benchmarks-only"),
-        pytest.param((SCENARIO, LEVEL, f"{COMPARE}=0001"), id="by-number"),
-        pytest.param((SCENARIO, COMPARE, FAIL), id="with-a-limit"),
+        pytest.param(
+            (SCENARIO, LEVEL, f"{COMPARE}=0001"),
+            id="by-number",
+            marks=pytest.mark.slow("the latest is that number"),
+        ),
+        pytest.param(
+            (SCENARIO, COMPARE, FAIL),
+            id="with-a-limit",
+            marks=pytest.mark.slow("a run that regressed is no baseline has a limit too"),
+        ),
         pytest.param(
             (SCENARIO, COMPARE, "--benchmark-compare-fail=median:50%"), id="with-a-wide-limit"
         ),

@@ -76,10 +76,16 @@ QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
     [
         pytest.param((), (DEFAULT, NOTHING), QUICK_LEVELS, id="bare"),
         pytest.param(("--arch", "cpu", "-m", "cpu"), (DEFAULT, NOTHING), QUICK_LEVELS, id="-m cpu"),
-        pytest.param(("tests",), (DEFAULT, NOTHING), QUICK_LEVELS, id="tests"),
+        pytest.param(
+            ("tests",), (DEFAULT, NOTHING), QUICK_LEVELS, id="tests",
+            marks=pytest.mark.slow("as bare"),
+        ),
         pytest.param(("-m", "not smoke"), (DEFAULT, NOTHING), QUICK_LEVELS[1:], id="-m not smoke"),
         pytest.param(("-m", "stress"), (FULL, TESTS), ["stress"], id="-m stress"),
-        pytest.param(("-m", "cpu and stress"), (FULL, TESTS), ["stress"], id="-m cpu and stress"),
+        pytest.param(
+            ("-m", "cpu and stress"), (FULL, TESTS), ["stress"], id="-m cpu and stress",
+            marks=pytest.mark.slow("as -m stress"),
+        ),
         pytest.param(("tests/test_stress.py",), (FULL, TESTS), ["stress"], id="a file"),
         pytest.param(
             ("tests/test_smoke.py::test_baseline_starts_and_answers",),
@@ -105,6 +111,7 @@ QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
         pytest.param(
             ("--benchmark-compare", "-m", "performance"),
             (FULL, TESTS), ["performance", "regression"], id="compare beside -m",
+            marks=pytest.mark.slow("as beside -k"),
         ),
         pytest.param(
             ("--benchmark-compare", "-m", "performance and not regression"),

@@ -79,6 +79,7 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
             "join-one",
             r"a prompt of \d+ tokens joins 1 that decode.*: .*connection",
             id="join-one, a prompt of d+ tokens joins 1 that decode.*",
+            marks=NEIGHBOUR,
         ),
         pytest.param(
             "join-garbage",
@@ -234,14 +235,15 @@ def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, pre
     [
         ("none", None),
         ("noise", "tokens 256 to 320"),
-        ("drifts", "896 to"),
+        pytest.param("drifts", "896 to", marks=NEIGHBOUR),
         ("loops", "576 to 640"),
-        ("noisy-text", "896 to"),
+        pytest.param("noisy-text", "896 to", marks=NEIGHBOUR),
         ("lost-text", "448 to"),
-        ("cut-text", "960 to"),
+        pytest.param("cut-text", "960 to", marks=NEIGHBOUR),
     ],
 )
-def test_a_long_answer_is_compared_to_its_end(level, fault, text):
+def test_a_long_answer_is_compared_to_its_end(level, monkeypatch, fault, text):
+    monkeypatch.setenv("SM121_META_STEP_S", "0.0005")
     whole, _ = level(fault)
     wrong = pytest.raises(UnderLoad, match=f"corrupted_answer: .*{text}")
     with wrong if text is not None else nullcontext():
