@@ -1,5 +1,6 @@
 """Tools for testing the suite: real processes, real servers with known faults, whole runs."""
 
+import gc
 import itertools
 import json
 import os
@@ -67,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
     durations.longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of items out of each later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
