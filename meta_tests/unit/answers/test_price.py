@@ -397,11 +397,11 @@ def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
 def test_speed_for_quality_in_compare():
     for engine, word in (({}, f"FAIL ({KL}, {LIKELIEST})"), ({"price_allowed": True}, "PASS")):
         runs = {"honest": run_of(HONEST), "fast": run_of(PAID, **engine)}
-        sources = [comparison._own(name, run) for name, run in runs.items()]
+        sources = [comparison._of_run(name, run) for name, run in runs.items()]
         text = comparison.markdown(sources)
         assert "fast compared with honest: 1.6 times as fast (tg32@d0 30 → 48 tok/s)" in text
         assert text.split("## Speed and its price")[1].split("\n")[2].endswith(f": {word}")
-    without = [comparison._own(name, run_of({"tg32@d0": 30.0})) for name in "ab"]
+    without = [comparison._of_run(name, run_of({"tg32@d0": 30.0})) for name in "ab"]
     assert "price" not in comparison.markdown(without)
 
 
