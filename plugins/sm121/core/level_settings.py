@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from sm121.core.data_file import DataTable, without_retired
 from sm121.core.extending import Statement
+from sm121.core.metric_name import without_depth
 from sm121.core.profile_fields import (
     LEVELS,
     ConfigurationName,
@@ -132,7 +133,7 @@ class Price(DataTable):
     @model_validator(mode="after")
     def _of_prices(self) -> "Price":
         for gate in self.gates:
-            unit, higher_is_better = PRICES.get(gate.metric.partition("@")[0], ("", False))
+            unit, higher_is_better = PRICES.get(without_depth(gate.metric), ("", False))
             if gate.unit != unit or (gate.minimum is not None) is not higher_is_better:
                 raise ValueError(f"expected one of {_accepted_prices()}, not {gate.metric}")
         return self
@@ -347,7 +348,7 @@ class Regression(DataTable):
         """Return how much worse a cost of rounding may be, in its unit; infinite if allowed."""
         if self.price_allowed:
             return math.inf
-        return self.prices.get(metric.partition("@")[0], 0.0)
+        return self.prices.get(without_depth(metric), 0.0)
 
     def of_starts(self, metric: str, unit: str) -> float:
         """Return the differences of a metric from start to start, as a fraction.

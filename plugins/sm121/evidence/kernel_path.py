@@ -102,7 +102,7 @@ class KernelPath(data_file.Record):
     """Choices with one candidate left, by the ids of ``fixtures/signatures``. It may be the right
     one."""
     failure: str | None = None
-    """Kind of failure, as in `sm121.evidence.failure`."""
+    """Kind of failure, as in `sm121.evidence.failure_tables`."""
     evidence: dict[str, str] = Field(default_factory=dict)
     """Field to the log line (cleaned, at most 400 characters); ``fallbacks.<id>`` and
     ``unknown_env.<name>`` too. ``<field>_also`` is a line as strong that names another value."""

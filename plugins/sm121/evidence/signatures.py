@@ -15,7 +15,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_message import LogLine, clean
 
-#: The file of this folder that has no engine's signatures (`sm121.evidence.failure`).
+#: The file of this folder that has no engine's signatures (`sm121.evidence.failure_tables`).
 _FAILURES = "failures.toml"
 
 SignatureField = Literal[

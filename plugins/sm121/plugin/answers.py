@@ -31,6 +31,7 @@ from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Refused
 from sm121.core import errors, level_settings, model_folder, verdict
 from sm121.core.level_settings import PRICES
+from sm121.core.metric_name import without_depth
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet
@@ -246,11 +247,11 @@ def price_of_rounding(
         unit, higher = PRICES[metric]
         record = MetricRecorder(recorder, benchmark, metric_clock)
         failed = list[Fact]()
-        gated = [each for each in recorder.gates if each.partition("@")[0] == metric]
+        gated = [each for each in recorder.gates if without_depth(each) == metric]
         unmeasured = [
             f"{each}: {reasons.get(each, 'no such depth')}" for each in gated if each not in samples
         ]
-        for name in (each for each in {**reasons, **samples} if each.partition("@")[0] == metric):
+        for name in (each for each in {**reasons, **samples} if without_depth(each) == metric):
             if name in reasons:
                 conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
                 conformance.remark(f"{name} was not measured: {reasons[name]}", at_once=False)

@@ -10,6 +10,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from sm121.core.errors import Sm121Error
+from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
 from sm121.core.verdict import worst
 from sm121.kernels.cases import BenchmarkCase
@@ -61,7 +62,7 @@ class MetricRecorder:
         """Replay the samples as a benchmark. An invalid measurement is not stored."""
         benchmark = self._benchmark
         measurement = recorded.measurement
-        benchmark.group = measurement.name.partition("@")[0]  # depths beside each other
+        benchmark.group = without_depth(measurement.name)  # depths beside each other
         seconds = [_duration(measurement, sample) for sample in measurement.samples]
         replay = [value for value in seconds if math.isfinite(value) and value > 0.0]
         benchmark.extra_info.update(self._recorder.described(recorded, reason=recorded.reason))

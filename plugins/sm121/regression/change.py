@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sm121.core import templates
 from sm121.core.level_settings import PRICES, Regression
+from sm121.core.metric_name import without_depth
 from sm121.core.numbers import number
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
@@ -186,7 +187,7 @@ def is_price(metric: str) -> bool:
     Args:
         metric: Its name, such as ``price_kl@d8192``.
     """
-    return metric.partition("@")[0] in PRICES
+    return without_depth(metric) in PRICES
 
 
 def compare_prices(
@@ -217,7 +218,7 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
             for speed. A price beyond the profile's gate then fails by its own test.
         runs: The number of runs behind ``before``.
     """
-    unit, higher_is_better = PRICES[metric.partition("@")[0]]
+    unit, higher_is_better = PRICES[without_depth(metric)]
     worse = before - now if higher_is_better else now - before
     direction = "worse" if worse > 0 else "better"
     is_allowed = math.isfinite(now) and worse <= limit

@@ -14,6 +14,7 @@ from typing import Any
 from sm121.core import data_file
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES
+from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
@@ -65,7 +66,7 @@ class StoredMetric:
     @property
     def why_no_number(self) -> str | None:
         """Why it is no baseline: a 0 or a value that is no number; None if it is one."""
-        is_price = self.name.partition("@")[0] in PRICES
+        is_price = without_depth(self.name) in PRICES
         may_be_0 = is_price or self.unit not in ("tok/s", "ms", "µs", "s", "GiB")
         values = (self.value, *self.samples)
         are_finite = all(math.isfinite(value) for value in values)

@@ -1,0 +1,10 @@
+"""The name of a metric: ``tg32@d4096`` is ``tg32`` behind 4,096 tokens of context."""
+
+
+def without_depth(name: str) -> str:
+    """Return a metric's name without the depth: ``price_kl`` of ``price_kl@d8192``.
+
+    Args:
+        name: The name, with or without a depth.
+    """
+    return name.partition("@")[0]
