@@ -172,12 +172,15 @@ class _Reporter:
     def tell_state(self) -> None:
         self._refresh(time.monotonic())
         server = self._server
+        # In this order: a status without the end of its process would lose the cause, and kernel
+        # messages are slow to read.
+        exit_status = server.exit_status
         exits = server.exits()
         kernel = kernel_messages.since(server.launched).of_note[-_MOST_LINES:] if exits else []
         tell(
             "state",
             {
-                "exit_status": server.exit_status,
+                "exit_status": exit_status,
                 "exits": [_with_age(entry) for entry in exits[:_MOST_PROCESSES]],
                 "tree": self._tree[:_MOST_PROCESSES],
                 "nccl": self._nccl,
