@@ -32,7 +32,7 @@ def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
     settings = folder / "pytest.ini"
     if config.inipath == settings or not settings.is_file():
         return
-    from sm121.core import own_options  # other runs do not import the suite
+    from sm121.session import own_options  # other runs do not import the suite
 
     for option, value in itertools.pairwise(arguments):
         if option in own_options.every() and (folder / value).exists():

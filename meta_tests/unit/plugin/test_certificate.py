@@ -13,10 +13,10 @@ import pytest
 from _pytest.config import get_config
 
 from meta_tests.fakes.whole_run import CPU
-from sm121.core import data_file, errors, own_options, own_tests
+from sm121.core import data_file, errors, own_tests
 from sm121.plugin import certificate
 from sm121.plugin.given import Given, fingerprinted, given
-from sm121.session import certified_run
+from sm121.session import certified_run, own_options
 from sm121.session.settings import Settings
 
 #: All that may be said beside --certify, by the name under which pytest keeps an option.

@@ -2,16 +2,17 @@
 
 import argparse
 import re
+from collections import Counter
 
 import pytest
 from _pytest.config.argparsing import Parser
 
 from meta_tests.folders import ROOT
 from sm121 import cli
-from sm121.core import errors, own_options
+from sm121.core import errors
 from sm121.plugin import options
 from sm121.regression.ab import parse_sides
-from sm121.session import settings
+from sm121.session import own_options, settings
 from tools.reference import options as reference
 
 DOCS = ROOT / "docs"
@@ -37,6 +38,21 @@ def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
     assert {*own_options.every()} <= names
     with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):
         arguments().parse_args(["--nsys"])
+
+
+def test_an_option_is_declared_in_one_place_and_nowhere_else():
+    """The groups have each option once, and each module ``options`` of a package is in a group."""
+    declared = Counter()
+    modules = set()
+    for group in own_options.GROUPS:
+        group.add(lambda *names, **_keywords: declared.update(names))
+        modules |= {add_options.__module__ for add_options in group.add_options}
+    assert {name for name, count in declared.items() if count > 1} == set()
+    assert [*declared] == [*own_options.every()]
+    package = ROOT / "plugins" / "sm121"
+    own = {"sm121.core.options", "sm121.plugin.options"}  # the type, and those that pytest takes
+    found = {f"sm121.{file.parent.name}.options" for file in package.glob("*/options.py")}
+    assert found - own == modules
 
 
 @pytest.mark.parametrize(
@@ -141,7 +157,7 @@ def test_wrong_engine_args_are_one_line(text, line, tmp_path):
 )
 def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
     with pytest.raises(errors.UsageError) as refused:
-        parse_sides(words)
+        parse_sides(words, own_options.every())
     assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)
 
 

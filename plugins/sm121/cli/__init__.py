@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
 from sm121.cli.arguments import COMMANDS, EVERY, GROUPS, OF_A_CHECKOUT
-from sm121.core import own_options, own_tests, profile, templates
+from sm121.core import own_tests, profile, templates
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.printable import printable
@@ -136,16 +136,12 @@ def _become_pytest(given: Sequence[str]) -> None:
 
 def _help_of_options() -> str:
     """Return the help of the options that the suite adds to pytest's."""
-    from sm121.session import shipped
+    from sm121.session import own_options
 
-    names = shipped.names()
     usage = "sm121 run [OPTIONS] [TESTS]"
     run = Parser(prog="sm121 run", usage=usage, add_help=False, allow_abbrev=False)
-    for titled in own_options.file().group:
-        group = run.add_argument_group(f"SM121: {titled.title}")
-        for option in titled.option:
-            keywords = option.given(**names)
-            group.add_argument(option.name, **{"help": argparse.SUPPRESS, **keywords})
+    for own in own_options.GROUPS:
+        own.add(run.add_argument_group(f"SM121: {own.title}").add_argument)
     again = run.add_argument_group("Again and again")
     again.add_argument("--every", metavar="DURATION", help=EVERY)
     return run.format_help()

@@ -1,18 +1,37 @@
 """The command line: its options, the markers, and the settings that they make."""
 
+import functools
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from sm121.core import architecture, errors, own_options, own_tests, profile_fields
+from sm121.core import architecture, errors, own_tests, profile_fields
 from sm121.core.suggestion import did_you_mean
 from sm121.engines import followed_log
 from sm121.matrix import covering
 from sm121.plugin import certificate, selection, shards, workers
 from sm121.plugin.given import fingerprinted, given
-from sm121.session import settings, shipped
+from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
+
+#: The markers beside those of levels and architectures: set by the plugin, or by a test.
+_MARKERS = (
+    "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
+    "test of a level has it, on itself or its module",
+    "slow(why): takes minutes; left out unless --slow is given",
+    "asked_for(option): runs only when that option is given; else it is no test",
+    "ability(name): needs a model that can do this; a profile says in [correctness.cannot] what "
+    "its model cannot",
+    "severity(name): what its failure is: contract or courtesy; without the marker, or in a crash, "
+    "it is a blocker",
+    "never_waived(what): no waiver tolerates its failure, since it is about that",
+    "api_cases: run with each case of fixtures/api/cases.toml as `case`",
+    "kernel_cases(group): run with each case of that group of sm121.kernels.cases as `case`",
+    "kernel_benchmarks: run with each case of sm121.kernels.cases as `case`",
+    "ab_run: is there only with --ab A B",
+)
 
 
 class _AnyWords(int):
@@ -25,15 +44,16 @@ class _AnyWords(int):
 
 
 def add(parser: pytest.Parser) -> None:
-    """Add every option of ``fixtures/options.toml``."""
-    names = shipped.names()
-    for options_group in own_options.file().group:
-        group = parser.getgroup(f"sm121 {options_group.title}", f"SM121: {options_group.title}")
-        for option in options_group.option:
-            keywords = option.given(**names)
-            if isinstance(keywords.get("nargs"), int):
-                keywords["nargs"] = _AnyWords(keywords["nargs"])
-            group.addoption(option.name, **keywords)
+    """Add every option of the suite."""
+    for own in own_options.GROUPS:
+        group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
+        own.add(functools.partial(_add_to, group))
+
+
+def _add_to(group: pytest.OptionGroup, *names: str, **keywords: Any) -> None:
+    if isinstance(keywords.get("nargs"), int):
+        keywords["nargs"] = _AnyWords(keywords["nargs"])
+    group.addoption(*names, **keywords)
 
 
 def is_own_run(config: pytest.Config) -> bool:
@@ -103,7 +123,7 @@ def markers() -> list[str]:
             for name in architecture.NAMES
         ),
         "gpu: tests that apply to some GPU architecture",
-        *(f"{marker.name}: {marker.help}" for marker in own_options.file().marker),
+        *_MARKERS,
     ]
 
 

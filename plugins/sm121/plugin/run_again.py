@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from sm121.core import own_options, own_tests
+from sm121.core import own_tests
 from sm121.core.printable import printable
 from sm121.core.profile import FULL
 from sm121.core.verdict import Verdict
 from sm121.plugin.options import is_own_run
 from sm121.report import findings, metric_verdicts
 from sm121.run.verdict_file import TestReport, VerdictFile
+from sm121.session import own_options
 from sm121.session.session import Session
 
 #: Options that do not matter when tests are run again, with the number of their values: where
@@ -158,8 +159,9 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
             continue  # -n2, -vv
         elif own_tests.located(argument) not in positional:
             words.append(argument)
-            takes = own_options.every()[argument].nargs if argument in own_options.every() else None
-            values = takes if isinstance(takes, int) else 0
+            option = own_options.every().get(argument)
+            if option is not None and isinstance(option.nargs, int):
+                values = option.nargs
     return _with_one_marker(words)
 
 

@@ -10,7 +10,7 @@ the requested one does not count, nor does a comparison of a server with itself:
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from sm121.core import own_options
 from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.server import root_of
@@ -49,13 +48,14 @@ class Side:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
+def parse_sides(texts: Sequence[str], own_options: Container[str] = ()) -> tuple[Side, Side]:
     """Parse both sides of ``--ab``.
 
     Args:
         texts: Two words. Both are a URL, each perhaps with ``--server-log PATH`` behind it, or both
             are the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` beside the
             configuration under test.
+        own_options: The names of the suite's options. No side begins with one of them.
 
     Returns:
         The sides A and B.
@@ -65,7 +65,7 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
     """
     first, second = (_side(text) for text in texts)
     for side in (first, second):
-        _refuse_swallowed_word(side, texts)
+        _refuse_swallowed_word(side, texts, own_options)
     if (first.url is None) != (second.url is None):
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
@@ -78,7 +78,7 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
     return first, second
 
 
-def _refuse_swallowed_word(side: Side, texts: Sequence[str]) -> None:
+def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Container[str]) -> None:
     """Refuse a side that is the next word of the command line: a path, or an option of the suite.
 
     The next word is swallowed if only one word was given.
@@ -86,7 +86,7 @@ def _refuse_swallowed_word(side: Side, texts: Sequence[str]) -> None:
     if not side.arguments:
         return
     word = side.arguments[0].partition("=")[0]
-    is_own = word in own_options.every()
+    is_own = word in own_options
     if word and (is_own or not word.startswith("-")):
         kind = "an option of the suite" if is_own else "none of them"
         raise UsageError(

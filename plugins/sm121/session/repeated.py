@@ -23,7 +23,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from sm121.client import health
-from sm121.core import own_options, own_tests
+from sm121.core import own_tests
 from sm121.core.command_parser import Parser
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
@@ -31,7 +31,7 @@ from sm121.core.server import NO_KEY, Endpoint, root_of
 from sm121.core.verdict import Verdict
 from sm121.report import headline
 from sm121.run import stored_run
-from sm121.session import given_key
+from sm121.session import given_key, own_options
 from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
 from sm121.stress import soak
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from sm121.core import architecture, own_options, profile, waivers
+from sm121.answers.options import WRITTEN_BY
+from sm121.core import architecture, profile, waivers
 from sm121.core.engine_settings import Launcher
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -23,7 +24,7 @@ from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
 from sm121.run import stored_benchmarks
-from sm121.session import given_key, plan_choice, trusted_runs
+from sm121.session import given_key, own_options, plan_choice, trusted_runs
 from sm121.session.plan_choice import PlanChoice
 from sm121.session.trusted_runs import Trusted
 from sm121.stress import soak
@@ -320,7 +321,7 @@ def _reference(option: Option) -> Path | None:
 
 
 def _existing(option: Option, name: str) -> Path | None:
-    expected = f"a file, got none of that name. {own_options.WRITTEN_BY[name]}"
+    expected = f"a file, got none of that name. {WRITTEN_BY[name]}"
     return _checked(option, name, Path.is_file, expected)
 
 
@@ -415,7 +416,7 @@ def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
         if option("--ab-pairs"):
             raise UsageError("--ab-pairs: expected together with --ab A B")
         return None, base_url
-    sides = parse_sides(texts)
+    sides = parse_sides(texts, own_options.every())
     if sides[0].url is not None:
         return sides, base_url or sides[0].url
     if base_url:

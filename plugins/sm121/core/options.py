@@ -1,0 +1,23 @@
+"""How a package declares its options of pytest.
+
+A package that owns options has a module ``options`` with a function for each group of them::
+
+    def add_options(add: AddOption) -> None:
+        add("--soak", metavar="DURATION", help="mixed load for so long")
+
+`sm121.session.own_options` lists these functions in the order of ``pytest --help``.
+"""
+
+from typing import Any, Protocol
+
+
+class AddOption(Protocol):
+    """Adds an option: ``addoption`` of pytest's groups, or ``add_argument`` of argparse."""
+
+    def __call__(self, *names: str, **keywords: Any) -> object:
+        """Add an option.
+
+        Args:
+            *names: The option, as ``--soak``.
+            **keywords: What ``argparse.ArgumentParser.add_argument`` takes.
+        """

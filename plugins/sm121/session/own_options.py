@@ -1,0 +1,87 @@
+"""All options that the suite adds to pytest's, in the order of ``pytest --help``.
+
+Each option is declared once, in the module ``options`` of the package that owns it. A new option is
+in the fingerprint of a run, and ``--certify`` refuses it, unless ``fixtures/`` says otherwise in
+fingerprinted-options.toml and certificate.toml.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sm121.answers.options import add_options as add_answers
+from sm121.core.command_parser import Parser
+from sm121.core.options import AddOption
+from sm121.engines.options import add_options as add_engines
+from sm121.kernels.options import add_options as add_kernels
+from sm121.matrix.options import add_options as add_matrix
+from sm121.performance.options import add_options as add_performance
+from sm121.regression.options import add_options as add_regression
+from sm121.report.options import add_options as add_report
+from sm121.session.options import add_plan, add_shard, add_target
+from sm121.stress.options import add_options as add_stress
+
+#: Adds the options of a package.
+AddOptions: TypeAlias = Callable[[AddOption], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that stand together in ``pytest --help``."""
+
+    title: str
+    add_options: tuple[AddOptions, ...]
+
+    def add(self, add: AddOption) -> None:
+        """Add the options of the group.
+
+        Args:
+            add: Adds an option.
+        """
+        for add_options in self.add_options:
+            add_options(add)
+
+
+GROUPS = (
+    Group("target", (add_target,)),
+    Group("engine", (add_engines,)),
+    Group(
+        "what is asked",
+        (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard),
+    ),
+    Group("measuring", (add_performance,)),
+    Group("comparing", (add_regression,)),
+    Group("report", (add_report,)),
+)
+
+
+@functools.cache
+def _parser() -> Parser:
+    """Return a parser of the suite's options alone."""
+    parser = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    for group in GROUPS:
+        group.add(parser.add_argument)
+    return parser
+
+
+def every() -> Mapping[str, argparse.Action]:
+    """Return the options by their names, ``--arch`` first."""
+    return _parser()._option_string_actions
+
+
+def reader(words: Sequence[str]) -> Callable[[str], Any]:
+    """Read the suite's options from the words of a command line, without pytest.
+
+    Args:
+        words: The words. Those of other options are skipped.
+
+    Returns:
+        A function that returns the value of an option, or its default, by the option's name.
+
+    Raises:
+        UsageError: An option has no value, or a wrong one.
+    """
+    values, _ = _parser().parse_known_args(list(words))
+    return lambda name: getattr(values, every()[name].dest)
