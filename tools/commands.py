@@ -5,15 +5,14 @@ import functools
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from sm121.cli import Command, command, progress
+from sm121.cli.command import Command, Commands, command, progress
 from sm121.core import architecture
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import LEVELS
 
 
-def add(commands: Any) -> None:
+def add(commands: Commands) -> None:
     """Add them to argparse's subcommands, and to `sm121 canary` what it can do here."""
     canary: argparse.ArgumentParser = commands.choices["canary"]
     canary.add_argument(
@@ -63,7 +62,7 @@ def add(commands: Any) -> None:
     _add_testlog(commands)
 
 
-def _add_side_by_side(commands: Any) -> None:
+def _add_side_by_side(commands: Commands) -> None:
     side = command(
         commands,
         "side-by-side",
@@ -109,7 +108,7 @@ def _add_side_by_side(commands: Any) -> None:
     )
 
 
-def _add_testlog(commands: Any) -> None:
+def _add_testlog(commands: Commands) -> None:
     testlog = command(
         commands,
         "testlog",
@@ -131,7 +130,7 @@ def _add_testlog(commands: Any) -> None:
     )
 
 
-def _add_synthetic(commands: Any) -> None:
+def _add_synthetic(commands: Commands) -> None:
     made = command(
         commands,
         "synthetic",

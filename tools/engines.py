@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 
 from sm121.cli import main as sm121
-from sm121.cli import progress
+from sm121.cli.command import progress
 from sm121.core.profile_fields import LEVELS
 from tools import gguf
 

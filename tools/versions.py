@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from packaging.version import Version
 
 from sm121.checkpoint import vocabulary
-from sm121.cli import progress
+from sm121.cli.command import progress
 from sm121.core.verdict import Verdict
 from sm121.engines import capabilities, registry
 from sm121.engines.protocol import ChecksArguments

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
-from sm121.cli import progress
+from sm121.cli.command import progress
 from sm121.run import verdict_file
 
 _HEAD = text_file("honest-pairs.md")

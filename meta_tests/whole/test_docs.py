@@ -18,6 +18,7 @@ import yaml
 
 from meta_tests.folders import ROOT
 from sm121 import cli
+from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.run import verdict_file
 from tools.reference import commands, options, pages, requirements
@@ -89,7 +90,7 @@ def test_the_requirements_cover_every_test():
 def test_a_test_without_a_requirement_is_refused(tmp_path):
     file = tmp_path / "test_it.py"
     file.write_text("import pytest\npytestmark = pytest.mark.smoke\ndef test_it(): pass\n")
-    with pytest.raises(cli.UsageError, match="test_it: expected a docstring"):
+    with pytest.raises(UsageError, match="test_it: expected a docstring"):
         requirements.read(tmp_path)
 
 

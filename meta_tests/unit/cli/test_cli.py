@@ -10,7 +10,7 @@ import pytest
 import sm121.fixtures
 
 from sm121 import cli
-from sm121.cli.arguments import OF_A_CHECKOUT
+from sm121.cli import OF_A_CHECKOUT
 
 
 @pytest.mark.parametrize(

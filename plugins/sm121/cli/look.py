@@ -1,12 +1,41 @@
-"""The options of the commands that look at a server, a machine or a report."""
+"""The commands that look at a server, a machine or a report."""
 
 import argparse
+import dataclasses
+import os
 import sys
 from pathlib import Path
 
+from sm121.cli.command import Commands, command
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.core.printable import printable
 
-def health(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 health``."""
+
+def add(commands: Commands) -> None:
+    """Add the commands.
+
+    Args:
+        commands: The subcommands of the parser.
+    """
+    _add_health(commands)
+    _add_path(commands)
+    _add_box(commands)
+    _add_compare(commands)
+    _add_history(commands)
+    _add_report(commands)
+
+
+def _add_health(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "health",
+        _health,
+        (
+            "whether a server generates one token in time: exit status 0 or 1; for systemd "
+            "and docker's HEALTHCHECK"
+        ),
+    )
     parser.add_argument(
         "url",
         metavar="URL",
@@ -25,8 +54,29 @@ def health(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def path(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 path``."""
+def _health(options: argparse.Namespace) -> int:
+    from sm121.client import health
+
+    try:
+        within_s = float(options.within)
+    except ValueError:
+        within_s = 0.0
+    if not 0 < within_s < float("inf"):
+        raise UsageError(f"--within {options.within}: expected seconds, more than 0")
+    key = os.environ.get("SM121_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
+    word = "healthy" if result.healthy else "UNHEALTHY"
+    print(f"{word}: {printable(result.message)}", flush=True)
+    return 0 if result.healthy else 1
+
+
+def _add_path(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "path",
+        _path,
+        "what a server runs, read from its log; or what its libraries can run",
+    )
     parser.add_argument(
         "logs",
         type=Path,
@@ -115,8 +165,47 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def box(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 box``."""
+def _path(options: argparse.Namespace) -> None:
+    from sm121.session import path_command
+
+    path_command.run(
+        path_command.Request(
+            logs=tuple(options.logs),
+            container=options.container,
+            libraries=options.libraries is not None,
+            engine=options.engine,
+            metrics=options.metrics,
+            trace=options.trace,
+            jit_caches=options.jit_cache,
+            gpu=options.gpu,
+            as_table=options.table,
+            as_json=options.json,
+        )
+    )
+    if options.libraries is not None:
+        _libraries(options)
+
+
+def _libraries(options: argparse.Namespace) -> None:
+    from sm121.compilation import libraries, toolchain
+    from sm121.compilation.architecture import CodeArchitecture
+
+    python = options.engine_python
+    folders = options.libraries or libraries.engine_places(python)
+    tool = None
+    if options.sass:
+        tool = toolchain.find_disassembler(toolchain.site_packages(python))
+    gpu = CodeArchitecture.parse(options.gpu).number
+    libraries.write_report(folders, sys.stdout, gpu=gpu, disassembler=tool)
+
+
+def _add_box(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "box",
+        _box,
+        "whether this machine is fit for measuring, now",
+    )
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
@@ -148,8 +237,43 @@ def box(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def compare(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 compare``."""
+def _box(options: argparse.Namespace) -> int:
+    from sm121.core import architecture
+    from sm121.measure import box, box_judgement
+
+    if options.device_only:
+        print(box.measure(options.device_only).model_dump_json())
+        return 0
+    arch = architecture.detect().name
+    name = options.profile or profile.for_architecture(arch or "unknown")
+    chosen = profile.load(name)
+    device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
+    architecture.require_device(device)
+    reading = box.read(device)
+    judgement = box_judgement.judge(chosen.box, reading)
+    if options.json:
+        print(reading.model_dump_json(indent=2))
+        print(f"{judgement.state.value}: {judgement.reason}")
+    else:
+        from sm121.report import glance
+
+        values = {"reference": chosen.box, "reading": reading, "judgement": judgement}
+        print(glance.table("box.txt.j2", **values), end="")
+    worst = 1 if judgement.state is box.BoxState.DEGRADED else 0
+    for launcher in options.node_command:
+        status, text = box.of_node(launcher, name)
+        print(text, end="")
+        worst = max(worst, status)
+    return worst
+
+
+def _add_compare(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "compare",
+        _compare,
+        "results of several runs side by side",
+    )
     parser.add_argument(
         "runs",
         type=Path,
@@ -182,8 +306,38 @@ def compare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def history(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 history``."""
+def _compare(options: argparse.Namespace) -> None:
+    from sm121.report import comparison
+
+    sources = []
+    for argument in options.runs:
+        name, path = comparison.named(argument)
+        source = comparison.read(path)
+        sources.append(dataclasses.replace(source, name=name) if name else source)
+    chosen = comparison.distinct(sources)
+    if not options.mixed:
+        comparison.refuse_mixed(chosen)
+    write = comparison.csv_text if options.format == "csv" else comparison.markdown
+    _write(write(chosen), options.output)
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text, "utf-8")
+
+
+def _add_history(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "history",
+        _history,
+        (
+            "many runs over time: a row a run, where levels changed, what is red since "
+            "when, flaky checks, machines that differ"
+        ),
+    )
     parser.add_argument(
         "runs",
         type=Path,
@@ -210,11 +364,35 @@ def history(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def report(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``sm121 report``."""
+def _history(options: argparse.Namespace) -> None:
+    from sm121.report import comparison, history
+
+    past = history.read([comparison.named(path) for path in options.runs])
+    if options.html is not None:
+        print(*history.write(past, options.html), sep="\n")
+    else:
+        print(history.text(past, "json" if options.json else "txt"), end="")
+
+
+def _add_report(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "report",
+        _report,
+        "report.html and junit.xml of a stored run",
+    )
     parser.add_argument(
         "directory",
         type=Path,
         metavar="DIR",
         help="a report directory",
     )
+
+
+def _report(options: argparse.Namespace) -> None:
+    from sm121.core.files import write_text
+    from sm121.report import junit, page, stored
+
+    run = stored.read(options.directory)
+    write_text(junit.xml(run), run.directory / junit.NAME)
+    print(page.write(run))

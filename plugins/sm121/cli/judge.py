@@ -1,0 +1,177 @@
+"""The commands that judge a build: ``run``, ``certify``, ``matrix`` and ``plan``."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from sm121.cli.command import Commands, command, progress
+from sm121.core import own_tests, profile
+from sm121.core.command_parser import Parser
+from sm121.core.errors import OptionError, UsageError
+
+#: The help of ``sm121 run --every``.
+_EVERY = (
+    "check the server at --base-url every 10m, 1h, ...: smoke and correctness of plan quick, one "
+    "line and one record a round, until a signal"
+)
+
+
+def add(commands: Commands) -> None:
+    """Add the commands.
+
+    Args:
+        commands: The subcommands of the parser.
+    """
+    _add_run(commands)
+    _add_certify(commands)
+    _add_matrix(commands)
+    _add_plan(commands)
+
+
+def _add_run(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "run",
+        _run,
+        (
+            "run the suite: pytest, with the tests that belong to this package; all "
+            "arguments but --every are pytest's"
+        ),
+    )
+    # For the help: `_run` reads its own words.
+    parser.add_argument("--every", metavar="DURATION", help=_EVERY)
+
+
+def _run(options: argparse.Namespace) -> int:
+    own = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    own.add_argument("--every")
+    found, of_pytest = own.parse_known_args(options.words)
+    if found.every is not None:
+        from sm121.session import repeated
+
+        return repeated.run(found.every, of_pytest, progress)
+    _become_pytest(options.words)
+    return 0
+
+
+def _become_pytest(given: Sequence[str]) -> None:
+    """Replace this process by pytest, or print the help of the suite's options."""
+    if {"-h", "--help"} & {*given}:
+        print(f"{_help_of_options()}\npytest's options: pytest --help")
+        sys.exit()
+    words = own_tests.command(given, Path.cwd())
+    os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
+
+
+def _help_of_options() -> str:
+    """Return the help of the options that the suite adds to pytest's."""
+    from sm121.session import own_options
+
+    usage = "sm121 run [OPTIONS] [TESTS]"
+    run = Parser(prog="sm121 run", usage=usage, add_help=False, allow_abbrev=False)
+    for own in own_options.GROUPS:
+        own.add(run.add_argument_group(f"SM121: {own.title}").add_argument)
+    again = run.add_argument_group("Again and again")
+    again.add_argument("--every", metavar="DURATION", help=_EVERY)
+    return run.format_help()
+
+
+def _add_certify(commands: Commands) -> None:
+    command(
+        commands,
+        "certify",
+        _certify,
+        (
+            "run what a certificate needs, in a process that no plugin, pytest.ini or "
+            "variable of yours reaches; all arguments are pytest's"
+        ),
+    )
+
+
+def _certify(options: argparse.Namespace) -> NoReturn:
+    from sm121.session import certified_run
+
+    certified_run.start(options.words)
+
+
+def _add_matrix(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "matrix",
+        _matrix,
+        "the cells of a profile's matrix and their coverage",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|PATH",
+        help="default: by architecture",
+    )
+    parser.add_argument(
+        "--axes",
+        metavar="NAME|PATH",
+        help="default: the profile's",
+    )
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        help="default: the profile's",
+    )
+    parser.add_argument(
+        "--version",
+        metavar="VERSION",
+        dest="engine_version",
+        help="of the engine; a build as in 0.14.0+mxfp4 (default: the settings of every release)",
+    )
+    parser.add_argument(
+        "--strength",
+        metavar="N|full",
+        help="show the cells (default: the sizes)",
+    )
+
+
+def _matrix(options: argparse.Namespace) -> None:
+    from sm121.core import architecture
+    from sm121.matrix import plan, size
+
+    name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
+    try:
+        chosen = profile.load(name)
+        space = plan.space_of(chosen, options.axes, options.engine, options.engine_version)
+        if options.strength is None:
+            print(size.sizes(space), end="")
+        else:
+            print(size.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
+    except OptionError as error:  # pytest calls it --matrix
+        raise OptionError("--strength", error.fault) from error
+
+
+def _add_plan(commands: Commands) -> None:
+    command(
+        commands,
+        "plan",
+        _plan,
+        (
+            "what `sm121 run` with the same arguments would ask here, how long it would "
+            "take, and what cannot run; starts nothing"
+        ),
+    )
+
+
+def _plan(options: argparse.Namespace) -> None:
+    """Print the section of pytest's report on the collected tests that the plugin adds."""
+    done = subprocess.run(
+        own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    report = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
+    if done.returncode or not report:
+        message = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
+        message = message.rpartition(" error: ")[2].partition("\n")[0]
+        raise UsageError(message or "pytest says nothing")
+    print(report, end="")

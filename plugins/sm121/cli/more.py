@@ -1,0 +1,273 @@
+"""The commands that build or compute what a run needs, and the schemas."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+from sm121.cli.command import Commands, command, progress
+from sm121.core import profile, templates
+from sm121.core.errors import UsageError
+
+#: The columns of a bar of progress.
+_BAR = 30
+
+
+def add(commands: Commands) -> None:
+    """Add the commands.
+
+    Args:
+        commands: The subcommands of the parser.
+    """
+    _add_canary(commands)
+    _add_vocabulary(commands)
+    _add_golden(commands)
+    _add_warm(commands)
+    _add_schema(commands)
+
+
+def _add_canary(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "canary",
+        _canary,
+        "build the canary checkpoint, a tiny gpt-oss",
+    )
+    parser.add_argument(
+        "directory",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help=(
+            "where it goes (default: where runs look for it, the variable SM121_CANARY or the"
+            " user's cache)"
+        ),
+    )
+    parser.add_argument(
+        "--twin",
+        choices=["bf16", "mxfp4", "both"],
+        default="both",
+        help="in which formats (default: both)",
+    )
+
+
+def _canary(options: argparse.Namespace) -> None:
+    from sm121.checkpoint import canary
+
+    folder = options.directory or canary.folder()
+    for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
+        canary.build(folder / twin, twin, progress=progress)
+
+
+def _add_vocabulary(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "vocabulary",
+        _vocabulary,
+        (
+            "write harmony's vocabulary for an engine without a network: start it with "
+            "TIKTOKEN_ENCODINGS_BASE=DIR"
+        ),
+    )
+    parser.add_argument(
+        "directory",
+        type=Path,
+        metavar="DIR",
+        help="where o200k_base.tiktoken goes",
+    )
+
+
+def _vocabulary(options: argparse.Namespace) -> None:
+    from sm121.checkpoint import vocabulary
+
+    print(vocabulary.write(options.directory))
+
+
+def _add_golden(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "golden",
+        _golden,
+        (
+            "compute what gpt-oss says of the fixed prompts, by the weights of a "
+            "checkpoint of any size"
+        ),
+    )
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a folder in the Hugging Face format",
+    )
+    parser.add_argument(
+        "-o",
+        type=Path,
+        metavar="FILE",
+        dest="output",
+        required=True,
+        help=(
+            "where it goes; pytest takes it as --reference FILE. A computation that was "
+            "stopped goes on in FILE.partial"
+        ),
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where it is computed: cpu, cuda, cuda:1, ... (default: cpu)",
+    )
+    parser.add_argument(
+        "--rounding",
+        metavar="LIST",
+        default="checkpoint",
+        help=(
+            "what the server rounds beyond the checkpoint, as "
+            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, nothing)"
+        ),
+    )
+    parser.add_argument(
+        "--depth",
+        action="append",
+        metavar="TOKENS",
+        choices=["8192", "32768"],
+        default=[],
+        help="the price of rounding is measured at this depth, too; repeatable",
+    )
+
+
+def _golden(options: argparse.Namespace) -> None:
+    from sm121.answers import oracle_file, oracle_making
+    from sm121.measure import machine
+    from sm121.oracles.formats import Rounding
+
+    rounding = Rounding.parse(options.rounding)
+    if not (options.checkpoint / "config.json").is_file():
+        raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
+    if not options.output.absolute().parent.is_dir():
+        raise UsageError(f"-o {options.output}: expected a folder for it, there is none")
+    begun = time.monotonic()
+    peak = 0.0
+
+    def show_progress(done: int, total: int) -> None:
+        nonlocal peak
+        peak = max(peak, machine.own_memory_gib())
+        filled = "#" * (_BAR * done // total)
+        end = "\r" if sys.stderr.isatty() and done < total else "\n"
+        minutes = (time.monotonic() - begun) / 60
+        line = f"[{filled:{_BAR}}] {done} of {total} passes of a layer, {minutes:.1f} minutes"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+    made = oracle_making.make(
+        options.checkpoint,
+        rounding,
+        map(int, options.depth),
+        options.device,
+        kept=options.output.with_name(f"{options.output.name}.partial"),
+        say=show_progress,
+    )
+    oracle_file.save(made, options.output)
+    print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
+
+
+def _add_warm(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "warm",
+        _warm,
+        "compile what an engine's first start would compile, without a server",
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|PATH",
+        help="default: by architecture",
+    )
+    parser.add_argument(
+        "--configuration",
+        metavar="NAME",
+        help="of the profile: what it and the baseline compile (default: the one under test)",
+    )
+    parser.add_argument(
+        "--engine-python",
+        metavar="PYTHON",
+        default=sys.executable,
+        help="the interpreter of the engine's environment (default: this one)",
+    )
+    parser.add_argument(
+        "--engine-env",
+        action="append",
+        metavar="KEY=VALUE",
+        default=[],
+        help="a variable of its environment; repeatable",
+    )
+    parser.add_argument(
+        "--module",
+        action="append",
+        metavar="NAME",
+        default=[],
+        help=(
+            "this one alone (default: all that the configuration under test and the baseline "
+            "need); repeatable"
+        ),
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="show what is missing, and compile nothing",
+    )
+
+
+def _warm(options: argparse.Namespace) -> int:
+    from sm121.core import architecture
+    from sm121.engines.warm import Warmth
+
+    name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
+    variables = {}
+    for assignment in options.engine_env:
+        key, equals, value = assignment.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--engine-env {assignment}: expected KEY=VALUE")
+        variables[key] = value
+    warmth = Warmth.of(
+        profile.load(name), options.engine_python, variables, options.module, options.configuration
+    )
+    print(templates.rendered("warm.txt.j2", warmth=warmth), end="")
+    if options.dry_run:
+        return 0
+    missing = list(warmth.missing)
+    obstructed = [module for module in missing if warmth.obstacle(module) is not None]
+    failed = list(obstructed)
+    for module in missing:
+        if module in obstructed:
+            continue
+        progress(f"{module.name}: compiling")
+        fault = warmth.build(module, progress)
+        progress(f"{module.name}: {fault or 'there'}")
+        if fault is not None:
+            failed.append(module)
+    if failed:
+        print(f"not there: {', '.join(module.name for module in failed)}")
+    return 1 if failed else 0
+
+
+def _add_schema(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "schema",
+        _schema,
+        "JSON Schema of verdict.json or of profiles",
+    )
+    parser.add_argument(
+        "what",
+        choices=["verdict", "profile"],
+        help="of which file",
+    )
+
+
+def _schema(options: argparse.Namespace) -> None:
+    from sm121.run import verdict_file
+
+    if options.what == "verdict":
+        schema = verdict_file.json_schema()
+    else:
+        schema = profile.Profile.model_json_schema()
+    print(json.dumps(schema, indent=2, sort_keys=True))
