@@ -1094,8 +1094,9 @@ def test_connection_without_an_answer(
         entry = f"{local} {remote} {state} 00000001:00000000 {timer}:00000019 {times:08X}"
         lines.write(f"   1: {entry}     0        0 {inode} 2 0 99 0 0 10 -1\n")
         lines.flush()
-        ends = unanswered.unanswered(lambda: [psutil.Process()], {"10.77.0.1", "2001:db8::1"})
-    assert ends == ([expected] if expected else [])
+        found = unanswered.unanswered(lambda: [psutil.Process()], {"10.77.0.1", "2001:db8::1"})
+    assert [str(connection) for connection in found] == ([expected] if expected else [])
+    assert {each.remote.address for each in found} <= {"10.77.0.1", "2001:db8::1"}
 
 
 def test_a_kernel_without_such_a_table_tells_nothing(monkeypatch, tmp_path):

@@ -198,7 +198,8 @@ class _Reporter:
         if now - self._reached_at > _REACH_EVERY_S:
             self._reached_at = now
             self._unreachable = _why_unreachable(*self._beacon)
-            self._unanswered = unanswered(server.processes, {self._address_of_rank_0})
+            found = unanswered(server.processes, {self._address_of_rank_0})
+            self._unanswered = [str(connection) for connection in found]
         if now - self._tree_at > _TREE_EVERY_S or server.exits():
             self._tree_at = now
             self._tree = process_snapshot.snapshot(server.processes())

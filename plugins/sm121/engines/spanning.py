@@ -31,7 +31,7 @@ from sm121.engines.process_tree import Survivor
 from sm121.engines.server_errors import ServerError, ServerExited
 from sm121.evidence import death, failure
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.evidence.unanswered import unanswered
+from sm121.evidence.unanswered import Connection, unanswered
 
 _WATCH_EVERY_S = 0.5
 _SAY_EVERY_S = 2.0
@@ -59,7 +59,7 @@ class SpanningServer(ManagedServer):
     #: When each process of rank 0 was first found stopped.
     _stopped_since: dict[int, float] = field(init=False, default_factory=dict)
     #: When each connection of rank 0 was first found without an answer.
-    _unanswered_since: dict[str, float] = field(init=False, default_factory=dict)
+    _unanswered_since: dict[Connection, float] = field(init=False, default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -178,9 +178,9 @@ class SpanningServer(ManagedServer):
         for other in self.others:
             other.say("\n")
         addresses = {other.state.get("address", "") for other in self.others}
-        ends = unanswered(self.processes, addresses)
+        found = unanswered(self.processes, addresses)
         before = self._unanswered_since
-        self._unanswered_since = {end: before.get(end, now) for end in ends}
+        self._unanswered_since = {each: before.get(each, now) for each in found}
 
     def _faults(self) -> Iterator[ServerError]:
         """Yield the faults of all nodes, in the order in which they are judged."""
@@ -233,9 +233,9 @@ class SpanningServer(ManagedServer):
                 yield self._of_node(other.node, why, log)
             return
         unanswered_since = list(other.unanswered_since.items())
-        for end, began in self._unanswered_since.items():
-            if _far_host(end) == state.get("address"):
-                unanswered_since.append((end, began))
+        for connection, began in self._unanswered_since.items():
+            if connection.remote.address == state.get("address"):
+                unanswered_since.append((str(connection), began))
         for end, began in unanswered_since:
             if now - began >= patience_s:
                 how = f"{end} has no answer for {now - began:.0f} s"
@@ -286,11 +286,6 @@ class SpanningServer(ManagedServer):
             cause = cause_there.model_copy(update={"summary": summary, "owner": owner})
         kind = ServerExited if self.endpoint is None else ServerError
         return kind(f"{node} is lost to the server: {how}", cause, log)
-
-
-def _far_host(end: str) -> str:
-    """Return the other host of a connection ``A:PORT -> B:PORT``, of `unanswered`."""
-    return end.partition(" -> ")[2].rpartition(":")[0].strip("[]")
 
 
 def _stopped(name: str, pid: int, seconds: float) -> str:

@@ -6,7 +6,7 @@ The kernel's counters of retransmissions show them; this module sends nothing.
 import contextlib
 import ipaddress
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ _TIMES = 3
 
 
 @dataclass(frozen=True)
-class _End:
+class End:
     """One end of a connection."""
 
     address: str
@@ -33,12 +33,13 @@ class _End:
 
 
 @dataclass(frozen=True)
-class _Connection:
-    """A connection, with the inode of its socket on this machine."""
+class Connection:
+    """A connection of a process of this machine. As text it is ``A:PORT -> B:PORT``."""
 
-    inode: str
-    local: _End
-    remote: _End
+    local: End
+    remote: End
+    #: The inode of its socket on this machine.
+    inode: str = field(compare=False)
 
     def __str__(self) -> str:
         return f"{self.local} -> {self.remote}"
@@ -46,7 +47,7 @@ class _Connection:
 
 def unanswered(
     processes: Callable[[], Iterable[psutil.Process]], peers: Collection[str]
-) -> list[str]:
+) -> list[Connection]:
     """Find connections to other nodes whose data is not acknowledged.
 
     Args:
@@ -54,7 +55,7 @@ def unanswered(
         peers: The addresses of the other nodes.
 
     Returns:
-        Each connection as ``A:PORT -> B:PORT``.
+        The connections, sorted by their texts.
     """
     # The tables have the connections of all processes.
     connections = [found for found in _repeating(_NET) if found.remote.address in peers]
@@ -63,7 +64,7 @@ def unanswered(
     inodes: set[str] = set()
     for process in processes():
         inodes.update(_sockets(process.pid))
-    return sorted(str(found) for found in connections if found.inode in inodes)
+    return sorted((found for found in connections if found.inode in inodes), key=str)
 
 
 def _sockets(pid: int) -> Iterator[str]:
@@ -74,7 +75,7 @@ def _sockets(pid: int) -> Iterator[str]:
                 yield str(file.readlink()).removeprefix("socket:[").removesuffix("]")
 
 
-def _repeating(tables: Path) -> Iterator[_Connection]:
+def _repeating(tables: Path) -> Iterator[Connection]:
     """Yield the connections that wait for the acknowledgement of a retransmission."""
     for table in (tables / "tcp", tables / "tcp6"):
         if not table.exists():
@@ -82,14 +83,14 @@ def _repeating(tables: Path) -> Iterator[_Connection]:
         for line in table.read_text("ascii").splitlines()[1:]:
             _, local, remote, _state, _queues, timer, times, _uid, _waits, inode = line.split()[:10]
             if timer.partition(":")[0] == _SENDS_AGAIN and int(times, 16) >= _TIMES:
-                yield _Connection(inode, _parse_end(local), _parse_end(remote))
+                yield Connection(_parse_end(local), _parse_end(remote), inode)
 
 
-def _parse_end(entry: str) -> _End:
+def _parse_end(entry: str) -> End:
     """Parse an address of the kernel's: words of four bytes, the last byte of each first."""
     words, _, port = entry.partition(":")
     packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
     address = ipaddress.ip_address(packed)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    return _End(str(address), int(port, 16))
+    return End(str(address), int(port, 16))

@@ -1,0 +1,38 @@
+"""A connection without an answer is a fault of the node at its far end."""
+
+import time
+
+import pytest
+
+from meta_tests.fakes.two_ranks import TwoRanks
+from meta_tests.unit.engines.test_nodes import RUN, configuration
+from sm121.engines import nodes, registry
+from sm121.engines.managed import StartLimits
+from sm121.engines.spanning import SpanningServer
+from sm121.evidence.unanswered import Connection, End
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
+    limits = StartLimits(20, 20, 5)
+    server = SpanningServer(configuration(), TwoRanks(), limits, tmp_path, RUN)
+    server.start()
+    yield server
+    server.stop()
+
+
+def faults_of_connection(server: SpanningServer, address: str) -> list[str]:
+    """The faults of node 1 where a connection to this address has no answer for too long."""
+    connection = Connection(End("192.0.2.7", 29500), End(address, 40000), inode="1")
+    patience_s = nodes.bounds().unreachable_after_s.value
+    server._unanswered_since = {connection: time.monotonic() - patience_s}
+    faults = server._faults_of_link(server.others[0], time.monotonic())
+    return [fault.cause.summary for fault in faults]
+
+
+def test_a_connection_without_an_answer_is_a_fault_of_the_node_at_its_far_end(started):
+    address = started.others[0].state["address"]
+    (fault,) = faults_of_connection(started, address)
+    assert f"192.0.2.7:29500 -> {address}:40000 has no answer for" in fault
+    assert faults_of_connection(started, "192.0.2.1") == []
