@@ -292,6 +292,21 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
         assert "beginning with 0006_x.json" in steps[0].text
 
 
+@pytest.mark.parametrize(
+    ("levels", "starts"),
+    [
+        ((60, 60, 60, 50, 50, 50), [0, 3]),
+        ((60, 60, 60, 60, 60, 60), [0]),
+        ((50, 50, 50, 60, 60, 60), [0, 3]),
+    ],
+)
+def test_levels_without_any_scatter_differ_by_any_change(levels, starts):
+    limits = level_settings.Regression(starts_differ_by=0.0)
+    for higher_is_better in (True, False):
+        found = metric_levels.levels_of(levels, higher_is_better=higher_is_better, limits=limits)
+        assert [level.start for level in found] == starts
+
+
 def first_red(name: str, times_as_bad, history=(), **fields) -> int | None:
     runs = [*history]
     for number, factor in enumerate(times_as_bad):

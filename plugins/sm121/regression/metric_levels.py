@@ -1,6 +1,7 @@
 """Levels of a metric over stored runs, and falls from its best level."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -306,7 +307,10 @@ def _excess(
     floor = _STEP if min(before.runs, after.runs) >= SERIES else limits.starts_differ_by
     needed = max(floor, chance * float(np.sqrt(1 / before.runs + 1 / after.runs)))
     medians = float(np.log(after.median / before.median))
-    return float(min(abs(medians), bests * np.sign(medians)) / needed)
+    change = float(min(abs(medians), bests * np.sign(medians)))
+    if needed == 0.0:  # runs and starts that do not differ have no scatter
+        return math.inf if change > 0.0 else 0.0
+    return change / needed
 
 
 def series_of(
