@@ -436,11 +436,11 @@ class Harness(RunRecord):
 
     def no_memory(self) -> str:
         """Return why the server's memory is not judged. For an attached server it is unproven."""
-        life = self.attached_life
-        if life is None or life.no_memory is None:
+        why = self.attached_life.no_memory if self.attached_life is not None else None
+        if why is None:
             return "no process of the server could be looked at"
-        self.unproven(life.no_memory)
-        return life.no_memory
+        self.unproven(why)
+        return why
 
     def check_alive(self, *, after_failure: bool = False) -> None:
         """Require, within a test, that the suite's own server lives.
