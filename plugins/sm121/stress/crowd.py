@@ -28,8 +28,8 @@ TIMES = {2: 40, 10: 64}
 _AT_MOST = 512
 #: Different requests of each kind.
 _PROMPTS = 3
-#: The first of their prompts. The continuations of these are so sure that hot samples are like
-#: greedy ones.
+#: The first of their prompts. Other prompts of the set have continuations so sure that hot samples
+#: are like greedy ones.
 _FIRST = 4
 #: Tokens of a long prompt.
 _LONG = 400

@@ -142,7 +142,7 @@ class Shapes:
             yield self.job(prompt.text, length, name=prompt.name, stream=_is_streamed(number))
 
     def unruly(self, tokens: int) -> Iterator[Job]:
-        """Yield requests without end, of which half are of unruly clients.
+        """Yield requests without end, of which two of three are of unruly clients.
 
         These cancel, disconnect, read slowly, or send a request that must be refused.
 
