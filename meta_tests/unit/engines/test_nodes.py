@@ -299,6 +299,7 @@ def test_link_that_goes_down(make, second_host):
     server = make(command=command, address="10.77.0.1")
     server.start()
     assert asked(server)[0] == "200"
+    rank_1(server)  # its node has reported that it reaches this machine, or a port may be blocked
     link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
     subprocess.run([*link, "down"], check=True)
     answer, seconds = asked(server)
@@ -361,8 +362,7 @@ def test_port_that_is_blocked(make, second_host, rule, during):
 
 @pytest.mark.slow("the suite is killed, and its nodes end by themselves")
 def test_suite_that_is_killed_leaves_nothing(tmp_path):
-    folder = str(ROOT)
-    with program("suite-on-two-nodes.txt", folder, str(tmp_path)) as suite:
+    with program("suite-on-two-nodes.txt", str(ROOT), str(tmp_path)) as suite:
         assert suite.stdout.readline() == "up\n"
         assert len(left_of("meta-killed")) >= 4
         suite.kill()
