@@ -16,7 +16,7 @@ from meta_tests.fakes import past_runs
 from meta_tests.fakes.servers import executable
 from meta_tests.folders import DATA, ROOT
 from sm121.core import level_settings
-from sm121.core.unmet import text
+from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import benchmarks, cases, checks, child, problems
 from sm121.kernels.protocol import Operation
@@ -264,6 +264,47 @@ def kernels_of(provider: str) -> Kernels:
     return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
 
 
+class ScriptedChild:
+    """Answers of a process with four tactics; the catalogue has them in real processes."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple] = []
+
+    def close(self) -> None:
+        self.asked.append(("close",))
+
+    def ask(self, question: str, *arguments: object, within_s: float | None = None) -> object:
+        self.asked.append((question, within_s))
+        if question == "tactics":
+            return ["right", "wrong", "crash", "hang"]
+        if question == "packages":
+            return {}
+        match arguments[-1]:
+            case "wrong":
+                return [{"required": "at most 0.01", "observed": "0.5", "about": "fused_moe"}]
+            case "crash":
+                raise child.Ended(Fact("a result", "the process ended with SIGABRT: "))
+            case "hang":
+                raise child.Ended(Fact(f"an end within {within_s:g} s"))
+        return []
+
+
+def test_a_tactic_that_is_wrong_crashes_or_hangs_does_not_hide_the_others():
+    scripted = ScriptedChild()
+    choice = Choice(None, provider="scripted")
+    kernels = Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: scripted)
+    facts = kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30)
+    assert [str(fact).partition(":")[0] for fact in facts] == [
+        "tactic wrong", "tactic crash", "tactic hang",
+    ]  # fmt: skip
+    assert "the process ended with SIGABRT" in str(facts[1])
+    assert "an end within 30 s" in str(facts[2])
+    assert scripted.asked == [
+        ("tactics", None),
+        *[("close",), ("packages", None), ("check", 30)] * 4,
+    ]
+
+
 @pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
 def test_each_tactic_is_judged_in_a_process_of_its_own():
     kernels = kernels_of("tuned")
@@ -290,6 +331,29 @@ class Reusing(TorchProvider):
         flat = self.memory.view(-1)
         flat.view(torch.int16)[flat.abs().argmin()] ^= self.calls & 1
         return self.memory
+
+
+class RoutingReused(TorchProvider):
+    """The same of the routing, which computes little."""
+
+    name = "reusing"
+    deterministic = frozenset({"route"})
+    memory = None
+    calls = 0
+
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        self.memory = shares if self.memory is None else self.memory.copy_(shares)
+        self.calls += 1
+        self.memory.view(torch.int32)[0, 0] ^= self.calls & 1
+        return self.memory, ids
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_two_runs_into_the_same_memory_are_compared_of_the_routing():
+    case = next(case for case in cases.GROUPS["routing"] if case.tokens > 1 and not case.strided)
+    (line,) = checks.check(RoutingReused(), problems.build(case))
+    assert "as declared, seen: two runs differ" in str(line)
 
 
 @pytest.mark.slow("nine seconds of experts")
