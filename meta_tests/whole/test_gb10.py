@@ -92,6 +92,9 @@ def test_the_action_has_the_verdict(tmp_path):
 @pytest.mark.slow("two runs more that pytest refuses")
 def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
     runner = Runner(tmp_path, NOBODY)
-    for wrong in ("-c no-such.ini", "--rootdir=no/such/folder"):
-        status, output, outputs = runner.action(wrong)
-        assert status and "verdict=" not in outputs, output
+    wrong = "--engine-arg=--moe-backend=no-such"
+    _, output, outputs = runner.action(f"-m sm121 --plan quick {wrong} tests/test_smoke.py")
+    assert "verdict=FAIL\n" in outputs, output
+    for again in ("-c no-such.ini", "--rootdir=no/such/folder"):
+        status, output, outputs = runner.action(again)
+        assert status and "verdict=" not in outputs, f"that of the first run: {output}"

@@ -27,9 +27,7 @@ def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tm
     """All of the level but its chats, which `test_chat_rate` has, within two minutes."""
     (tmp_path / "shorter.toml").write_text(SHORTER)
     shorter = ("--profile", str(tmp_path / "shorter.toml"), "-k", "not chat_rate")
-    status, run = judge(
-        run_pytest, server := timed_server("--rate", "53", "--prefill-rate", "40000"), *shorter
-    )
+    status, run = judge(run_pytest, server := timed_server("--rate", "53"), *shorter)
     assert status == 0, run.output
     assert "--depths leaves gates without a number: tg32@d4096" in run.output.splitlines()[-2]
     metric = run.verdict["metrics"]["tg32@d0"]

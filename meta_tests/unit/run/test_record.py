@@ -58,9 +58,7 @@ def verdicts_of(file: dict) -> dict[str, str]:
         ("test_pass", "PASS", 0, "passed"),
         ("test_fail", "FAIL", 1, "failed"),
         ("test_invalid", "INVALID", 1, "invalid"),
-        pytest.param(
-            "test_inconclusive", "INCONCLUSIVE", 1, "inconclusive", marks=pytest.mark.slow
-        ),
+        ("test_inconclusive", "INCONCLUSIVE", 1, "inconclusive"),
         ("test_not_run", "NOT_RUN", 5, "skipped"),
         pytest.param("test_skipped", "NOT_RUN", 5, "skipped", marks=pytest.mark.slow),
         pytest.param("test_for_sm121_only", "NOT_RUN", 5, "skipped", marks=pytest.mark.slow),
@@ -177,11 +175,14 @@ def test_a_failure_of_no_level_is_not_painted_green(attached):
     assert "def test_of_no_level" in run.output, "the closing lines do not tell of it: pytest does"
 
 
-@pytest.mark.slow("two runs")
 def test_a_run_that_stops_early_is_not_finished(attached):
     names = ("test_pass", "test_fail", "test_invalid", "test_never_reached")
     status, file, _ = attached("-x", *map(one, names))
     assert status == 1 and not file["finished"]
+
+
+@pytest.mark.slow("a run more that stops early")
+def test_a_run_that_a_test_of_no_level_stops_is_not_green(attached):
     foreign = "meta_tests/whole/scenarios/foreign.py"
     status, file, _ = attached("-x", one("test_pass"), foreign, one("test_never_reached"))
     assert status == 1 or file["verdict"] != "PASS", file

@@ -463,8 +463,7 @@ def parse(raw: Any) -> VerdictFile:
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise ValueError("it has no schema_version")
     if raw["schema_version"] == 1:  # it has the text of a failure, and no facts
-        tests = raw.get("tests")
-        for test in tests if isinstance(tests, list) else []:
+        for test in raw.get("tests") or ():
             if isinstance(test, dict) and test.get("said"):
                 test["unmet"] = [{"required": "", "observed": test["said"]}]
     file = lenient.validate(VerdictFile, raw)
