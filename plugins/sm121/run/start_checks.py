@@ -31,7 +31,7 @@ def find_obstacles(
         environment_of: Returns the environment of a configuration's engine.
         directory: The report directory, which needs room for logs.
         version: The identity of the engine's build; None if it is not known.
-        node_facts: The facts of each other node.
+        node_facts: The facts of each node, this machine first; empty for a server on one machine.
     """
     findings = list(preflight.of_nodes(engine.needs, node_facts))
     for configuration in configurations:
