@@ -40,7 +40,8 @@ def entry_of(models: dict[str, Any], name: str) -> dict[str, Any] | None:
         models: The JSON object of ``/v1/models``.
         name: The id of the model.
     """
-    for entry in models.get("data") or ():
+    data = models.get("data")
+    for entry in data if isinstance(data, list) else []:
         if isinstance(entry, dict) and entry.get("id") == name:
             return entry
     return None
