@@ -42,6 +42,16 @@ def test_what_another_reason_excused_is_not_known(tmp_path, how):
     assert trusted.known(a_run(*TESTS).tests[2]) is not None
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_verdict_file_names_its_run(tmp_path, anew):
+    """The whole run is kept, and `--against trusted` finds it."""
+    folder = stored(a_run(*TESTS), tmp_path / "run")
+    kept, *_ = trusted_runs.trust(folder / "verdict.json", tmp_path, anew=anew)
+    for name in ("verdict.json", "details.json"):
+        assert (kept / name).read_bytes() == (folder / name).read_bytes()
+    assert len(trusted_runs.load("trusted", tmp_path).runs) == 1
+
+
 def test_a_run_of_the_first_version_is_read(tmp_path):
     """It has the text of a failure alone: the same text is the same failure."""
     folder = stored(a_run(*TESTS), tmp_path / "run")

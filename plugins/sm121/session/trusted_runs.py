@@ -136,7 +136,7 @@ def trust(
     """Keep a run as the one that others are compared with.
 
     Args:
-        report: Its report directory.
+        report: Its report directory, or its verdict.json.
         storage: pytest-benchmark's folder.
         anew: Whether the runs that were kept before no longer count: a run that is worse than they
             were is accepted.
@@ -148,6 +148,7 @@ def trust(
     Raises:
         UsageError: The run cannot be trusted, or it is kept already.
     """
+    report = stored_run.folder_of(report)
     run = _read(report)
     before = _kept(storage)
     if not anew:
