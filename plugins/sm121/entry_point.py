@@ -34,9 +34,10 @@ def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
         return
     from sm121.session import own_options  # other runs do not import the suite
 
-    for option, value in itertools.pairwise(arguments):
-        if option in own_options.every() and (folder / value).exists():
+    for name, value in itertools.pairwise(arguments):
+        option = own_options.every().get(name)
+        if option is not None and option.nargs != 0 and (folder / value).exists():
             raise pytest.UsageError(
-                f"{option} {value}: expected {option}={value}, got a space. pytest takes a path "
+                f"{name} {value}: expected {name}={value}, got a space. pytest takes a path "
                 "behind a space for one of tests, and does not read pytest.ini here. Write ="
             )

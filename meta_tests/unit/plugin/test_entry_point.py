@@ -1,0 +1,25 @@
+"""A path behind a space, which pytest takes for one of tests."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sm121 import entry_point
+
+
+@pytest.fixture
+def config(tmp_path):
+    """pytest's, started beside a pytest.ini that it does not read."""
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "tests").mkdir()
+    return SimpleNamespace(invocation_params=SimpleNamespace(dir=tmp_path), inipath=None)
+
+
+def test_the_value_of_an_option_is_refused_with_the_equals_sign(config):
+    with pytest.raises(pytest.UsageError, match="expected --report-dir=tests, got a space"):
+        entry_point._refuse_a_space(config, ["--report-dir", "tests"])
+
+
+@pytest.mark.parametrize("words", [["--certify", "tests"], ["--slow", "tests"], ["-x", "tests"]])
+def test_a_path_of_tests_behind_an_option_without_a_value_is_none(config, words):
+    entry_point._refuse_a_space(config, words)
