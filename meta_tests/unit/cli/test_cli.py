@@ -138,6 +138,28 @@ from sm121.cli import OF_A_CHECKOUT
             id="plan --nonsense, sm121 plan: unrecognized arguments",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ("plan", "-k", "nonsense"),
+            "sm121 plan: -k 'nonsense': expected the name of a check",
+            id="plan -k nonsense",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("plan", "tests/none.py"),
+            "sm121 plan: file or directory not found: tests/none.py",
+            id="plan tests/none.py",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("plan", "--certify", "-k", "health"),
+            "sm121 plan: --certify with -k health",
+            id="plan --certify -k health",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("plan", "--ab", "X"), "argument --ab: expected 2 arguments", id="plan --ab X"
+        ),
+        pytest.param(("plan", "--format", "xml"), "invalid choice: 'xml'", id="plan --format xml"),
     ],
 )
 def test_a_wrong_request_is_one_line(arguments, line, capsys):

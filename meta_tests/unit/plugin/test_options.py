@@ -3,13 +3,14 @@
 import argparse
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from _pytest.config.argparsing import Parser
 
 from meta_tests.folders import ROOT
 from sm121 import cli
-from sm121.core import errors
+from sm121.core import errors, own_tests
 from sm121.plugin import options
 from sm121.regression.ab import parse_sides
 from sm121.session import own_options, settings
@@ -84,6 +85,29 @@ def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(words, expecte
 @pytest.mark.parametrize("words", [["--cov-report", "x"], ["-x", "tests"], ["--depth", "64"]])
 def test_an_option_of_others_is_left_to_them(words):
     options.refuse_misspelt(parser(), words)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [
+        pytest.param(["--nonsense", "tests"], True, id="option"),
+        pytest.param(["tests", "--depth", "64"], False, id="path"),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False], ids=["sm121 run", "pytest"])
+def test_an_option_that_nobody_has_is_refused_by_sm121_run_in_one_line(words, is_refused, is_own):
+    config = SimpleNamespace(inipath=own_tests.settings() if is_own else None)
+    if not (is_refused and is_own):
+        options.refuse_unknown(config, parser(), words)
+        return
+    with pytest.raises(pytest.UsageError) as refused:
+        options.refuse_unknown(config, parser(), words)
+    assert str(refused.value) == "unrecognized arguments: --nonsense"
+
+
+def test_the_suite_reads_two_words_of_ab_as_pytest_does():
+    words = ["--ab", "", "--enforce-eager", "-x", "tests"]
+    assert own_options.reader(words)("--ab") == ["", "--enforce-eager"]
 
 
 def engine_arguments(text, folder):

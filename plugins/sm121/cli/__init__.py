@@ -9,7 +9,7 @@ from types import ModuleType
 
 from sm121 import __version__
 from sm121.cli import gate, judge, look, more
-from sm121.cli.command import Commands
+from sm121.cli.command import EXIT_USAGE, Commands
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import Sm121Error
 
@@ -32,8 +32,6 @@ OF_A_CHECKOUT = (
     "reference",
     "testlog",
 )
-#: The exit status of a wrong request, as pytest's.
-_EXIT_USAGE = 4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
-        return _EXIT_USAGE
+        return EXIT_USAGE
     try:
         # The words behind `run`, `plan` and `certify` are pytest's.
         own_help = words in (["plan", "-h"], ["plan", "--help"])
@@ -58,18 +56,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.words = words[1:]
     except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
-        return _EXIT_USAGE
+        return EXIT_USAGE
     try:
         status: int = options.run(options) or 0
+    except InvalidArgumentsError as error:
+        print(error, file=sys.stderr)
+        return EXIT_USAGE
     except (Sm121Error, OSError, ValueError) as error:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except ModuleNotFoundError as error:
         print(
             f"sm121 {options.command}: needs {error.name}: pip install 'sm121-conformance[cpu]'",
             file=sys.stderr,
         )
-        return _EXIT_USAGE
+        return EXIT_USAGE
     return status
 
 

@@ -10,6 +10,9 @@ Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 #: The subcommands of a parser: the result of ``add_subparsers``.
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
+#: The exit status of a wrong request, as pytest's.
+EXIT_USAGE = 4
+
 
 def command(commands: Commands, name: str, run: Command, summary: str) -> argparse.ArgumentParser:
     """Add a subcommand.

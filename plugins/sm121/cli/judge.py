@@ -4,11 +4,12 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sm121.cli.command import Commands, command, progress
+from sm121.cli.command import EXIT_USAGE, Commands, command, progress
 from sm121.core import own_tests, profile
 from sm121.core.command_parser import Parser
 from sm121.core.errors import OptionError, UsageError
@@ -161,17 +162,26 @@ def _add_plan(commands: Commands) -> None:
     )
 
 
-def _plan(options: argparse.Namespace) -> None:
-    """Print the section of pytest's report on the collected tests that the plugin adds."""
-    done = subprocess.run(
-        own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    report = done.stdout.partition(" sm121 conformance ")[2].partition("\n")[2]
-    if done.returncode or not report:
-        message = (done.stdout + done.stderr).strip().rpartition("ERROR: ")[2]
-        message = message.rpartition(" error: ")[2].partition("\n")[0]
-        raise UsageError(message or "pytest says nothing")
-    print(report, end="")
+def _plan(options: argparse.Namespace) -> int:
+    """Print what pytest would run by the collected tests."""
+    from sm121.report import run_plan
+    from sm121.session import own_options
+
+    own_options.reader(options.words)  # a wrong value is one line; pytest writes its usage, too
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plan.json"
+        done = subprocess.run(
+            own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
+            env={**os.environ, run_plan.VARIABLE: str(file)},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        answer = run_plan.read(file)
+    if answer.refusal is not None:
+        raise UsageError(answer.refusal)
+    if done.returncode or answer.plan is None:
+        print(done.stdout + done.stderr, end="", file=sys.stderr)
+        return EXIT_USAGE
+    print(run_plan.text(answer.plan), end="")
+    return 0

@@ -1,9 +1,7 @@
 """The command line: its options, the markers, and the settings that they make."""
 
-import functools
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -34,26 +32,11 @@ _MARKERS = (
 )
 
 
-class _AnyWords(int):
-    """So many words of the command line, whatever they begin with. argparse takes
-    ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the pattern of an
-    option's words by ``"A" * nargs``, A being a word that is no option, and O one."""
-
-    def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
-        return ["[AO]"] * int(self)
-
-
 def add(parser: pytest.Parser) -> None:
     """Add every option of the suite."""
     for own in own_options.GROUPS:
         group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
-        own.add(functools.partial(_add_to, group))
-
-
-def _add_to(group: pytest.OptionGroup, *names: str, **keywords: Any) -> None:
-    if isinstance(keywords.get("nargs"), int):
-        keywords["nargs"] = _AnyWords(keywords["nargs"])
-    group.addoption(*names, **keywords)
+        own.add(group.addoption)
 
 
 def is_own_run(config: pytest.Config) -> bool:
@@ -91,6 +74,14 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
         name = word.partition("=")[0]
         if name.startswith("--") and (hint := did_you_mean(name, own_options.every())):
             raise pytest.UsageError(f"unrecognized argument {name}{hint}")
+
+
+def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list[str]) -> None:
+    """Refuse an option of ``sm121 run`` that nobody has, in one line; pytest writes its usage, too.
+    Raises UsageError: it names the words."""
+    _, unknown = parser.parse_known_and_unknown_args(arguments)
+    if is_own_run(config) and any(word.startswith("-") for word in unknown):
+        raise pytest.UsageError(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 def refuse_numbers(config: pytest.Config) -> None:

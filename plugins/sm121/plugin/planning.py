@@ -2,16 +2,18 @@
 is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
 run with the reason, and each plan of the profile with its minutes."""
 
+import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
 from sm121.compilation.jit import FlashInferModules
-from sm121.core import architecture, interpreter, profile_fields, templates
+from sm121.core import architecture, interpreter, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
@@ -22,6 +24,8 @@ from sm121.measure import box, machine, roofline
 from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
+from sm121.report import run_plan
+from sm121.report.run_plan import RunPlan
 from sm121.run import served, stored_run, verdict_file
 from sm121.run.record import Target
 from sm121.session import certification, durations, forecast, target
@@ -90,38 +94,121 @@ def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
     ]
 
 
-def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]:
-    """All that is known before a start: facts, plans, minutes."""
+def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan:
+    """What a run of the collected tests would ask.
+
+    Args:
+        config: The run's.
+        items: The tests of levels that are selected.
+    """
     chosen = config.stash.get(TARGET, None)
+    running = (item for item in items if item.get_closest_marker("skip") is None)
+    return RunPlan(
+        checks=dict(Counter(item.stash[LEVEL] for item in running)),
+        not_run=reasons(items),
+        deselected=[*config.stash.get(selection.DESELECTED, dict[str, frozenset[str]]())],
+        machine=_machine(chosen) if chosen is not None else None,
+        target=_planned_target(config, chosen, items) if chosen is not None else None,
+    )
+
+
+def _machine(chosen: Target) -> run_plan.Machine:
+    identity = machine.identity()
+    detected = architecture.detect()
+    return run_plan.Machine(
+        arch=detected.name,
+        evidence=detected.evidence,
+        processor=identity["gpu"] or identity["cpu_model"],
+        cores=identity["cores_logical"],
+        memory_gib=identity["memory_gib"],
+        faults=machine.faults(chosen.arch),
+    )
+
+
+def _planned_target(
+    config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]
+) -> run_plan.PlannedTarget | None:
+    """The target with all that is known before a start; None without a profile."""
     settings = config.stash[SETTINGS]
-    if chosen is None:
-        return {"chosen": None}
     profile = chosen.profile
-    facts = []
-    plans = {}
-    if profile is not None:
-        facts = [line for fact in _FACTS for line in fact(settings, chosen, profile)]
-        # A certificate accepts no smaller plan.
-        for name in [FULL] if settings.certify else [*profile.plans, FULL]:
-            tests = tests_of(config, name)
-            if name == settings.plan:
-                tests = [item for item in items if LEVEL in item.stash]
-            plans[name] = _forecast(config, chosen, name, tests)
-    return {
-        "chosen": chosen,
-        "settings": settings,
-        "identity": machine.identity(),
-        "detected": architecture.detect(),
-        "faults": [*machine.faults(chosen.arch)],
-        "facts": facts,
-        "profile": profile,
-        "plans": plans,
-        "levels": profile_fields.LEVELS,
-        "total": forecast.total,
-        "bounds": durations.of(profile) if profile is not None else None,
-        "problem": timing.known(config, chosen, settings.plan)[1],
-        "shell": shlex.join,
-    }
+    if profile is None:
+        return None
+    # A certificate accepts no smaller plan.
+    plans = [FULL] if settings.certify else [*profile.plans, FULL]
+    return run_plan.PlannedTarget(
+        arch=chosen.arch,
+        profile=profile.name,
+        configuration=profile.under_test,
+        attached_at=settings.base_url,
+        engine=run_plan.StartedEngine(
+            name=settings.engine,
+            version=chosen.engine.version,
+            python=settings.engine_python,
+            model=settings.model or profile.model.id,
+        ),
+        nodes=_spanned_nodes(settings, profile),
+        facts=[line for fact in _FACTS for line in fact(settings, chosen, profile)],
+        problem=timing.known(config, chosen, settings.plan)[1],
+        plans=[_plan_time(config, chosen, name, items) for name in plans],
+        shipped=_shipped_times(profile, plans),
+    )
+
+
+def _spanned_nodes(settings: Settings, profile: Profile) -> run_plan.SpannedNodes | None:
+    nodes = profile.nodes
+    if nodes is None:
+        return None
+    launcher = settings.launcher or nodes.launcher
+    return run_plan.SpannedNodes(
+        count=nodes.count,
+        tensor_parallel=nodes.tensor_parallel,
+        launcher=launcher if settings.base_url is None else None,
+        transports=list(nodes.transports),
+        commands=[shlex.join(command) for command in settings.node_commands],
+    )
+
+
+def _plan_time(
+    config: pytest.Config, chosen: Target, name: str, items: Sequence[pytest.Item]
+) -> run_plan.PlanTime:
+    """How long a plan takes. `items`: the tests of the plan in force."""
+    if name == config.stash[SETTINGS].plan:
+        tests = [item for item in items if LEVEL in item.stash]
+    else:
+        tests = tests_of(config, name)
+    expected = _forecast(config, chosen, name, tests)
+    return run_plan.PlanTime(
+        name=name,
+        checks=len(expected.expected),
+        timed=expected.timed,
+        levels={level: _text(forecast.total(checks)) for level, checks in expected.levels.items()},
+        time=_text(expected.time),
+    )
+
+
+def _text(time: TimeRange | None) -> str | None:
+    return str(time) if time is not None else None
+
+
+def _shipped_times(profile: Profile, plans: Iterable[str]) -> run_plan.ShippedTimes | None:
+    bounds = durations.of(profile)
+    if bounds is None:
+        return None
+    return run_plan.ShippedTimes(
+        start=str(bounds.start.range),
+        start_source=bounds.start.source,
+        plans={name: bounds.plans[name].source for name in plans if name in bounds.plans},
+    )
+
+
+@contextlib.contextmanager
+def telling_refusal() -> Iterator[None]:
+    """Tell ``sm121 plan`` why pytest refuses the request."""
+    try:
+        yield
+    except pytest.UsageError as error:
+        run_plan.tell(run_plan.Answer(refusal=str(error)))
+        raise
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:

@@ -54,8 +54,10 @@ def pytest_load_initial_conftests(
     """``sm121 run``: the tests are the suite's. An unknown option is looked for among its own."""
     options.name_own_tests(early_config, args)
     options.keep_standard_input(args)
-    result = yield
-    options.refuse_misspelt(parser, args)
+    with planning.telling_refusal():
+        result = yield
+        options.refuse_misspelt(parser, args)
+        options.refuse_unknown(early_config, parser, args)
     return result
 
 
@@ -63,10 +65,11 @@ def pytest_load_initial_conftests(
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
     """``--certify``: the suite builds that run itself. ``-n`` without ``--dist``: tests that need a
     server go to one worker."""
-    if config.getoption("--certify") and not certified_run.is_this_process():
-        certificate.start(config)
-    workers.choose(config)
-    return (yield)
+    with planning.telling_refusal():
+        if config.getoption("--certify") and not certified_run.is_this_process():
+            certificate.start(config)
+        workers.choose(config)
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options

@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import Counter
 
 import pytest
 
@@ -13,7 +12,7 @@ from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
 from sm121.plugin import held_output, larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
-from sm121.report import findings, headline, key_numbers, rows
+from sm121.report import findings, headline, key_numbers, rows, run_plan
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.record import ProgressLine
@@ -127,23 +126,15 @@ def say_each_reason_once(terminal: "pytest.TerminalReporter") -> None:
 def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """``--collect-only``: show what would run, and why the rest would not."""
     items = config.stash.get(COLLECTED, [])
-    running = (item for item in items if item.get_closest_marker("skip") is None)
-    levels = Counter(item.stash[LEVEL] for item in running)
-    reasons = planning.reasons(items)
-    if not levels and not reasons:
+    plan = planning.of_collected(config, items)
+    if plan.is_empty:
+        chosen = config.stash.get(planning.TARGET, None)
+        why = chosen.obstacle if chosen is not None else None
+        run_plan.tell(run_plan.Answer(refusal=why or "expected a test of a level, got none"))
         return
+    run_plan.tell(run_plan.Answer(plan=plan))
     terminal.section("sm121 conformance")
-    removed = [*config.stash.get(selection.DESELECTED, dict[str, frozenset[str]]())]
-    plan = planning.whole(config, items)
-    text = rendered(
-        "would_run.txt.j2",
-        one_line,
-        counts=levels,
-        reasons=reasons,
-        removed=removed,
-        **plan,
-    )
-    terminal.write(text)
+    terminal.write(run_plan.text(plan))
 
 
 def _left_out(config: pytest.Config) -> list[str]:

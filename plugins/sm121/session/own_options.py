@@ -27,6 +27,17 @@ from sm121.stress.options import add_options as add_stress
 AddOptions: TypeAlias = Callable[[AddOption], None]
 
 
+class _AnyWords(int):
+    """A number of words of the command line, whatever they begin with.
+
+    argparse takes ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the
+    pattern of an option's words by ``"A" * nargs``: A is a word that is no option, O is an option.
+    """
+
+    def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
+        return ["[AO]"] * int(self)
+
+
 @dataclass(frozen=True)
 class Group:
     """Options that stand together in ``pytest --help``."""
@@ -40,8 +51,14 @@ class Group:
         Args:
             add: Adds an option.
         """
+
+        def add_with_any_words(*names: str, **keywords: Any) -> None:
+            if isinstance(keywords.get("nargs"), int):
+                keywords["nargs"] = _AnyWords(keywords["nargs"])
+            add(*names, **keywords)
+
         for add_options in self.add_options:
-            add_options(add)
+            add_options(add_with_any_words)
 
 
 GROUPS = (
