@@ -61,8 +61,13 @@ def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp
         f"--benchmark-compare={files[0]}", "--benchmark-compare-fail=median:100%",
     )  # fmt: skip
     assert status == 1 and "Traceback" not in run.output, run.output
-    verdicts = {test["id"].partition("::")[0]: test["verdict"] for test in run.verdict["tests"]}
-    assert verdicts == {"tests/test_kernel.py": "PASS", "--benchmark-compare-fail": "FAIL"}
+    verdicts = {test["id"].partition("[")[0]: test["verdict"] for test in run.verdict["tests"]}
+    assert verdicts == {
+        "tests/test_kernel.py::test_kernel_speed": "PASS",
+        "tests/test_regression.py::test_no_metric_is_worse": "FAIL",
+        "tests/test_regression.py::test_no_level_came_down": "PASS",
+        "--benchmark-compare-fail::test_kernel_speed": "FAIL",
+    }
     clean, slow = (json.loads(file.read_text())["benchmarks"][0] for file in files)
     assert slow["stats"]["median"] > clean["stats"]["median"] + 0.4
     extra = slow["extra_info"]
