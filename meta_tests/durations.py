@@ -48,6 +48,7 @@ LONGEST = (
     "unit/kernels/test_checks_fast_build.py",
     "unit/matrix/test_outcome_shards.py",
     "whole/test_docs.py",
+    "unit/regression/test_regression_level.py",
     "unit/regression/test_regression.py",
     "whole/test_order_of_events.py",
 )
