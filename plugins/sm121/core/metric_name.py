@@ -8,3 +8,16 @@ def without_depth(name: str) -> str:
         name: The name, with or without a depth.
     """
     return name.partition("@")[0]
+
+
+def depth_of(name: str) -> int | None:
+    """Return the depth in a metric's name: 4096 of ``tg32@d4096``.
+
+    Args:
+        name: The name.
+
+    Returns:
+        The depth in tokens; None if the name has none.
+    """
+    depth = name.partition("@d")[2]
+    return int(depth) if depth else None

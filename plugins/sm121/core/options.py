@@ -8,7 +8,11 @@ A package that owns options has a module ``options`` with a function for each gr
 `sm121.session.own_options` lists these functions in the order of ``pytest --help``.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+#: Returns the value of an option by its name on the command line; None if it was not given.
+Option: TypeAlias = Callable[[str], Any]
 
 
 class AddOption(Protocol):

@@ -1,0 +1,266 @@
+"""Options about the engine: which one, its profile, its program, its arguments and variables."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from sm121.core import architecture, profile
+from sm121.core.errors import UsageError
+from sm121.core.options import Option
+from sm121.core.profile import Profile
+from sm121.core.server import root_of
+from sm121.engines import capabilities, protocol, registry
+from sm121.kernels import registry as kernel_providers
+from sm121.regression.ab import Side, parse_sides
+from sm121.session import given_files, own_options
+from sm121.stress import soak
+
+#: The engine of a run that names none.
+DEFAULT = "vllm"
+#: Options of the engine that the suite starts.
+_OF_A_START = (
+    "--engine-python",
+    "--engine-binary",
+    "--engine-arg",
+    "--engine-args",
+    "--engine-env",
+    "--engine-debug",
+)
+#: Options that describe an attached server.
+_OF_AN_ATTACHED = ("--api-key", "--api-key-file", "--server-log", "--container")
+
+
+def arch(option: Option) -> str | None:
+    """Return the architecture that ``--arch`` names; None without it.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: There is no such architecture.
+    """
+    name = option("--arch")
+    if name is None:
+        return None
+    return architecture.parse(name)
+
+
+def named_profile(option: Option) -> Profile | None:
+    """Return the profile that ``--profile`` names; None without it.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: There is no such profile, or it is wrong.
+    """
+    name = option("--profile")
+    if not name:
+        return None
+    return profile.load(name)
+
+
+def started(option: Option, chosen: Profile | None, attached: str | None) -> str:
+    """Return the name of the engine that the run is about.
+
+    Args:
+        option: Gives the value of an option.
+        chosen: The profile that was named; None if none was.
+        attached: The URL of the attached server, whose engine is found by probing it; else None.
+
+    Raises:
+        UsageError: There is no such engine, or the profile is for another one or for another
+            architecture.
+    """
+    arch_name = arch(option)
+    name: str | None = option("--engine")
+    if name and attached:
+        capabilities.of(name, None)  # refuses an unknown engine
+        name = None
+    if not name:
+        name = DEFAULT if chosen is None else chosen.engine.name
+    registry.engine(name)
+    if chosen is not None:
+        _refuse_another("--arch", arch_name, chosen.arch, option("--profile"))
+        _refuse_another("--engine", name, chosen.engine.name, option("--profile"))
+    return name
+
+
+def _refuse_another(flag: str, value: str | None, of_profile: str, profile_name: str) -> None:
+    """Raise UsageError if an option names something else than the profile does."""
+    if value in (None, of_profile):
+        return
+    expected = f"expected a profile for {value}, this one is for {of_profile}"
+    raise UsageError(f"{flag} {value} and --profile {profile_name}: {expected}")
+
+
+def base_url(option: Option) -> str | None:
+    """Return the URL that ``--base-url`` names; None without it.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: It is no URL of a server.
+    """
+    text: str | None = option("--base-url")
+    if not text:
+        return text
+    return root_of(text, "--base-url")
+
+
+def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
+    """Return the sides of ``--ab``; None without it.
+
+    Args:
+        option: Gives the value of an option.
+        attached: The URL of ``--base-url``; None without it.
+
+    Raises:
+        UsageError: A side is wrong, or other options contradict it.
+    """
+    texts = option("--ab")
+    if texts is None:
+        if option("--ab-pairs"):
+            raise UsageError("--ab-pairs: expected together with --ab A B")
+        return None
+    parsed = parse_sides(texts, own_options.every())
+    if parsed[0].url is not None:
+        return parsed
+    if attached:
+        raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
+    engine = registry.engine(option("--engine") or DEFAULT)
+    reserved = {*engine.reserved_arguments, *engine.reserved_variables}
+    for side in parsed:
+        for word in (*side.arguments, *dict(side.environment)):
+            if word.partition("=")[0] in reserved:
+                raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
+    return parsed
+
+
+def program(option: Option, engine: str, attached: str | None) -> str:
+    """Return the engine's interpreter, or the executable of an engine without one.
+
+    Args:
+        option: Gives the value of an option.
+        engine: The name of the engine.
+        attached: The URL of the attached server; None if the suite starts one.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    binary = option("--engine-binary")
+    description = registry.engine(engine)
+    if not isinstance(description, protocol.Program):
+        if binary:
+            raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
+        # Links are not resolved: a virtual environment is found by its interpreter's link.
+        expected = "a Python interpreter, there is no such file"
+        python = given_files.checked(option, "--engine-python", Path.is_file, expected)
+        return str(python or sys.executable)
+    if attached:
+        return sys.executable
+    path = binary or shutil.which(description.program)
+    if path is None or not Path(path).is_file():
+        missing = f"; there is no file {binary}" if binary else ""
+        raise UsageError(
+            f"--engine {engine}: expected {description.program} on the PATH, or "
+            f"--engine-binary PATH{missing}"
+        )
+    return str(Path(path).absolute())
+
+
+def arguments(option: Option) -> tuple[str, ...]:
+    """Return the engine's arguments of ``--engine-arg`` and ``--engine-args``.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: A text has an open quote.
+    """
+    given: list[str] = list(option("--engine-arg"))
+    for text in option("--engine-args"):
+        given += words("--engine-args", text.replace("\\\n", " "))
+    return tuple(given)
+
+
+def words(name: str, text: str) -> list[str]:
+    """Split the value of an option as a shell does.
+
+    Args:
+        name: The option.
+        text: Its value.
+
+    Raises:
+        UsageError: The text has an open quote.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {text}: {error}") from error
+
+
+def variables(option: Option) -> tuple[tuple[str, str], ...]:
+    """Return the names and values of ``--engine-env``.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: One is not KEY=VALUE.
+    """
+    pairs = []
+    for text in option("--engine-env"):
+        key, separator, value = text.partition("=")
+        if not separator or not key.isidentifier():
+            raise UsageError(f"--engine-env {text}: expected KEY=VALUE")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def refuse_conflicts(option: Option, attached: str | None) -> None:
+    """Refuse options that contradict each other, and what the suite sets itself.
+
+    Args:
+        option: Gives the value of an option.
+        attached: The URL of the attached server; None if the suite starts one.
+
+    Raises:
+        UsageError: One of the options is wrong.
+    """
+    provider = option("--kernel-provider")
+    if provider is not None:
+        kernel_providers.check_name(provider)
+    duration = option("--soak")
+    if duration is not None:
+        soak.parse_duration(duration)
+    if attached and option("--model") and option("--served-model-name"):
+        raise UsageError("--model and --served-model-name: expected one of them")
+    _refuse_reserved(option, attached)
+    if attached:
+        conflicting = [name for name in _OF_A_START if option(name)]
+        where = "--base-url: an attached server is never started"
+    else:
+        conflicting = [name for name in _OF_AN_ATTACHED if option(name)]
+        where = "no --base-url: these describe an attached server: give --base-url too"
+    if conflicting:
+        raise UsageError(f"{', '.join(conflicting)} with {where}")
+
+
+def _refuse_reserved(option: Option, attached: str | None) -> None:
+    """Raise UsageError for an argument or a variable of the engine that the suite sets itself."""
+    name = None if attached else option("--engine")
+    engine = registry.engine(name or DEFAULT)
+    for argument in arguments(option):
+        flag = argument.partition("=")[0]
+        if flag in engine.reserved_arguments:
+            raise UsageError(
+                f"--engine-arg {argument}: {flag} is set by the suite itself "
+                "(--model and --served-model-name are options of their own; what a --config "
+                "file says, say with --engine-arg)"
+            )
+    for variable, _ in variables(option):
+        if variable in engine.reserved_variables:
+            raise UsageError(f"--engine-env {variable}: it is set by the suite itself")
