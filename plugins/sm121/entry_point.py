@@ -32,8 +32,11 @@ def _refuse_a_space(config: pytest.Config, arguments: Sequence[str]) -> None:
     settings = folder / "pytest.ini"
     if config.inipath == settings or not settings.is_file():
         return
-    from sm121.session import own_options  # other runs do not import the suite
+    from sm121.core import own_tests  # other runs do not import the suite
+    from sm121.session import own_options
 
+    if config.inipath == own_tests.settings():  # `sm121 run` names the file
+        return
     for name, value in itertools.pairwise(arguments):
         option = own_options.every().get(name)
         if option is not None and option.nargs != 0 and (folder / value).exists():

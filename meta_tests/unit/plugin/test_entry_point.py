@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121 import entry_point
+from sm121.core import own_tests
 
 
 @pytest.fixture
@@ -23,3 +24,9 @@ def test_the_value_of_an_option_is_refused_with_the_equals_sign(config):
 @pytest.mark.parametrize("words", [["--certify", "tests"], ["--slow", "tests"], ["-x", "tests"]])
 def test_a_path_of_tests_behind_an_option_without_a_value_is_none(config, words):
     entry_point._refuse_a_space(config, words)
+
+
+def test_sm121_run_takes_a_path_behind_a_space(config):
+    """It names its pytest.ini, which pytest then looks for in no folder."""
+    config.inipath = own_tests.settings()
+    entry_point._refuse_a_space(config, ["--report-dir", "tests"])
