@@ -1,0 +1,60 @@
+"""Options that contradict each other, or name what is not there, are refused in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121.core import waivers
+from sm121.core.errors import UsageError
+from sm121.session import settings
+
+URL = "http://127.0.0.1:9"
+
+
+def option(**given: Any) -> settings.Option:
+    """The value of each option that a user gave, by its name."""
+    values = {"--engine-arg": (), "--engine-args": (), "--engine-env": ()}
+    values |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    return values.get
+
+
+@pytest.mark.parametrize(
+    ("given", "url", "words"),
+    [
+        pytest.param(
+            {"model": "a/b", "served_model_name": "b"}, URL,
+            "--model and --served-model-name: expected one of them", id="two names of a model",
+        ),
+        pytest.param(
+            {"engine_arg": ("--enforce-eager",)}, URL,
+            "--engine-arg with --base-url: .*an attached server is never started",
+            id="an argument of a server that runs",
+        ),
+        pytest.param(
+            {"server_log": "x.log"}, None,
+            "--server-log.*: these describe an attached server: give --base-url too",
+            id="a log without a URL",
+        ),
+        pytest.param(
+            {"engine_arg": ("--port=1",)}, None, "--port is set by the suite itself", id="a port"
+        ),
+        pytest.param(
+            {"engine_args": ("--served-model-name x",)}, None,
+            "--served-model-name is set by the suite itself", id="a name among several arguments",
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other(given, url, words):
+    with pytest.raises(UsageError, match=words):
+        settings._refuse_conflicts(option(**given), url)
+
+
+def test_options_that_agree():
+    settings._refuse_conflicts(option(model="a/b", engine_arg=("--enforce-eager",)), None)
+    settings._refuse_conflicts(option(served_model_name="b", server_log="x.log"), URL)
+
+
+def test_a_file_of_waivers_that_is_not_there():
+    with pytest.raises(UsageError, match=r"--waivers /nowhere\.toml: .*expected"):
+        waivers.load(Path("/nowhere.toml"))
