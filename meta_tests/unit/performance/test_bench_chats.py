@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -132,8 +133,13 @@ def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats
 def test_chats_that_say_nothing_of_the_rate(time_chats):
     with pytest.raises(Inconclusive, match="0 of 8 chats ended with 512 tokens or more"):
         time_chats("--chat-tokens", "100")
+
+
+def test_a_profile_without_chats_times_none():
+    """Before it sends anything: there is no server."""
+    bench: Any = SimpleNamespace(plan=PLAN)
     with pytest.raises(NotRun, match=r"has no \[performance.chats\]"):
-        time_chats(chats=None)
+        PerformanceChecks(bench, pytest.fail).chat_rate(None, None)
 
 
 @pytest.mark.slow("a whole run")
