@@ -175,8 +175,9 @@ def tokens(pages: Tensor, chosen: Tensor, layout: str) -> Tensor:
 
 
 def write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """vLLM's reshape_and_cache_flash with scales of one."""
+    """vLLM's reshape_and_cache_flash with scales of one: it takes the stride of a token alone."""
     page, offset = slots // keys.shape[1], slots % keys.shape[1]
     for part, cache in ((k, keys), (v, values)):
+        part = part.as_strided(part.shape, (part.stride(0), part.shape[2], 1))
         near = part.float().clamp(-448, 448).to(torch.float8_e4m3fn)
         cache.view(torch.uint8)[page, offset] = near.view(torch.uint8)

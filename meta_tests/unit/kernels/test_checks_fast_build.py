@@ -116,6 +116,11 @@ def test_each_tile_is_judged_for_itself(tile, tokens):
 # Providers, as vLLM calls the kernels
 
 
+def as_read(tokens: torch.Tensor) -> torch.Tensor:
+    """Keys or values as vLLM's writers read them: with the stride of a token and no other."""
+    return tokens.as_strided(tokens.shape, (tokens.stride(0), tokens.shape[2], 1))
+
+
 class Vllm:
     """vLLM's functions, with the arguments that the installed one has."""
 
@@ -148,7 +153,7 @@ class Vllm:
         assert kv_cache_dtype == "fp8" and k_scale.dtype == v_scale.dtype == torch.float32
         for tokens, pages in ((key, key_cache), (value, value_cache)):
             scale = 0.9 if self.fault == "scale" else float(k_scale)
-            near = (tokens.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            near = (as_read(tokens).float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
             page, offset = slot_mapping // pages.shape[1], slot_mapping % pages.shape[1]
             pages.view(torch.float8_e4m3fn)[page, offset] = near
 
@@ -185,6 +190,14 @@ def test_attention_of_an_fp8_cache_is_called_as_vllm_calls_it(monkeypatch, group
     provider = vllm_provider(monkeypatch, fault=fault)
     problem = case_of(group, lengths=(5, 33), sinks="usual", window=16, power=0)
     assert bool(checks.check(provider, problem)) is bool(fault)
+
+
+@pytest.mark.parametrize("layout", ["packed", "strided"])
+def test_keys_and_values_are_written_as_vllm_passes_them(monkeypatch, layout):
+    """vLLM passes heads without gaps, also where the cache has each value behind its key."""
+    provider = vllm_provider(monkeypatch)
+    problem = case_of("prefill_fp8", lengths=(5, 33), sinks="usual", power=0, **{layout: True})
+    assert checks.check(provider, problem) == []
 
 
 def test_a_dense_layer_is_called_as_vllm_calls_it(monkeypatch):

@@ -22,7 +22,7 @@ from torch import Tensor
 from sm121.core.verdict import NotRun
 from sm121.kernels import flashinfer_releases, flashinfer_sinks
 from sm121.kernels.flashinfer_experts import FlashInferExperts
-from sm121.kernels.planning import Call, Paging, in_fp8, side_by_side
+from sm121.kernels.planning import Call, Paging, in_fp8, side_by_side, with_dense_heads
 from sm121.kernels.protocol import DecodeAttention, PrefillAttention
 
 #: Tokens a page of the cache that a prefill writes.
@@ -93,7 +93,7 @@ class FlashInferProvider(FlashInferExperts):
 
         def call() -> Tensor:
             if fp8:
-                self.write_fp8(k, v, keys, values, slots)
+                self.write_fp8(with_dense_heads(k), with_dense_heads(v), keys, values, slots)
             else:
                 keys[page, offset] = k
                 values[page, offset] = v

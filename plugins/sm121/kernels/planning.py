@@ -148,6 +148,23 @@ def side_by_side(keys: Tensor, values: Tensor) -> bool:
     return bool(keys.stride(-2) == apart and values.stride(-2) == apart)
 
 
+def with_dense_heads(tokens: Tensor) -> Tensor:
+    """Return tokens whose heads lie next to each other, as vLLM's writers of a cache read them.
+
+    They take the stride of a token and no other.
+
+    Args:
+        tokens: [T, Hkv, D].
+
+    Returns:
+        The same tensor, or a copy if the heads have gaps between them.
+    """
+    size = tokens.shape[2]
+    if tokens.stride(1) == size and tokens.stride(2) == 1:
+        return tokens
+    return tokens.contiguous()
+
+
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """Return packed elements and scales [E, rows, K] with more rows and columns of zeros.
 

@@ -20,7 +20,15 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, new_like, padded
+from sm121.kernels.planning import (
+    Call,
+    Paging,
+    PlanningProvider,
+    in_fp8,
+    new_like,
+    padded,
+    with_dense_heads,
+)
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
 #: gpt-oss's SwiGLU constants, which the kernels of the experts have built in.
@@ -257,7 +265,7 @@ class VllmProvider(PlanningProvider):
 
         def call() -> Tensor:
             if fp8:
-                self.write_fp8(k, v, keys, values, slots)
+                self.write_fp8(with_dense_heads(k), with_dense_heads(v), keys, values, slots)
             else:
                 keys.view(-1, *k.shape[1:])[slots] = k
                 values.view(-1, *v.shape[1:])[slots] = v
