@@ -341,3 +341,17 @@ def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
     logged = classify_lines(lines, 0)
     cause = death.cause_of(logged, exits=SWEPT, kernel=KernelMessages(), kills=0, pids={7})
     assert cause.kind == "killed"
+
+
+def test_a_compiler_that_has_ended_is_not_named_as_killed() -> None:
+    """Triton starts ptxas for each kernel, and the engine collects its status."""
+    logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
+    exits = [
+        {"pid": 1, "name": "python3", "status": 0},
+        {"pid": 7, "name": "VLLM::EngineCore", "status": None},
+        {"pid": 8, "name": "ptxas", "status": None},
+    ]
+    cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={7})
+    assert cause.kind == "killed"
+    assert "VLLM::EngineCore (7) ended without a word" in cause.summary
+    assert "ptxas" not in cause.summary

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sm121.compilation.caches import COMPILERS
 from sm121.evidence.failure import Basis, Cause, classify_lines, ended
 from sm121.evidence.kernel_messages import KernelMessages
 
@@ -59,7 +60,7 @@ def cause_of(
             )
         how = f"{_names(killed) or 'the server'} was killed by SIGKILL; {checked}"
         return ended("killed", logged.lines, how=how)
-    silent = [entry for entry in exits if entry.get("status") is None]
+    silent = [entry for entry in exits if _ended_silently(entry)]
     if logged.basis is Basis.AFTERMATH and not signalled:
         how = (
             f"{_names(silent) or 'a process of the engine'} ended without a word in the log, and "
@@ -74,6 +75,14 @@ def cause_of(
         summary = f"{_names([first])} was ended by {name}; {logged.summary}"
         return logged.model_copy(update={"kind": "engine_dead", "summary": summary})
     return logged
+
+
+def _ended_silently(entry: Mapping[str, Any]) -> bool:
+    """Whether nothing shows how a process ended, and it had no end of its own to come to.
+
+    A compiler ends after each kernel, and the engine that started it collects its status.
+    """
+    return entry.get("status") is None and entry.get("name") not in COMPILERS
 
 
 def _names(entries: Sequence[Mapping[str, Any]]) -> str:
