@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ):
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
-    durations.longest_first(items)
+    durations.longest_first(items, alone=config.option.markexpr == "alone")
 
 
 def pytest_collection_finish() -> None:

@@ -63,13 +63,19 @@ def recorded(which: str) -> dict[str, float]:
     return seconds.get(which, {})
 
 
-def longest_first(items: list[pytest.Item]) -> None:
+def longest_first(items: list[pytest.Item], alone: bool) -> None:
     """Order tests by the seconds of their files; tests of one file stay together.
 
     Files outside of this folder, which are those of the levels, keep the suite's own order.
+
+    Args:
+        items: The tests, ordered in place.
+        alone: Only those that measure time run. Workers divide their files, so that the longest
+            test has to begin first and not the longest file: `LONGEST` begins with it.
     """
     seconds = {name: 60.0 + number for number, name in enumerate(reversed(LONGEST))}
-    seconds |= recorded("test")
+    if not alone:
+        seconds |= recorded("test")
 
     def descending(item: pytest.Item) -> float:
         if META not in item.path.parents:
@@ -122,7 +128,7 @@ class Durations:
                 f"{self._slow} slow tests are left to `make catalogues` ({took}), with its tables"
             )
             terminalreporter.line(line)
-        which = {"not alone": "test", "alone": "test", "slow": "slow"}.get(config.option.markexpr)
+        which = {"not alone": "test", "slow": "slow"}.get(config.option.markexpr)
         if which is not None and self._by_test:
             seconds = {name: recorded(name) for name in ("test", "slow")}
             seconds[which] |= self._by_file

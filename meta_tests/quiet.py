@@ -1,7 +1,7 @@
-"""Tests that measure time (marker ``alone``) wait for a quiet second. Two of them run beside each
-other in two workers of xdist, because most wait for a slow server. One that failed while others
-used the machine, or beside another test, is run again by itself; a failure by itself on a quiet
-machine stands."""
+"""Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a second.
+Four of them run beside each other in workers of xdist, because most wait for a slow server. A test
+that failed while others used the machine, or beside another test, is run again by itself; a failure
+by itself on a quiet machine stands."""
 
 import fcntl
 import os
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import psutil
 import pytest
 from _pytest.runner import runtestprotocol
 
@@ -85,11 +86,18 @@ def wait_for_a_quiet_second(
         pass
 
 
+def processes_of_session() -> list[psutil.Process]:
+    """Return the processes of all workers, and none without workers."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return []
+    return psutil.Process(os.getppid()).children(recursive=True)
+
+
 def others_for_a_second() -> float:
-    """Return the share of the CPU that others take within a second from now."""
-    before = CpuUse.take(list)
+    """Return the share of the CPU that others than this session take within a second from now."""
+    before = CpuUse.take(processes_of_session)
     time.sleep(WATCHED_S)
-    return CpuUse.take(list).since(before)[0]
+    return CpuUse.take(processes_of_session).since(before)[0]
 
 
 def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> Attempt:
