@@ -1,7 +1,7 @@
-"""Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a second.
-Four of them run beside each other in workers of xdist, because most wait for a slow server. A test
-that failed while others used the machine, or beside another test, is run again by itself; a failure
-by itself on a quiet machine stands."""
+"""Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a
+second. Four of them run beside each other in workers of xdist, because most wait for a slow server.
+A test that failed while others used the machine, or beside another test, is run again by itself; a
+failure by itself on a quiet machine stands."""
 
 import fcntl
 import os
