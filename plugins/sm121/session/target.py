@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
@@ -16,26 +16,36 @@ from sm121.engines import attached_log, protocol, registry, served_model
 from sm121.engines.attached import another_model, attach, several_processes
 from sm121.engines.detection import detect
 from sm121.evidence import kernel_path, requirement, signatures
+from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import roofline
 from sm121.run.record import Target
 from sm121.session.settings import Settings
 
 _CANARY = "canary:"
+#: Keys of a model's config.json that together tell one model from another.
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
+#: Packages that build the canary.
+_CANARY_NEEDS = ("torch", "safetensors", "openai_harmony")
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
-    """Choose architecture and profile. Raises UsageError: the choices contradict each other, or
-    there is no profile for the target."""
+    """Choose architecture and profile.
+
+    Args:
+        settings: The settings of the run.
+        asked_by_marker: Architectures that ``-m`` names.
+
+    Returns:
+        The target. Its profile is None if the machine cannot run it and no profile is named.
+
+    Raises:
+        UsageError: The choices contradict each other, or there is no profile for the target.
+    """
     arch = _architecture(settings, asked_by_marker)
     obstacle = machine_obstacle(settings, asked_by_marker)
     if settings.base_url is not None:
         obstacle = several_processes(settings.base_url, settings.api_key)
-    chosen = settings.profile
-    if chosen is None and (obstacle is None or settings.base_url is not None):
-        chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    if chosen is not None and settings.exam is not None:
-        correctness = chosen.correctness.model_copy(update={"exam": str(settings.exam)})
-        chosen = chosen.model_copy(update={"correctness": correctness})
+    chosen = _profile(settings, arch, has_obstacle=obstacle is not None)
     engine = registry.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
@@ -45,25 +55,51 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     return Target(arch, chosen, obstacle, engine)
 
 
+def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | None:
+    """The profile that was named, else the architecture's, with the exam that was named."""
+    chosen = settings.profile
+    if chosen is None:
+        if has_obstacle and settings.base_url is None:
+            return None
+        chosen = profile.load(profile.for_architecture(arch, settings.engine))
+    if settings.exam is None:
+        return chosen
+    correctness = chosen.correctness.model_copy(update={"exam": str(settings.exam)})
+    return chosen.model_copy(update={"correctness": correctness})
+
+
 def _architecture(settings: Settings, asked_by_marker: tuple[str, ...]) -> str:
-    """The architecture of the target. Raises UsageError: this machine's has no name."""
+    """The architecture of the target. Raise UsageError if this machine's has no name."""
+    if settings.arch:
+        return settings.arch
+    if settings.profile is not None:
+        return settings.profile.arch
     detected = architecture.detect()
-    arch = settings.arch or (settings.profile.arch if settings.profile else None)
-    if arch is None and asked_by_marker and detected.name not in asked_by_marker:
-        arch = asked_by_marker[0]
-    arch = arch or detected.name
-    if arch is None:
+    if asked_by_marker and detected.name not in asked_by_marker:
+        return asked_by_marker[0]
+    if detected.name is None:
         raise UsageError(
             "the suite has no name for this GPU's architecture; give --arch "
             f"({', '.join(architecture.NAMES)}) and --profile"
         )
-    return arch
+    return detected.name
 
 
 def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> str | None:
-    """Why this machine cannot run the target; None: it can, or an attached server does. Raises
-    UsageError: this machine's architecture has no name."""
-    arch, detected = _architecture(settings, asked_by_marker), architecture.detect()
+    """Return why this machine cannot run the target.
+
+    Args:
+        settings: The settings of the run.
+        asked_by_marker: Architectures that ``-m`` names.
+
+    Returns:
+        The reason; None if it can run the target, or if an attached server does.
+
+    Raises:
+        UsageError: This machine's architecture has no name.
+    """
+    arch = _architecture(settings, asked_by_marker)
+    detected = architecture.detect()
     if settings.base_url is not None or arch == detected.name:
         return None
     machine = detected.name or "a GPU that the suite has no name for"
@@ -74,62 +110,123 @@ def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> st
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
-    """The target as an attached server is judged: by the named configuration, else the fastest that
-    its build has, else the one that its log shows most of, else the profile's own choice. Raises
-    UsageError: there is no such configuration, or the release cannot have it."""
+    """Choose by which configuration of the profile an attached server is judged.
+
+    It is the named one, else the fastest that its build has, else the one that its log shows most
+    of, else the profile's own choice.
+
+    Args:
+        settings: The settings of the run.
+        target: The target, which has a profile.
+        attached: The server, probed.
+
+    Returns:
+        The target with that configuration and the server's release.
+
+    Raises:
+        UsageError: There is no such configuration, or the release cannot have it.
+    """
     chosen = target.profile
     assert chosen is not None
     path = None
+    build = None
     if attached.log is not None and attached.reader is not None:
         path = kernel_path.read_log(attached.log, attached.reader)
-    engine = registry.Installed(attached.version, build=path.build if path is not None else None)
+        build = path.build
+    engine = registry.Installed(attached.version, build=build)
     judging = chosen.judging(settings.configuration, engine.identity)
-    decided = settings.configuration is not None or judging.under_test in judging.fastest
-    if path is not None and attached.log is not None and not decided:
-        differing = {
-            name: len(requirement.contradictions(judging.path_of(name), path, attached.log, name))
-            for name in dict.fromkeys([judging.under_test, *judging.configurations])
-        }
-        likest = min(differing, key=lambda name: differing[name])
+    is_decided = settings.configuration is not None or judging.under_test in judging.fastest
+    if path is not None and attached.log is not None and not is_decided:
+        likest = _likest(judging, path, attached.log)
         judging = judging.model_copy(update={"under_test": likest})
     return dataclasses.replace(target, profile=judging, engine=engine)
 
 
+def _likest(judging: Profile, path: KernelPath, log: Path) -> str:
+    """The first configuration that a path contradicts least, that under test before the others."""
+    likest = judging.under_test
+    fewest: int | None = None
+    for name in dict.fromkeys([judging.under_test, *judging.configurations]):
+        count = len(requirement.contradictions(judging.path_of(name), path, log, name))
+        if fewest is None or count < fewest:
+            likest = name
+            fewest = count
+    return likest
+
+
 def attached_server(settings: Settings, chosen: Profile) -> Server | None:
-    """The server of ``--base-url``, probed; None when the suite is to start one itself. Raises
-    UsageError: the server does not answer, or is not the one that was asked for."""
+    """Probe the server of ``--base-url``.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        The server with its nodes; None if the suite is to start one itself.
+
+    Raises:
+        UsageError: The server does not answer, or is not the one that was asked for.
+    """
     if settings.base_url is None:
         return None
     server = attach_to(settings.base_url, settings.server_log, settings, chosen)
     if chosen.nodes is None:
         return server
-    logs = (server.log, *settings.node_logs, *[None] * chosen.nodes.count)[: chosen.nodes.count]
-    names = [str(log or settings.base_url) for log in logs]
-    nodes = tuple(Node(rank, names[rank], log) for rank, log in enumerate(logs))
-    return dataclasses.replace(server, nodes=nodes)
+    known_logs = [server.log, *settings.node_logs]
+    nodes = []
+    for rank in range(chosen.nodes.count):
+        log = known_logs[rank] if rank < len(known_logs) else None
+        nodes.append(Node(rank, str(log or settings.base_url), log))
+    return dataclasses.replace(server, nodes=tuple(nodes))
 
 
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
-    """A running server, probed, and its log only where that is proven to be its own. Raises
-    UsageError: the server does not answer, or is not the one that was asked for."""
-    name = chosen.model.served_name
-    required = settings.served_name or (name if settings.certify else None)
-    server = attach(url, api_key=settings.api_key, served_name=required, default_name=name, log=log)
+    """Probe a running server.
+
+    Args:
+        url: Its URL.
+        log: The file that is said to be its log.
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        The server. It has its log only if that is proven to be its own.
+
+    Raises:
+        UsageError: The server does not answer, or is not the one that was asked for.
+    """
+    default_name = chosen.model.served_name
+    required = settings.served_name
+    if not required and settings.certify:
+        required = default_name
+    server = attach(
+        url,
+        api_key=settings.api_key,
+        served_name=required or None,
+        default_name=default_name,
+        log=log,
+    )
     can = detect(server, settings.attached_engine)
     if can.engine in signatures.known_engines():
         server = dataclasses.replace(server, reader=can.engine)
-    name = f"--server-log {log}"
-    if log == settings.server_log and settings.log_name is not None:
-        name = settings.log_name
-    if log is not None and (doubt := attached_log.doubt(server, can, log, name)) is not None:
-        server = dataclasses.replace(server, log=None, why_no_log=doubt)
+    if log is not None:
+        doubt = attached_log.doubt(server, can, log, _log_name(log, settings))
+        if doubt is not None:
+            server = dataclasses.replace(server, log=None, why_no_log=doubt)
     if settings.served_name is None:
         _refuse_another_model(server, url, chosen)
     return server
 
 
+def _log_name(log: Path, settings: Settings) -> str:
+    """The option that names a log."""
+    if log == settings.server_log and settings.log_name is not None:
+        return settings.log_name
+    return f"--server-log {log}"
+
+
 def _names_of(server: Server) -> list[str]:
-    """What an attached server calls its model: served name, root, the model of its proven log."""
+    """The names of an attached server's model: served name, root, the model of its proven log."""
     names = [server.endpoint.served_name, server.root]
     if server.log is not None and server.reader is not None:
         names.append(kernel_path.read_log(server.log, server.reader).model)
@@ -137,31 +234,52 @@ def _names_of(server: Server) -> list[str]:
 
 
 def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
-    """Raise UsageError where a name of the server's model, or its files here, state another model
-    than the profile's. Nobody has named the model on the command line."""
+    """Raise UsageError if a name of the server's model, or its files here, state another model.
+
+    Nobody has named the model on the command line.
+    """
     names = _names_of(server)
     expected = chosen.model.served_name
-    known = {each.model.served_name for each in map(profile.load, profile.shipped())}
+    known = {profile.load(name).model.served_name for name in profile.shipped()}
     other = served_model.contradiction(names, expected, known)
     if other is None and not any(served_model.is_named(name, expected) for name in names):
-        own = roofline.read_config(chosen.model.id)
-        for name in names:
-            config = roofline.read_config(name)
-            if config is not None and own is not None and _shape(config) != _shape(own):
-                other = name
-    if other is not None:
-        serves = server.endpoint.served_name
-        raise another_model(url, expected, serves if other == serves else f"{serves} ({other})")
+        other = _of_another_shape(names, chosen)
+    if other is None:
+        return
+    serves = server.endpoint.served_name
+    if other != serves:
+        serves = f"{serves} ({other})"
+    raise another_model(url, expected, serves)
+
+
+def _of_another_shape(names: Sequence[str], chosen: Profile) -> str | None:
+    """The last name whose config.json shows another model than the profile's; None without one."""
+    own = roofline.read_config(chosen.model.id)
+    if own is None:
+        return None
+    other = None
+    for name in names:
+        config = roofline.read_config(name)
+        if config is not None and _shape(config) != _shape(own):
+            other = name
+    return other
 
 
 def _shape(config: Mapping[str, object]) -> list[object]:
-    names = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
-    return [config.get(name) for name in names]
+    return [config.get(name) for name in _SHAPE]
 
 
 def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | None:
-    """The remark on an attached server that serves its only model under a name that does not show
-    the profile's model; None where a name shows it, or the user gave the name."""
+    """Return the remark on an attached server whose names do not show the profile's model.
+
+    Args:
+        server: The server, which serves one model alone.
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        The remark; None if a name shows the model, or if the user gave the name.
+    """
     expected = chosen.model.served_name
     if settings.served_name is not None:
         return None
@@ -176,8 +294,21 @@ def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | No
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, configuration.ServerConfiguration]:
-    """The profile's server configurations with the user's arguments added. Builds the canary where
-    the profile names it and it is missing. Raises UsageError: the model is not available."""
+    """Return the profile's server configurations with the user's arguments added.
+
+    The canary is built if the profile names it and it is missing.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+        notify: Shows a line on the building of the canary.
+
+    Returns:
+        The configurations by their names.
+
+    Raises:
+        UsageError: The model is not available.
+    """
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
         model = str(_canary(model.removeprefix(_CANARY), notify))
@@ -185,8 +316,9 @@ def configurations(
         model = str(Path(model).absolute())
     span = span_of(settings, chosen)
     traces = _traces(settings, chosen)
-    return {
-        name: configuration.ServerConfiguration(
+    by_name = {}
+    for name, configured in chosen.configurations.items():
+        by_name[name] = configuration.ServerConfiguration(
             name=name,
             engine=settings.engine,
             python=settings.engine_python,
@@ -206,13 +338,22 @@ def configurations(
             traces=traces if name == chosen.under_test else None,
             span=span,
         )
-        for name, configured in chosen.configurations.items()
-    }
+    return by_name
 
 
 def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
-    """The machines that a server of the profile is started on; None: this one alone. Raises
-    UsageError: nobody says how the others are reached."""
+    """Return the machines that a server of the profile is started on.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        The machines; None: this one alone.
+
+    Raises:
+        UsageError: No option tells how the other machines are reached.
+    """
     nodes = chosen.nodes
     if nodes is None:
         return None
@@ -229,18 +370,35 @@ def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
 
 
 def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
-    """The arguments of a server that spans machines, as far as all of its ranks have them."""
+    """Return the arguments that all ranks of a server on several machines have.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        The arguments; empty for a server on one machine.
+    """
     nodes = chosen.nodes
     if nodes is None:
         return ()
+    arguments = ("--tensor-parallel-size", str(nodes.tensor_parallel))
+    if (settings.launcher or nodes.launcher) != "ray":
+        return arguments
     executor = "sm121_cpu_ray.CpuRayExecutor" if chosen.arch == architecture.CPU else "ray"
-    by_ray = (settings.launcher or nodes.launcher) == "ray"
-    backend = ("--distributed-executor-backend", executor) if by_ray else ()
-    return ("--tensor-parallel-size", str(nodes.tensor_parallel), *backend)
+    return (*arguments, "--distributed-executor-backend", executor)
 
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
-    """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
+    """Return how the engine's profiler is used.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        ``keep``, ``restart`` or ``off``, by the user's option, else by the profile.
+    """
     mode = settings.kernel_trace
     if mode == "auto":
         return chosen.engine.profiler
@@ -259,7 +417,18 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
 
 
 def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
-    """The engine that will be started. Raises UsageError: there is none, or it does not answer."""
+    """Look at the engine that will be started.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The profile in force.
+
+    Returns:
+        Its release and its options.
+
+    Raises:
+        UsageError: It is not installed, or does not answer.
+    """
     engine = registry.engine(settings.engine)
     return registry.installed(engine, settings.engine_python, start_environment(settings, chosen))
 
@@ -267,27 +436,27 @@ def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
 def start_environment(
     settings: Settings, chosen: Profile, configured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment of a start: this process's, the profile's, a configuration's, the user's."""
+    """Return the environment of a start. Later layers win.
+
+    Args:
+        settings: The settings of the run: the user's variables are the last layer.
+        chosen: The profile in force: its variables are behind those of this process.
+        configured: The variables of a configuration, before the user's.
+    """
     layers = (chosen.engine.environment, configured or {}, dict(settings.engine_environment))
     return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 
 def _canary(twin: str, notify: Callable[[str], None]) -> Path:
+    """The checkpoint of the canary. It is built if it is missing and its packages are here."""
     from sm121.checkpoint import canary, canary_tensors
 
     folder = canary.folder()
     if twin == "gguf":
-        if not (file := folder / "canary.gguf").is_file():
-            raise UsageError(
-                f"the profile's model is the canary as GGUF, expected at {file}: `sm121 canary "
-                "--gguf LLAMA_CPP` makes it, in a checkout of the suite, LLAMA_CPP being one of "
-                "llama.cpp"
-            )
-        return file
+        return _canary_as_gguf(folder)
     if twin not in get_args(canary_tensors.Twin):
         raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
-    needed = ("torch", "safetensors", "openai_harmony")
-    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    missing = [name for name in _CANARY_NEEDS if not importlib.util.find_spec(name)]
     if not missing:
         return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
     if not (folder / twin / "config.json").is_file():
@@ -296,3 +465,14 @@ def _canary(twin: str, notify: Callable[[str], None]) -> Path:
             "`sm121 canary` builds it where they are installed, or give --model"
         )
     return folder / twin
+
+
+def _canary_as_gguf(folder: Path) -> Path:
+    file = folder / "canary.gguf"
+    if not file.is_file():
+        raise UsageError(
+            f"the profile's model is the canary as GGUF, expected at {file}: `sm121 canary "
+            "--gguf LLAMA_CPP` makes it, in a checkout of the suite, LLAMA_CPP being one of "
+            "llama.cpp"
+        )
+    return file
