@@ -9,75 +9,119 @@ from sm121.checkpoint.identity import identity
 from sm121.core import data_file, digest, profile
 from sm121.core.redaction import is_secret_name, redact_arguments
 from sm121.engines.registry import Installed
-from sm121.evidence import environment
+from sm121.evidence.environment import relevant_environment
 from sm121.evidence.environment_record import EnvironmentRecord
 from sm121.matrix import axes
 from sm121.measure import machine
 from sm121.performance.recorder import host_of
 from sm121.run.fingerprint import Fingerprint
 from sm121.session.session import Session
+from sm121.session.settings import Settings
 
 
 def location_variables() -> tuple[str, ...]:
-    """Variables that say where something of an engine lies, not what is run."""
+    """Return the variables that name where a part of an engine lies, not what is run."""
     return data_file.load_key("fingerprint.toml", "location_variables", tuple[str, ...])
 
 
 def sources(record: EnvironmentRecord) -> dict[str, str]:
-    """Versions and commits of what runs, and of CUDA and the packages that compute, by name."""
+    """Return versions and commits of what runs, of CUDA and of the packages that compute.
+
+    Args:
+        record: The reproducibility record of the engine.
+
+    Returns:
+        The versions and commits by name. A suite without a commit has the digest of its files.
+    """
     packages = {"cuda": record.cuda_version, **(record.engine_packages.packages or {})}
-    names = data_file.load_key("computing-packages.toml", "packages", tuple[str, ...])
-    found = {name: version for name in names if (version := packages.get(name))}
+    found: dict[str, str] = {}
+    for name in data_file.load_key("computing-packages.toml", "packages", tuple[str, ...]):
+        version = packages.get(name)
+        if version:
+            found[name] = version
     if record.container is not None and record.container.image_id is not None:
         found["image"] = record.container.image_id
-    return found | {
-        name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
-        for name, source in record.git_shas.items()
-    }
+    for name, source in record.git_shas.items():
+        found[name] = source.text
+        if name == "suite" and not source.sha:
+            found[name] = f"{source.text} {_suite()}"
+    return found
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
-    """What a session asks, of what, on which machine. ``variables``: of the engine's start."""
+    """Return the fingerprint of a session: its request, its build and its machine.
+
+    Args:
+        session: The session, whose engine was looked at.
+        record: The reproducibility record of the engine.
+        variables: The environment of the engine's start.
+    """
     settings = session.settings
     chosen = session.profile
     managed = session.configurations.get(chosen.under_test)
-    attached = session.attached
-    served = f"served:{attached.endpoint.served_name}" if attached is not None else None
-    relevant = environment.relevant_environment(variables)
-    left_out = location_variables()
+    model: str | None = None
+    arguments: list[str] | None = None
+    environment: dict[str, str] | None = None
+    if session.attached is not None:
+        model = f"served:{session.attached.endpoint.served_name}"
+    if managed is not None:
+        model = identity(managed.model, variables)
+        arguments = redact_arguments(managed.arguments, session.secrets)
+        environment = _shown_environment(session, variables)
+    name_and_version = [session.file.engine.name, session.file.engine.version]
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
         profile_shipped=is_shipped(chosen, session.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
-        axes=None
-        if chosen.matrix is None
-        else digest.of(axes.load(settings.axes or chosen.matrix.axes).model_dump(mode="json")),
-        waivers=digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
-        if settings.waivers
-        else None,
+        axes=_axes(settings, chosen),
+        waivers=_waivers(settings),
         against=settings.against.digest if settings.against is not None else None,
         provider=provider(session),
         options={name: session.redact(value) for name, value in sorted(settings.options.items())},
         sources=sources(record),
-        engine=" ".join(filter(None, (session.file.engine.name, session.file.engine.version))),
+        engine=" ".join(part for part in name_and_version if part),
         configuration=chosen.under_test,
-        arguments=redact_arguments(managed.arguments, session.secrets) if managed else None,
-        environment={
-            name: session.redact(value)
-            for name, value in relevant.items()
-            if name not in left_out and not is_secret_name(name)
-        }
-        if managed
-        else None,
-        model=identity(managed.model, variables) if managed else served,
+        arguments=arguments,
+        environment=environment,
+        model=model,
         machine=machine.identity(host_of(settings.base_url)),
     )
 
 
+def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
+    """The digest of the matrix's axes; None for a profile without a matrix."""
+    if chosen.matrix is None:
+        return None
+    loaded = axes.load(settings.axes or chosen.matrix.axes)
+    return digest.of(loaded.model_dump(mode="json"))
+
+
+def _waivers(settings: Settings) -> str | None:
+    if not settings.waivers:
+        return None
+    return digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
+
+
+def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a start that change what runs, without secrets."""
+    left_out = location_variables()
+    shown = {}
+    for name, value in relevant_environment(variables).items():
+        if name not in left_out and not is_secret_name(name):
+            shown[name] = session.redact(value)
+    return shown
+
+
 def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool:
-    """Whether a profile is the one of its name that comes with the suite, whichever of its
-    configurations is judged, of whichever engine."""
+    """Whether a profile is the one of its name that comes with the suite.
+
+    Which of its configurations is judged does not matter.
+
+    Args:
+        chosen: The profile in force.
+        engine: The release and the options of the engine that it judges.
+    """
     engine = engine or Installed()
     if chosen.name not in profile.shipped():
         return False
@@ -90,8 +134,14 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
 
 
 def provider(session: Session) -> str | None:
-    """The kernel provider that was asked for; of a user's own with the digest of its module. None
-    where the numerics judge what serves."""
+    """Return the kernel provider of ``--kernel-provider``, a user's own with its module's digest.
+
+    Args:
+        session: The session.
+
+    Returns:
+        The provider; None if the numerics judge what serves.
+    """
     name = session.settings.kernel_provider
     if name is None:
         return None

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import psutil
 
@@ -48,7 +49,14 @@ def _print(what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None
 
 
 def open_session(settings: Settings) -> Session:
-    """The session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest."""
+    """Open the session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest.
+
+    Args:
+        settings: The settings of the run.
+
+    Raises:
+        UsageError: As of `prepare`.
+    """
     session = prepare(settings)
     session.say_where_the_earlier_report_is()
     crashes.CrashDesk(session)
@@ -64,13 +72,27 @@ def prepare(
     say: Say = _print,
     verbose: bool = False,
 ) -> Session:
-    """Attach to the server, or prepare to start servers; take the report directory. ``chosen`` is
-    resolved from the settings where it is not given; ``tests``: id and level of each that will be
-    decided; ``inapplicable``: ids that no certificate needs; ``say`` shows a line of progress on a
-    subject; ``verbose``: remarks are shown at once, too. Raises UsageError: the choices contradict
-    each other, no server answers, or the directory is somebody else's."""
+    """Attach to the server, or prepare to start servers; take the report directory.
+
+    Args:
+        settings: The settings of the run.
+        chosen: The target; resolved from the settings if it is not given.
+        tests: Id and level of each test that will be decided.
+        inapplicable: Ids of tests that no certificate needs.
+        say: Shows a line of progress.
+        verbose: Whether remarks are shown at once, too.
+
+    Returns:
+        The session, which has started nothing.
+
+    Raises:
+        UsageError: The choices contradict each other, no server answers, or the directory is
+            somebody else's.
+    """
     chosen = chosen or targets.resolve(settings, ())
-    followed = _follow(settings) if chosen.obstacle is None else None
+    followed: FollowedLog | None = None
+    if chosen.obstacle is None:
+        followed = _follow(settings)
     if followed is not None:
         settings = dataclasses.replace(settings, server_log=followed.path, log_name=followed.name)
     try:
@@ -80,7 +102,6 @@ def prepare(
         if followed is not None:
             followed.close()
         raise
-    profile = chosen.profile
     session = Session(
         settings=settings,
         target=chosen,
@@ -93,24 +114,40 @@ def prepare(
         attached=attached,
         followed_log=followed,
         inapplicable=set(inapplicable),
-        file=VerdictFile(
-            arch=chosen.arch,
-            profile=profile.name if profile else "none",
-            question=_question(settings, profile),
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            engine=engine,
-            certificate_levels=[*profile.certify.levels] if settings.certify and profile else None,
-            tests=[
-                TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
-                for name, level in tests
-            ],
-        ),
+        file=_verdict_file(settings, chosen, engine, tests),
     )
     _remark_on(session, engine)
-    if chosen.obstacle is None and profile is not None:
-        _prepare_engine(session, profile)
+    if chosen.obstacle is None and chosen.profile is not None:
+        _prepare_engine(session, chosen.profile)
     os.environ[process_tree.RUN_ID] = run_id
     return session
+
+
+def _verdict_file(
+    settings: Settings, chosen: Target, engine: EngineReport, tests: Sequence[tuple[str, str]]
+) -> VerdictFile:
+    """The verdict file of a run of which no test was reached."""
+    profile = chosen.profile
+    profile_name = "none"
+    certificate_levels: list[str] | None = None
+    if profile is not None:
+        profile_name = profile.name
+        if settings.certify:
+            certificate_levels = list(profile.certify.levels)
+    undecided = []
+    for name, level in tests:
+        undecided.append(
+            TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
+        )
+    return VerdictFile(
+        arch=chosen.arch,
+        profile=profile_name,
+        question=_question(settings, profile),
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        engine=engine,
+        certificate_levels=certificate_levels,
+        tests=undecided,
+    )
 
 
 def _remark_on(session: Session, engine: EngineReport) -> None:
@@ -161,29 +198,34 @@ def _look_at_engine(
 def _take_directory(
     settings: Settings,
 ) -> tuple[Settings, str, report_directory.ReportDirectory]:
-    """Take the report directory, or a worker's folder in it. Returns: the settings with that
-    folder, the run's id, and the directory, whose lock is held open."""
+    """Take the report directory, or a worker's folder in it.
+
+    Returns:
+        The settings with that folder, the run's id, and the directory, whose lock is held open.
+    """
     worker = settings.worker
     run_id = uuid.uuid4().hex[:12]
-    directory = report_directory.take(settings.report_dir, worker.run if worker else None)
-    if worker is not None:
-        run_id = f"{run_id}-{worker.id}"
-        folder = directory.path / report_directory.WORKERS / worker.id
-        folder.mkdir(parents=True)
-        settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
-    return settings, run_id, directory
+    if worker is None:
+        return settings, run_id, report_directory.take(settings.report_dir)
+    directory = report_directory.take(settings.report_dir, worker.run)
+    folder = directory.path / report_directory.WORKERS / worker.id
+    folder.mkdir(parents=True)
+    settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
+    return settings, f"{run_id}-{worker.id}", directory
 
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:
-    questions = [profile.asks] if profile is not None and profile.asks is not None else []
+    questions = []
     if settings.against is not None:
-        questions.insert(0, f"is it not worse than {settings.against.name}")
+        questions.append(f"is it not worse than {settings.against.name}")
+    if profile is not None and profile.asks is not None:
+        questions.append(profile.asks)
     return ", and ".join(questions) or None
 
 
 def _prepare_engine(session: Session, profile: Profile) -> None:
+    """Watch the attached server, or prepare to start servers; record what there is."""
     settings = session.settings
-    plan = settings.measuring_plan(profile)
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if session.attached is None:
@@ -193,42 +235,54 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
-        line = targets.name_remark(session.attached, settings, profile)
-        if line is not None:
-            session.remark(line)
-        session.attached_life = life = AttachedLife(session.attached)
-        unwatched = life.unwatched
-        if unwatched is not None:
-            session.file.engine.unwatched = unwatched
-            session.unproven(unwatched)
-        session.sampler = _sampler(session, profile, life.processes.find)
-        if session.attached.log is None:
-            session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
-        else:
-            copy = session.directory / "server-attached.log"
-            session.kept_log = KeptLog(session.attached.log, copy)
-            session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
-            session.judge_errors()
+        _watch_attached(session, session.attached, profile)
+    python = settings.engine_python
+    if isinstance(registry.engine(settings.engine), protocol.Program):
+        python = sys.executable  # a program has no Python packages: those of the suite are recorded
     look = partial(
         environment.record,
-        # A program has no Python packages: record those of the suite's environment.
-        sys.executable
-        if isinstance(registry.engine(settings.engine), protocol.Program)
-        else settings.engine_python,
+        python,
         arguments=arguments,
         environment=variables,
-        workload={
-            "prompt_tokens": plan.prompt_tokens,
-            "generated_tokens": list(plan.generated_tokens),
-            "depths": list(plan.depths),
-            # Else a run of a smaller plan would miss what a stored one of all has.
-            **({} if settings.plan == FULL else {"plan": settings.plan}),
-        },
+        workload=_workload(settings, profile),
     )
     record = look()
     session.file.environment = record.model_dump(mode="json")
     session.file.fingerprint = fingerprinting.of(session, record, variables)
     session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
+
+
+def _watch_attached(session: Session, attached: Server, profile: Profile) -> None:
+    """Watch the life and the memory of an attached server, and keep a copy of its log."""
+    line = targets.name_remark(attached, session.settings, profile)
+    if line is not None:
+        session.remark(line)
+    life = AttachedLife(attached)
+    session.attached_life = life
+    unwatched = life.unwatched
+    if unwatched is not None:
+        session.file.engine.unwatched = unwatched
+        session.unproven(unwatched)
+    session.sampler = _sampler(session, profile, life.processes.find)
+    if attached.log is None:
+        session.file.unproven.append(f"kernel path: {attached.why_no_log}")
+        return
+    session.kept_log = KeptLog(attached.log, session.directory / "server-attached.log")
+    session.attached = dataclasses.replace(attached, log=session.kept_log.path)
+    session.judge_errors()
+
+
+def _workload(settings: Settings, profile: Profile) -> dict[str, Any]:
+    """The sizes that are measured. A plan is named unless it is whole: it misses some metrics."""
+    plan = settings.measuring_plan(profile)
+    workload: dict[str, Any] = {
+        "prompt_tokens": plan.prompt_tokens,
+        "generated_tokens": list(plan.generated_tokens),
+        "depths": list(plan.depths),
+    }
+    if settings.plan != FULL:
+        workload["plan"] = settings.plan
+    return workload
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
@@ -270,10 +324,12 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
     under_test = session.configurations[profile.under_test]
     if profile.nodes is None or under_test.span is None:
         return
-    each = profile.nodes.tensor_parallel // profile.nodes.count
-    by_ray = under_test.span.launcher == "ray"
-    look = partial(ray_cluster.look, arch=profile.arch, ranks=each) if by_ray else nodes.look
-    for found in look(under_test):
+    if under_test.span.launcher == "ray":
+        ranks = profile.nodes.tensor_parallel // profile.nodes.count
+        looked_at = ray_cluster.look(under_test, arch=profile.arch, ranks=ranks)
+    else:
+        looked_at = nodes.look(under_test)
+    for found in looked_at:
         session.node_facts[found.node] = found.facts
         for left in found.leftovers:
             session.remark(f"{found.node}: a server of a dead run was ended: {left}")
@@ -285,11 +341,15 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
 def _sampler(
     session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
 ) -> resources.ResourceSampler:
+    """Start to sample the memory of a server's processes."""
+    available_elsewhere: Callable[[], dict[str, int]] = dict  # no memory of other nodes is known
+    if session.pool is not None:
+        available_elsewhere = session.pool.available_elsewhere
     sampler = resources.ResourceSampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
-        nodes=dict if session.pool is None else session.pool.available_elsewhere,
+        nodes=available_elsewhere,
         on_floor=session.abort,
         on_trouble=session.remark,
     )
