@@ -1,8 +1,10 @@
-"""``sm121 certify``: a certificate is given by a process of its own, whose command line is the
-suite's, with the suite's pytest.ini, the plugins that are named here, no conftest, and the
-variables of an allow list. So no plugin, conftest, pytest.ini or variable of the caller reaches it;
-what is installed in the interpreter's environment does, a ``.pth`` file too. The caller's arguments
-are added, and refused where they are not known to be harmless."""
+"""``sm121 certify``: a process of its own gives the certificate.
+
+Its command line is the suite's, with the suite's pytest.ini, the plugins that are named here, no
+conftest, and the variables of an allow list. So no plugin, conftest, pytest.ini or variable of the
+caller reaches it. What is installed in the interpreter's environment does, a ``.pth`` file too. The
+caller's arguments are added; those that are not known to be harmless are refused.
+"""
 
 import os
 import sys
@@ -22,20 +24,29 @@ class _Variables(data_file.DataTable):
 
 
 def command(given: Sequence[str]) -> list[str]:
-    """The command line of a certified run. `given`: the caller's own arguments of pytest."""
+    """Return the command line of a certified run.
+
+    Args:
+        given: The caller's own arguments of pytest.
+    """
     words = [word for word in given if word != OPTION]
     return [sys.executable, "-P", "-m", "pytest", *own_tests.certified_words(), OPTION, *words]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a certified run: the allow list, and no plugin by entry point."""
-    allowed = data_file.load("certified-variables.toml", _Variables)
-    variable_names = {*fingerprinting.location_variables()} - {"PYTHONPATH"}
-    return {
-        name: value
-        for name, value in variables.items()
-        if name in allowed.names or name in variable_names or name.startswith(allowed.prefixes)
-    } | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    """Return the variables of a certified run: the allow list, and no plugin by entry point.
+
+    Args:
+        variables: The variables of the caller.
+    """
+    listed = data_file.load("certified-variables.toml", _Variables)
+    names = listed.names | ({*fingerprinting.location_variables()} - {"PYTHONPATH"})
+    allowed = {}
+    for name, value in variables.items():
+        if name in names or name.startswith(listed.prefixes):
+            allowed[name] = value
+    allowed["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    return allowed
 
 
 def is_this_process() -> bool:
@@ -49,8 +60,14 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run, which takes this process and its signals. `given`: the caller's
-    arguments of pytest. Raises UsageError: PYTHONPATH is set, by which other code may run."""
+    """Begin a certified run, which takes this process and its signals.
+
+    Args:
+        given: The caller's arguments of pytest.
+
+    Raises:
+        UsageError: PYTHONPATH is set, by which other code may run.
+    """
     if os.environ.get("PYTHONPATH"):
         raise errors.UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "

@@ -44,11 +44,20 @@ class Remaining:
         self._shown: tuple[TimeRange, float] | None = None
 
     def begin(self, check: str, now: float) -> None:
-        """A check begins."""
+        """Note that a check begins.
+
+        Args:
+            check: Its id.
+            now: The time, by the clock of `estimate`.
+        """
         self._began[check] = now
 
     def end(self, check: str) -> None:
-        """A check has ended, in whatever way."""
+        """Note that a check has ended, in whatever way.
+
+        Args:
+            check: Its id.
+        """
         self._look_at_starts()
         self._began.pop(check, None)
         ended = self._open.pop(check, None)
@@ -56,12 +65,21 @@ class Remaining:
             self._started.update(ended.starts)
 
     def scaled(self, time: TimeRange, now: float) -> TimeRange:
-        """Scale a time that was not measured on this machine by the first start of the run."""
+        """Scale a time that was not measured on this machine by the first start of the run.
+
+        Args:
+            time: The time.
+            now: The time of the clock, as of `begin`.
+        """
         self._look_at_starts()
         return time * self._scale_at(now)
 
     def estimate(self, now: float) -> TimeRange | None:
-        """Return the time left as it is known now, or None where nothing is known."""
+        """Return the time left as it is known now; None if nothing is known.
+
+        Args:
+            now: The time, by the clock of `begin`.
+        """
         if not self._is_known:
             return None
         self._look_at_starts()
@@ -77,7 +95,11 @@ class Remaining:
         return whole
 
     def shown(self, now: float) -> TimeRange | None:
-        """Return the time left as people are told it, without jumps."""
+        """Return the time left as it is shown, without jumps; None if nothing is known.
+
+        Args:
+            now: The time, by the clock of `begin`.
+        """
         time = self.estimate(now)
         if time is None:
             return None
@@ -89,13 +111,16 @@ class Remaining:
         return time
 
     def _of(self, each: Expected, scale: float) -> TimeRange:
+        """The time of a check with the starts that it still needs."""
         assert each.time is not None
-        is_measured = each.timed or each.check.lasts is not None
-        time = each.time if is_measured else each.time * scale
+        time = each.time
+        if not each.timed and each.check.lasts is None:
+            time *= scale
         for name, start in each.starts.items():
             if name in self._started or start is None:
                 continue
-            time += start if start.low == start.high else start * scale
+            is_measured = start.low == start.high
+            time += start if is_measured else start * scale
         return time
 
     def _scale_at(self, now: float) -> float:
@@ -105,12 +130,18 @@ class Remaining:
         scale = 1.0
         for name, began in list(self._began.items()):
             each = self._open.get(name)
-            waits_for = set(each.starts) - self._started if each is not None else set()
-            if len(waits_for) == 1 and (usual := self._usual_s.get(waits_for.pop())):
+            if each is None:
+                continue
+            waits_for = set(each.starts) - self._started
+            if len(waits_for) != 1:
+                continue
+            usual = self._usual_s.get(waits_for.pop())
+            if usual:
                 scale = max(scale, (now - began) / usual)
         return min(scale, _MOST_SCALE)
 
     def _look_at_starts(self) -> None:
+        """Note the starts since the last look. The first usual one sets the scale."""
         for start in list(self._starts[self._starts_seen :]):
             self._starts_seen += 1
             if start.startup_s is None or start.configuration in self._started:

@@ -45,32 +45,32 @@ class Session(harness.Harness):
     settings: Settings
     #: Held open during the session, so that no second run writes into the same directory.
     lock: IO[str]
-    #: Where the report of the run before was moved to; None where there was none.
+    #: The folder that the report of the run before was moved to; None without one.
     earlier: Path | None = None
-    #: Another run has the report directory, and this one, which only finds out whether its request
-    #: is right, a folder that is thrown away.
+    #: Another run has the report directory. This one has a folder that is thrown away: it only
+    #: finds out whether its request is right.
     in_use: report_directory.InUse | None = None
     run_id: str
     started: float = field(default_factory=time.monotonic)
     sampler: ResourceSampler | None = None
     deselected: list[str] = field(default_factory=list)
     collected: Collection[str] = ()
-    #: Whether a test that is not in this run was asked for.
+    #: Returns whether this run selects a test that it does not have.
     asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
     #: The control group's memory events when the run began.
     cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
-    #: The command that runs a test again with ``--engine-debug``, in the same way; without a test,
-    #: all of the run. None where no command line began it.
+    #: Returns the command that repeats a test, or without one the whole run, with
+    #: ``--engine-debug``. None if no command line began the run.
     again: Callable[[str | None], str] | None = None
-    #: Makes the fingerprint of now; None where nothing can be started.
+    #: Makes the fingerprint of now; None if nothing can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
     box: RunBox | None = None
-    #: The attached server's log, where it comes as a stream.
+    #: The attached server's log, if it comes as a stream.
     followed_log: FollowedLog | None = None
-    #: What is not known because the kernel's messages cannot be read; None where they can.
+    #: The remark on kernel messages that cannot be read; None if they can.
     kernel_unread: str | None = None
     #: The verdict in summary.md, and when it was written.
     summarised: tuple[Verdict | None, float] = (None, 0.0)
@@ -95,8 +95,12 @@ class Session(harness.Harness):
     @property
     def secrets(self) -> set[str]:
         """Values that no report may show."""
-        keys = {self.settings.api_key} if self.settings.api_key else set()
-        return keys | self._secrets_given | (self.pool.secrets if self.pool else set())
+        secrets = set(self._secrets_given)
+        if self.settings.api_key:
+            secrets.add(self.settings.api_key)
+        if self.pool is not None:
+            secrets |= self.pool.secrets
+        return secrets
 
     @functools.cached_property
     def _secrets_given(self) -> set[str]:
@@ -104,7 +108,11 @@ class Session(harness.Harness):
 
     @property
     def engine_interpreter(self) -> str:
-        """The interpreter that imports the engine. Raises NotRun: the engine is a program."""
+        """The interpreter that imports the engine.
+
+        Raises:
+            NotRun: The engine is a program.
+        """
         engine = registry.engine(self.settings.engine)
         if isinstance(engine, protocol.Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
@@ -139,48 +147,82 @@ class Session(harness.Harness):
             file.settle(Verdict.NOT_RUN)
             file.reason = self.target.obstacle
             file.certified = False if self.settings.certify else None
-        else:
-            file.reason = file.why()
-            if self.target.profile and (gates := self.settings.without_number(self.profile)):
+            return
+        file.reason = file.why()
+        if self.target.profile is not None:
+            gates = self.settings.without_number(self.target.profile)
+            if gates:
                 file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
-            if file.finished and self.settings.certify:
-                certification.certify(
-                    file, self.profile, certification.inventory(),
-                    deselected=self.deselected, inapplicable=self.inapplicable,
-                )  # fmt: skip
-                if file.against is not None and not file.certified:
-                    file.reason += f"; {file.against}"
-                if file.certified and self.kernel_unread is not None:
-                    file.reason += f"; {self.kernel_unread}"
+        if file.finished and self.settings.certify:
+            self._certify()
+
+    def _certify(self) -> None:
+        file = self.file
+        certification.certify(
+            file,
+            self.profile,
+            certification.inventory(),
+            deselected=self.deselected,
+            inapplicable=self.inapplicable,
+        )
+        if file.against is not None and not file.certified:
+            file.reason += f"; {file.against}"
+        if file.certified and self.kernel_unread is not None:
+            file.reason += f"; {self.kernel_unread}"
 
     def judge_kernel(self) -> None:
-        """Decide what the kernel has said since the run began: after an error of the GPU or of
-        memory no result is sure. A run on a CPU uses no GPU: what is said of one is a remark. What
-        cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
+        """Judge the messages of the kernels since the run began.
+
+        After an error of the GPU or of memory no result is sure. These are remarks instead:
+
+        - messages about a GPU in a run on a CPU, which uses none;
+        - messages that cannot be read. A certificate lists them.
+
+        The messages of a crash are in its bundle.
+        """
         if self.target.obstacle is not None:
             return
-        attached = self.attached
-        if attached is None or AttachedProcesses(attached.endpoint.base_url).here:
-            kernel = kernel_messages.since(self.started, self.pool.start_spans if self.pool else ())
-        else:
-            kernel = KernelMessages(unavailable="the server runs on another machine")
+        faults = []
         kills = cgroup.kills(self.cgroup_before)
-        killed = f"the control group, whose memory ran out, killed {kills} processes"
-        self._judge_messages(kernel, "", [killed] * bool(kills))
-        nodes = self.target.profile.nodes if self.target.profile is not None else None
-        if nodes is not None and (attached or self.settings.launcher or nodes.launcher) != "nnodes":
-            unread = KernelMessages(unavailable="it is read on this machine alone")
-            for rank in range(1, nodes.count):
-                self._judge_messages(unread, f" of node {rank}")
+        if kills:
+            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
+        self._judge_messages(self._kernel_here(), "", faults)
+        unread = KernelMessages(unavailable="it is read on this machine alone")
+        for rank in range(1, self._unread_nodes()):
+            self._judge_messages(unread, f" of node {rank}")
+
+    def _kernel_here(self) -> KernelMessages:
+        """The messages of this machine's kernel, if the server runs on it."""
+        attached = self.attached
+        if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
+            return KernelMessages(unavailable="the server runs on another machine")
+        spans = self.pool.start_spans if self.pool is not None else ()
+        return kernel_messages.since(self.started, spans)
+
+    def _unread_nodes(self) -> int:
+        """The number of nodes of the server if only the kernel of this machine is read, else 0."""
+        profile = self.target.profile
+        if profile is None or profile.nodes is None:
+            return 0
+        launcher = self.settings.launcher or profile.nodes.launcher
+        if self.attached is None and launcher == "nnodes":
+            return 0  # each node reports its messages when the server stops
+        return profile.nodes.count
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
-        """Decide on what a stopped server left, on its nodes' kernels, and on its whole path."""
+        """Judge what a stopped server left, the kernels of its nodes, and its whole path.
+
+        Args:
+            configuration: The name of its configuration.
+            report: What its stop found.
+        """
         self.note_stop(configuration, report)
         for node, kernel in report.kernels.items():
             self._judge_messages(kernel, f" of {node}")
         self.judge_paths_again()
 
     def _judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
+        """Judge the messages of one kernel. ``of``: words that name its node; ``faults``: more."""
         uses_gpu = self.target.arch != architecture.CPU
         faults = [*faults, *kernel.host_faults]
         if uses_gpu and kernel.unavailable is not None:
@@ -199,8 +241,10 @@ class Session(harness.Harness):
             self.decide_silent(silent_errors.of_the_kernel(faults), f"messages of the kernel{of}")
 
     def close(self) -> None:
-        """Stop what runs and write the final report. The run has finished when every selected test
-        was decided and nobody interrupted it."""
+        """Stop what runs and write the final report.
+
+        The run has finished if every selected test was decided and nobody interrupted it.
+        """
         if self.sampler is not None:
             self.sampler.stop()
         self.judge_errors()  # of an attached server, which is not stopped
@@ -209,7 +253,7 @@ class Session(harness.Harness):
         self._judge_what_was_started()
         server = self._under_test
         if self.settings.certify and server is not None and server.log is not None:
-            # The path is judged at the end even where no test did.
+            # The path is judged at the end even if no test did.
             name = server.configuration.name if server.configuration else self.profile.under_test
             self._judged_paths.setdefault(name, (server, set()))
         self.judge_paths_again()
@@ -230,8 +274,10 @@ class Session(harness.Harness):
         self.save()
 
     def _judge_what_was_started(self) -> None:
-        """What computes, and the checkpoint, are at the end as they were when the run began: else a
-        part of it was judged of another build than it says."""
+        """Decide INVALID if what computes, or the checkpoint, changed since the run began.
+
+        A part of the run was then judged of another build than its report tells.
+        """
         before = self.file.fingerprint
         pool = self.pool
         if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
@@ -242,11 +288,7 @@ class Session(harness.Harness):
             others = [Difference("model's digest", "known", f"{error}", "model")]
         changed = []
         for each in others:
-            is_build = (
-                each.field == "sources" and each.key in before.sources and each.key != "suite"
-            )
-            is_checkpoint = each.field == "model" and not identity.is_name(each.one or "")
-            if (is_build or is_checkpoint) and each.one and each.other:
+            if _is_of_the_judged(each, before) and each.one and each.other:
                 changed.append(f"{each.name} {each.one}, at the end {each.other}")
         if changed:
             fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
@@ -264,7 +306,11 @@ class Session(harness.Harness):
                 self.ledger.decide(entry)
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
-        """What of a file of this run is worse than in the trusted run and shows in no test."""
+        """Return what is worse than in the trusted run and shows in no test.
+
+        Args:
+            file: A verdict file of this run.
+        """
         trusted = self.settings.against
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
@@ -301,3 +347,10 @@ class Session(harness.Harness):
             self.close()
         finally:
             self.release()
+
+
+def _is_of_the_judged(difference: Difference, before: Fingerprint) -> bool:
+    """Whether a difference is one of the build or of the checkpoint."""
+    if difference.field == "sources":
+        return difference.key in before.sources and difference.key != "suite"
+    return difference.field == "model" and not identity.is_name(difference.one or "")

@@ -15,7 +15,11 @@ _A_MOMENT = 0.01
 
 
 def give_time(seconds: float) -> None:
-    """More time for the test that runs, where pytest-timeout's alarm is set."""
+    """Give more time to the test that runs, if pytest-timeout's alarm is set.
+
+    Args:
+        seconds: The added time.
+    """
     remaining_s, _ = signal.getitimer(signal.ITIMER_REAL)
     if remaining_s > 0:
         signal.setitimer(signal.ITIMER_REAL, remaining_s + seconds)
@@ -23,7 +27,7 @@ def give_time(seconds: float) -> None:
 
 @contextlib.contextmanager
 def own_time() -> Iterator[None]:
-    """What is done within does not count as time of the test that runs."""
+    """Stop the time of the test that runs while the block lasts."""
     remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -32,23 +36,26 @@ def own_time() -> Iterator[None]:
 
 
 class Signals:
-    """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`; later ones are ignored.
-    One that Python would drop (in a `__del__`) or pytest cannot print (in a frame without a line)
-    is raised a moment later. `again` is for what any other code has swallowed."""
+    """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`.
+
+    Later signals are ignored. A signal that Python would drop (in a `__del__`), or with which
+    pytest cannot print the place (a frame without a line), is sent again a moment later.
+
+    Args:
+        session: The session that a signal ends.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._interrupt)
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._interrupt)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._session.interrupted:
             return
-        if any(f.f_code.co_name == "__del__" or f.f_lineno is None for f, _ in walk_stack(frame)):
+        if _is_wrong_moment(frame):
             main = threading.main_thread().ident
             assert main is not None
             threading.Timer(_A_MOMENT, signal.pthread_kill, (main, number)).start()
@@ -57,7 +64,7 @@ class Signals:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     def again(self) -> None:
-        """Raise KeyboardInterrupt if a signal came and the run goes on all the same."""
+        """Raise KeyboardInterrupt if a signal came and other code swallowed it."""
         if self._session.interrupted:
             raise KeyboardInterrupt("the run was interrupted, and went on")
 
@@ -65,3 +72,11 @@ class Signals:
         """Put back what handled the signals before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _is_wrong_moment(frame: FrameType | None) -> bool:
+    """Whether an exception that is raised in a frame would be dropped, or could not be printed."""
+    for each, _ in walk_stack(frame):
+        if each.f_code.co_name == "__del__" or each.f_lineno is None:
+            return True
+    return False
