@@ -265,8 +265,11 @@ def _measured(run: VerdictFile, trusted: Trusted) -> dict[str, MetricReport]:
 def _not_executed(
     before: VerdictFile, run: VerdictFile, asked_for: Callable[[TestReport], bool]
 ) -> tuple[dict[str, str], list[TestReport]]:
-    """The tests that ran before and not in this run: the reasons by the ids of those that this run
-    asked for, and the tests that it did not ask for."""
+    """Find the tests that ran before and not in this run.
+
+    Returns:
+        The reasons by the ids of those that this run selects, and those that it does not select.
+    """
     tests = {test.id: test for test in run.tests}
     reasons: dict[str, str] = {}
     unasked: list[TestReport] = []

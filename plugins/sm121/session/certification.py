@@ -8,7 +8,7 @@ from sm121.core.profile import Profile
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 
-#: Of each level the tests that a certificate needs, by id without parameters; and their targets.
+#: By level and id without parameters: the targets of each test that a certificate needs.
 Inventory = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -28,23 +28,33 @@ def _file() -> _InventoryFile:
 
 
 def inventory() -> Inventory:
-    """The tests that ship with the suite, but for those that wait for an option."""
+    """Return the tests that ship with the suite, except those that an option selects."""
     tests: Inventory = _file().model_dump(exclude={"files"})
     return tests
 
 
 def digests(root: Path) -> dict[str, str]:
-    """The digest of each file of the tests in a folder that is like a checkout."""
-    candidates = [root / "conftest.py", *(root / "tests").rglob("*.py")]
-    return {
-        file.relative_to(root).as_posix(): digest.of_files(root, [file])
-        for file in sorted(candidates)
-        if file.is_file()
-    }
+    """Return the digest of each file of the tests, by its path in a folder.
+
+    Args:
+        root: The folder, which is like a checkout.
+    """
+    by_path = {}
+    for file in sorted([root / "conftest.py", *(root / "tests").rglob("*.py")]):
+        if file.is_file():
+            by_path[file.relative_to(root).as_posix()] = digest.of_files(root, [file])
+    return by_path
 
 
 def foreign_tests(root: Path) -> list[str]:
-    """Files of tests that do not ship with the suite, in a folder without a commit."""
+    """Return the files of tests that differ from those that ship with the suite.
+
+    Args:
+        root: A folder that is like a checkout, without a commit.
+
+    Returns:
+        Their paths in the folder, sorted; missing ones, too.
+    """
     shipped = dict(_file().files)
     present = digests(root)
     if "conftest.py" not in present:  # an installed copy needs none: `sm121 run` names the plugin
@@ -61,7 +71,14 @@ def certify(
     inapplicable: Collection[str],
 ) -> None:
     """Compare a finished run with what a certificate of the profile requires, and set its verdict.
-    ``deselected``: ids that -m, -k or --deselect removed; ``inapplicable``: ids that none needs."""
+
+    Args:
+        file: The run. Its verdict, its reason and ``certified`` are set.
+        profile: The profile in force.
+        tests: The tests that ship with the suite.
+        deselected: Ids of tests that -m, -k or --deselect removed.
+        inapplicable: Ids of tests that no certificate needs.
+    """
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
@@ -76,16 +93,21 @@ def certify(
         gap = f"{len(deselected)} tests deselected ({deselected[0]})"
         gaps.append((Verdict.NOT_RUN, gap))
     if gaps:
-        file.settle(worst([file.verdict, *(verdict for verdict, _ in gaps)]))
-        file.reason = "not certified: " + "; ".join(text for _, text in gaps)
+        verdicts = [file.verdict]
+        texts = []
+        for verdict, text in gaps:
+            verdicts.append(verdict)
+            texts.append(text)
+        file.settle(worst(verdicts))
+        file.reason = f"not certified: {'; '.join(texts)}"
     file.certified = file.verdict is Verdict.PASS
     if file.certified and file.certificate_covers is not None:
-        waived = ", ".join(test.id for test in file.tests if test.waived)
-        names = f" ({waived})" if waived else ""
+        waived = [test.id for test in file.tests if test.waived]
+        names = f" ({', '.join(waived)})" if waived else ""
         file.reason += f"; {file.certificate}{names}: {file.certificate_covers}"
 
 
-#: What is said of waivers with which nothing is certified, before the tests that they name.
+#: Why nothing is certified with some waivers; the tests that they name stand behind it.
 NEVER_WAIVED = "no certificate waives a gate or a blocker"
 SOAK = "tests/test_stress.py::test_soak"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
@@ -105,20 +127,21 @@ def _gaps_of_levels(
 
 
 def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) -> _Gaps:
-    arch = {profile.arch} if profile.arch == architecture.CPU else {profile.arch, "gpu"}
+    targets = {profile.arch}
+    if profile.arch != architecture.CPU:
+        targets.add("gpu")
     present = {test.id.partition("[")[0] for test in file.tests}
     for level in profile.certify.levels:
-        missing = [
-            name
-            for name, applies_to in tests.get(level, {}).items()
-            if arch & {*applies_to} and name not in present
-        ]
+        missing = []
+        for name, applies_to in tests.get(level, {}).items():
+            if name not in present and not targets.isdisjoint(applies_to):
+                missing.append(name)
         if missing and any(test.level == level for test in file.tests):
             yield Verdict.NOT_RUN, f"{len(missing)} tests of {level} are not there ({missing[0]})"
 
 
 def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
-    passed = {t.id for t in file.tests if t.verdict is Verdict.PASS}
+    passed = {test.id for test in file.tests if test.verdict is Verdict.PASS}
     certify = profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
@@ -126,7 +149,9 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
         yield Verdict.NOT_RUN, f"{gap}: {why}"
     if certify.soak_s and SOAK not in passed:
         yield Verdict.NOT_RUN, f"no soak passed (--soak {certify.soak_s:g}s)"
-    for each in file.engine.served if "kernel" in certify.levels else ():
+    if "kernel" not in certify.levels:
+        return
+    for each in file.engine.served:
         if each.judged is False:
             kernel = f"{each.operation} of {each.component} {each.backend or 'not shown'}"
             yield Verdict.NOT_RUN, f"{kernel} was not judged: {each.why}"
@@ -135,9 +160,20 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Why the answers that a run recorded are not to be trusted; None where it finished, none of
-    its levels smoke, kernel and correctness failed, and it had all checks of correctness and
-    tolerated none."""
+    """Return why the answers that a run recorded are not to be trusted.
+
+    They are trusted if the run finished, none of its levels smoke, kernel and correctness failed,
+    and it had all checks of correctness and tolerated none of their failures.
+
+    Args:
+        file: The run.
+        profile: The profile in force.
+        tests: The tests that ship with the suite.
+        deselected: Ids of tests that -m, -k or --deselect removed.
+
+    Returns:
+        The first reason; None for answers that can be trusted.
+    """
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):
@@ -147,10 +183,11 @@ def doubt_of_answers(
     waived = [test.id for test in file.tests if test.waived and test.level == "correctness"]
     if waived:
         return f"in the run that recorded it a waiver tolerated {waived[0]}"
-    absent = [name for name in deselected if "test_correctness.py" in name]
+    left_out = [name for name in deselected if "test_correctness.py" in name]
     required = profile.certify.model_copy(update={"levels": ("correctness",)})
-    gaps = [*_gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)]
-    left_out = [*absent, *(gap for _, gap in gaps)]
+    of_correctness = profile.model_copy(update={"certify": required})
+    for _, gap in _gaps_of_inventory(file, of_correctness, tests):
+        left_out.append(gap)
     if left_out:
         return f"the run that recorded it left out checks of correctness ({left_out[0]})"
     return None
@@ -166,11 +203,11 @@ def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
         elif metric.verdict not in (Verdict.PASS, Verdict.FAIL):
             yield metric.verdict, f"gate {gate.metric} is {metric.verdict}"
     gates = {name for name, metric in file.metrics.items() if metric.gated}
-    waived = [
-        test.id
-        for test in file.tests
-        if test.waived and (test.severity is Severity.BLOCKER or not gates.isdisjoint(test.metrics))
-    ]
+    waived = []
+    for test in file.tests:
+        is_needed = test.severity is Severity.BLOCKER or not gates.isdisjoint(test.metrics)
+        if test.waived and is_needed:
+            waived.append(test.id)
     if waived:
         yield Verdict.FAIL, f"{NEVER_WAIVED}: {', '.join(waived)}"
 

@@ -111,7 +111,11 @@ class Durations(DataTable):
     timeout: tuple[Timeout, ...]
 
     def time(self, row: Quoted) -> TimeRange:
-        """The time that a row quotes."""
+        """Return the time that a row quotes.
+
+        Args:
+            row: A row of `quoted`.
+        """
         if row.minutes is not None:
             return TimeRange(*row.minutes) * 60
         bounds = self.profiles[row.profile]
@@ -128,6 +132,13 @@ def load() -> Durations:
 
 
 def of(profile: Profile) -> ProfileBounds | None:
-    """Return what ships about a profile, or about the one that it extends; None: nothing does."""
+    """Return what ships about a profile, or about the one that it extends.
+
+    Args:
+        profile: The profile.
+
+    Returns:
+        The bounds; None if nothing ships.
+    """
     rows = load().profiles
     return rows.get(profile.name, rows.get(profile.extends or ""))

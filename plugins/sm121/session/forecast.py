@@ -38,22 +38,31 @@ class Check:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of one check. ``time``: without ``starts``; None where nothing is known."""
+    """What is expected of one check.
+
+    Attributes:
+        check: The check.
+        time: Its time without ``starts``; None if nothing is known.
+        timed: Whether it was timed on this machine.
+        starts: The starts that it is the first to need, by configuration.
+    """
 
     check: Check
     time: TimeRange | None
-    #: Whether it was timed here.
     timed: bool
-    #: The starts that it is the first to need, by configuration.
     starts: Mapping[str, TimeRange | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run asks and how long that takes, in the order in which it runs."""
+    """The checks of a run and how long they take, in the order in which they run.
+
+    Attributes:
+        expected: What is expected of each check.
+        usual_start_s: The usual seconds of a start, by configuration; empty if nothing is known.
+    """
 
     expected: Sequence[Expected] = ()
-    #: What a start usually takes, by configuration; empty where nothing is known.
     usual_start_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -76,12 +85,19 @@ class Forecast:
 
     @property
     def time(self) -> TimeRange | None:
-        """Return the time of all of it, or None where that of a part is not known."""
+        """The time of all checks; None if that of one is not known."""
         return total(self.expected)
 
 
 def total(expected: Iterable[Expected]) -> TimeRange | None:
-    """Add up checks and the starts they need; None where the time of one is not known."""
+    """Add up checks and the starts that they need.
+
+    Args:
+        expected: The checks.
+
+    Returns:
+        Their time; None if that of one is not known.
+    """
     whole = NO_TIME
     for each in expected:
         for part in (each.time, *each.starts.values()):
@@ -101,7 +117,7 @@ def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Fo
         known: What was timed on this machine.
 
     Returns:
-        What is expected of each check; a check that cannot run takes no time.
+        The forecast. A check that cannot run takes no time.
     """
     bounds = durations.of(profile)
     levels: Mapping[str, LevelBounds] = {}
@@ -143,5 +159,9 @@ def _expected(
 
 
 def counted(tests: Iterable[tuple[str, str]]) -> Forecast:
-    """Forecast checks, given by id and level, of whose time nothing is known."""
+    """Forecast checks whose times are not known.
+
+    Args:
+        tests: Their ids and levels.
+    """
     return Forecast([Expected(Check(name, level), None, timed=False) for name, level in tests])

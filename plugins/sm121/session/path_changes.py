@@ -52,6 +52,9 @@ def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
     Args:
         trusted: The trusted run.
         run: The run that is compared. If it served nothing, no part differs.
+
+    Returns:
+        A change for each part that differs.
     """
     if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return []

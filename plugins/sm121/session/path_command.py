@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import builds
 from sm121.core.errors import UsageError
@@ -29,7 +31,9 @@ from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.measure import roofline
 from sm121.report import glance, path_outlook
+from sm121.report.path_outlook import Bound
 from sm121.run import spanning
+from sm121.run.spanning import RanksOfLogs
 
 _STDIN = Path("-")
 #: How each source is made.
@@ -147,37 +151,43 @@ class _Reading:
                 return
             self._add_kernels(profile)
         self.path = requested.of_log(self.path, engine)
-        nodes, unequal = spanning.of_logs(list(self.logs), engine)
-        bound = path_outlook.bound(self.path) if self.logs else None
+        ranks = spanning.of_logs(self.logs, engine)
+        bound: Bound | None = None
         if self.logs:
+            bound = path_outlook.bound(self.path)
             self._add_outlook(engine)
         if self.logs and not self.request.as_json:
-            name = known or "engine not known"
-            title = (name, self.answer["identity"] or self.path.version, self.path.model)
-            sys.stdout.write(" ".join(str(part) for part in title if part) + "\n")
-            values = {"contradictions": (), **self.answer, "nodes": nodes, "unequal": unequal}
-            values |= {"cause": self.cause, "bound": bound}
-            sys.stdout.write(glance.table("path.txt.j2", path=self.path, **values))
-            return
-        answer = self.answer | {"nodes": [node.model_dump(mode="json") for node in nodes]}
-        answer["unequal"] = unequal
+            self._print_table(known, ranks, bound)
+        else:
+            self._print_json(ranks, bound)
+
+    def _print_table(self, known: str | None, ranks: RanksOfLogs, bound: Bound | None) -> None:
+        name = known or "engine not known"
+        version = self.answer["identity"] or self.path.version
+        title = [part for part in (name, version, self.path.model) if part]
+        sys.stdout.write(" ".join(title) + "\n")
+        values: dict[str, Any] = {"contradictions": ()}
+        values.update(self.answer)
+        values.update(nodes=ranks.rows, unequal=ranks.faults, cause=self.cause, bound=bound)
+        sys.stdout.write(glance.table("path.txt.j2", path=self.path, **values))
+
+    def _print_json(self, ranks: RanksOfLogs, bound: Bound | None) -> None:
+        answer = dict(self.answer)
+        answer["nodes"] = [node.model_dump(mode="json") for node in ranks.rows]
+        answer["unequal"] = ranks.faults
         if self.logs:
-            answer["bound"] = bound.model_dump(mode="json") if bound is not None else None
-            serving = answer["serving"]
-            answer["serving"] = serving.model_dump(mode="json") if serving is not None else None
+            answer["bound"] = _dumped(bound)
+            answer["serving"] = _dumped(answer["serving"])
         whole = self.path.model_dump(mode="json") | answer
         sys.stdout.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
     def _refuse_missing_files(self) -> None:
-        sources = [(log, "the log file of a server", _SAVE_LOG) for log in self.logs]
+        for log in self.logs:
+            _refuse_missing(log, "the log file of a server", _SAVE_LOG)
         if self.request.metrics is not None:
-            sources.append((self.request.metrics, "the text of /metrics", _SAVE_METRICS))
+            _refuse_missing(self.request.metrics, "the text of /metrics", _SAVE_METRICS)
         if self.request.trace is not None:
-            sources.append((self.request.trace, "a trace", _RECORD_TRACE))
-        for file, noun, step in sources:
-            if not file.is_file():
-                got = "something that is no file" if file.exists() else "no file of that name"
-                raise UsageError(f"{file}: expected {noun}, got {got}. {step}")
+            _refuse_missing(self.request.trace, "a trace", _RECORD_TRACE)
 
     def _read_log(self, known: str | None, engine: str) -> None:
         log = self.logs[0]
@@ -212,11 +222,28 @@ class _Reading:
         self.answer["kernels"] = profile.model_dump(mode="json")
 
     def _add_outlook(self, engine: str) -> None:
+        self.answer.update(cause=None, owner=None, remedy=None)
         if self.path.failure:
             self.cause = failure.classify(self.logs[0])
-        is_file = self.request.container is None and self.request.logs[:1] != (_STDIN,)
-        source = path_outlook.LogSource(self.logs[0] if is_file else None, self.request.container)
-        self.answer["cause"] = self.cause.summary if self.cause is not None else None
-        self.answer["owner"] = self.cause.owner if self.cause is not None else None
-        self.answer["remedy"] = self.cause.remedy if self.cause is not None else None
+            self.answer.update(
+                cause=self.cause.summary, owner=self.cause.owner, remedy=self.cause.remedy
+            )
+        file: Path | None = None
+        if self.request.container is None and self.request.logs[:1] != (_STDIN,):
+            file = self.logs[0]
+        source = path_outlook.LogSource(file, self.request.container)
         self.answer["next"] = path_outlook.next_step(self.path, engine, self.cause, source)
+
+
+def _dumped(model: BaseModel | None) -> Any:
+    if model is None:
+        return None
+    return model.model_dump(mode="json")
+
+
+def _refuse_missing(file: Path, noun: str, step: str) -> None:
+    """Raise UsageError if a source is no file. ``step``: how the source is made."""
+    if file.is_file():
+        return
+    got = "something that is no file" if file.exists() else "no file of that name"
+    raise UsageError(f"{file}: expected {noun}, got {got}. {step}")

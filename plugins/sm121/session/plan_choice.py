@@ -55,6 +55,9 @@ def choose(
         shard: Whether ``--shard`` was given.
         names_tests: Whether a path, ``-k`` or ``-m`` names levels or tests.
         trusted: The plan of the run that ``--against`` names, or None.
+
+    Returns:
+        The plan, and why it was chosen.
     """
     if named is not None:
         return PlanChoice(named, Reason.NAMED)
@@ -85,6 +88,9 @@ def of_options(
         profile: The profile that the run will have.
         trusted: The run that ``--against`` names, or None.
         names_tests: Whether the command line names levels or tests.
+
+    Returns:
+        The plan, and why it was chosen.
 
     Raises:
         UsageError: The profile has no such plan.

@@ -219,7 +219,11 @@ def repeat(
 
 
 def line_of(played: Round) -> str:
-    """Return the line that is printed of a round."""
+    """Return the line that is printed of a round.
+
+    Args:
+        played: The round.
+    """
     acceptance = ""
     if played.acceptance is not None:
         acceptance = f"; acceptance at least {played.acceptance:.0%}"
