@@ -7,12 +7,13 @@ import pytest
 
 from sm121.core import waivers
 from sm121.core.errors import UsageError
-from sm121.session import settings
+from sm121.core.options import Option
+from sm121.session import given_engine
 
 URL = "http://127.0.0.1:9"
 
 
-def option(**given: Any) -> settings.Option:
+def option(**given: Any) -> Option:
     """The value of each option that a user gave, by its name."""
     values = {"--engine-arg": (), "--engine-args": (), "--engine-env": ()}
     values |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
@@ -47,12 +48,12 @@ def option(**given: Any) -> settings.Option:
 )  # fmt: skip
 def test_options_that_contradict_each_other(given, url, words):
     with pytest.raises(UsageError, match=words):
-        settings._refuse_conflicts(option(**given), url)
+        given_engine.refuse_conflicts(option(**given), url)
 
 
 def test_options_that_agree():
-    settings._refuse_conflicts(option(model="a/b", engine_arg=("--enforce-eager",)), None)
-    settings._refuse_conflicts(option(served_model_name="b", server_log="x.log"), URL)
+    given_engine.refuse_conflicts(option(model="a/b", engine_arg=("--enforce-eager",)), None)
+    given_engine.refuse_conflicts(option(served_model_name="b", server_log="x.log"), URL)
 
 
 def test_a_file_of_waivers_that_is_not_there():
