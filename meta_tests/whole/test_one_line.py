@@ -43,6 +43,8 @@ def the_line(run) -> str:
     lines = [line for line in run.output.splitlines() if line.strip()]
     if "collecting the tests for" in run.output:
         return lines[-1]
+    if "the workers run for" in run.output:
+        lines = [line for line in lines if line.startswith("ERROR: ")]
     (line,) = lines
     return line
 
