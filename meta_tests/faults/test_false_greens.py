@@ -22,8 +22,6 @@ LONG = (
     "an illegal memory access that is survived",
     "between two rounds of a measurement, where its metrics are withheld",
     "log-probabilities drift with each token that is decoded",
-    "the ids and the text of another request",
-    "the text of another request",
     "two servers write into one log",
 )
 #: The case that `make test` runs of an item whose cases all take seconds.

@@ -164,7 +164,6 @@ _SICK = [
         "30m",
         "schedule: no --benchmark-autosave",
         id="a night that is not stored",
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "github",
@@ -194,7 +193,6 @@ _SICK = [
         "!= 'issue' && '--benchmark",
         "pull_request: --benchmark-autosave",
         id="a pull request is stored",
-        marks=pytest.mark.slow,
     ),
     pytest.param(
         "gitlab",

@@ -222,7 +222,6 @@ CASES = [
         fault=_excused("that_holds or that_fails"),
         clean=_excused("that_holds or after_all"),
         expected="no xfail mark",
-        slow=True,
     ),
     Case(
         item="13 A certificate by a choice of options",

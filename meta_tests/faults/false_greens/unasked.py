@@ -226,7 +226,6 @@ CASES = [
         fault=again(0.0, other(99)),
         clean=again(0.0, same),
         expected="from the cache",
-        slow=True,
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
@@ -242,7 +241,6 @@ CASES = [
         fault=streams(2, 1),
         clean=streams(4, 4),
         expected="streams side by side",
-        slow=True,
     ),
     Case(
         item="17 What a build no longer does is no check that could not run",
