@@ -36,6 +36,21 @@ pytestmark = pytest.mark.timeout(120)
             ("-m", "cpu and"), ("-m 'cpu and'", "expected not OR left parenthesis"), id="marker"
         ),
         pytest.param(
+            ("-m", "smoke and ("),
+            ("-m 'smoke and (': at column 12: expected not OR left parenthesis",),
+            id="marker of a level",
+        ),
+        pytest.param(
+            ("-m", "smoke)"),
+            ("-m 'smoke)': at column 6: expected end of input; got right parenthesis",),
+            id="marker with one parenthesis",
+        ),
+        pytest.param(
+            ("-k", "health and ("),
+            ("-k 'health and (': at column 13: expected not OR left parenthesis",),
+            id="keyword",
+        ),
+        pytest.param(
             ("--report-dir", "/proc/nope"),
             ("--report-dir /proc/nope", "expected a folder"),
             id="report-dir",

@@ -143,6 +143,7 @@ def read(config: pytest.Config) -> settings.Settings:
                 f"--server-log - with {with_option}: expected a file or --container NAME: the "
                 "processes that such a run starts have no standard input"
             )
+    selection.refuse_wrong_expressions(config)
     selection.name_comparison(config)
     read = settings.read(
         config.getoption,

@@ -53,6 +53,19 @@ _COMPARING = ("benchmark_compare", "benchmark_compare_fail")
 STORING = ("benchmark_autosave", "benchmark_save")
 
 
+def refuse_wrong_expressions(config: pytest.Config) -> None:
+    """Raises UsageError: pytest cannot parse the expression of ``-k`` or ``-m``."""
+    for option, name in (("-k", "keyword"), ("-m", "markexpr")):
+        expression = config.getoption(name, "") or ""
+        try:
+            Expression.compile(expression)
+        except SyntaxError as error:
+            what = f"at column {error.offset}: {error.msg}"
+            raise errors.UsageError(f"{option} {expression!r}: {what}") from error
+        except Exception as error:  # before pytest 9: an exception of its own, "at column N: ..."
+            raise errors.UsageError(f"{option} {expression!r}: {error}") from error
+
+
 def names_tests(config: pytest.Config) -> bool:
     """Whether the command line names levels or tests: by a path, by ``-k``, or by ``-m`` with a
     marker that is no architecture's."""
@@ -393,10 +406,6 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
-    try:
-        _evaluate(expression, set())
-    except Exception as error:  # a SyntaxError, or pytest's own, by its version
-        raise pytest.UsageError(f"-m {expression!r}: {error}") from error
     return _asked_for(expression, named)
 
 
