@@ -92,7 +92,9 @@ def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
     limits, vllm = StartLimits(1.0, 1.0, 1.0, 1.0), registry.engine("vllm")
 
     def key() -> str:
-        return ManagedServer(configuration, vllm, limits, tmp_path, "meta-run").secrets[0]
+        server = ManagedServer(configuration, vllm, limits, tmp_path, "meta-run")
+        assert server.secrets[0] not in repr(server), "it was never started"
+        return server.secrets[0]
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "one"))
     first = key()

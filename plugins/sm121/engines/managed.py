@@ -86,10 +86,10 @@ class ManagedServer:
     launched: float = field(init=False, default=0.0)
     #: The same as time of day.
     _launched_at: float = field(init=False, default=0.0)
-    _caches: CompileCaches = field(init=False)
+    _caches: CompileCaches = field(init=False, repr=False)
     #: Its tree as it was before the stop.
     last_tree: list[dict[str, Any]] = field(init=False, default_factory=list)
-    log: Path = field(init=False)
+    log: Path = field(init=False, repr=False)
     _api_key: str = field(init=False, repr=False)
     _server_id: str = field(init=False)
     supervision: Supervision = field(init=False)
