@@ -74,6 +74,63 @@ def read(lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> 
             "oom",
             id="the kernel by journald",
         ),
+        pytest.param(
+            [
+                "2026-11-28T10:00:00,123456+01:00 NVRM: Xid (PCI:000f:01:00): 119, pid=7, "
+                "name=VLLM::EngineCor, Timeout after 45s of waiting for RPC response from GPU0 GSP!"
+            ],
+            None,
+            "xid",
+            id="dmesg with a date",
+        ),
+        pytest.param(
+            ["kern  :warn  : [12345.678901] NVRM: Xid (PCI:000f:01:00): 13, pid=7, name=vllm.bin"],
+            None,
+            "xid",
+            id="dmesg with levels",
+        ),
+        pytest.param(
+            [
+                "Nov 28 10:00:00 spark kernel: NVRM: Xid (PCI:000f:01:00): 31, pid=7, name=x",
+                "Nov 28 10:00:01 spark systemd[1]: vllm.service: Main process exited, code=killed",
+            ],
+            None,
+            "xid",
+            id="a unit by journald",
+        ),
+        pytest.param(
+            [f"vllm.1  | {line}" for line in TRTLLM], None, "oom", id="a service named as an engine"
+        ),
+        pytest.param(
+            [
+                "NVRM: Xid (PCI:000f:01:00): 13, Graphics SM Warp Exception",
+                "Fatal Python error: Aborted",
+                '  File "flashinfer/fused_moe/core.py", line 490 in cutlass_fused_moe',
+            ],
+            None,
+            "xid",
+            id="a frame of FlashInfer, which several engines call",
+        ),
+        pytest.param(
+            [
+                "Collecting vllm==0.29.0",
+                "  Downloading vllm-0.29.0-cp38-abi3-manylinux_2_31_aarch64.whl (412 MB)",
+                "ERROR: No matching distribution found for flashinfer-cubin==0.6.18",
+                "ImportError: cannot import name 'x' from 'y'",
+            ],
+            None,
+            "import_error",
+            id="pip",
+        ),
+        pytest.param(
+            [
+                "slot launch_slot_: id  0 | task 123 | processing task",
+                "srv  log_server_r: request: POST /v1/chat/completions 127.0.0.1 200",
+            ],
+            "llama-cpp",
+            None,
+            id="the steady state of llama-server",
+        ),
         pytest.param(TRTLLM, None, "oom", id="TensorRT-LLM"),
         pytest.param([CUBLAS], None, "device_assert", id="a lone cuBLAS error"),
         pytest.param(

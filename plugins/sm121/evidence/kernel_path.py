@@ -34,11 +34,16 @@ _NUMBERS = ("context", "rank", "world_size")
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
 #: Bytes of a log in which its engine is searched.
 _DETECTED_IN = 4 << 20
-#: A line of the Linux kernel, as dmesg and journald show it.
-_OF_KERNEL = re.compile(
-    r"(?:<\d+>)?\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
-    r"|.{0,80}\bkernel: "
+#: A line of the Linux kernel, or of a program that starts servers, as dmesg and journald show it.
+#: Both name processes and units, which are called as their owner likes.
+_OF_HOST = re.compile(
+    r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?"
+    r"(?:\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
+    r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
+    r"|.{0,80}\b(?:kernel|systemd[\w-]*\[\d+\]|dockerd\[\d+\]|containerd\[\d+\]|earlyoom\[\d+\]): "
 )
+#: The name of a service in front of a line, as docker compose shows it.
+_OF_SERVICE = re.compile(r"(?:\x1b\[[\d;]*m)*[\w.-]+ +\|(?:\x1b\[[\d;]*m)* ?")
 #: In a line of nsys that `ServerState.note_age` reads.
 _PROFILER_HINT = "] Executing '"
 
@@ -352,14 +357,16 @@ def detect_engine(path: Path) -> str | None:
         path: The log.
 
     Returns:
-        The engine; None if neither shows it, as of a log of the kernel's messages.
+        The engine; None if neither shows it, as of a log of the kernel's messages, or if the lines
+        prove values of several engines.
 
     Raises:
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
-    text = "\n".join(line for line in head.splitlines() if not _OF_KERNEL.match(line))
+    lines = [line for line in head.splitlines() if not _OF_HOST.match(line)]
+    text = "\n".join(_OF_SERVICE.sub("", line, count=1) for line in lines)
     engines = sorted(known_engines(), key=lambda name: name != "vllm")
     counts: dict[str, int] = {}
     for name in engines:
@@ -368,11 +375,15 @@ def detect_engine(path: Path) -> str | None:
     best = max(engines, key=counts.__getitem__)  # of equal ones the first: vLLM
     if counts[best]:
         return best
-    for name in engines:
-        proven = read_log(path, name)
-        if proven.version is not None or proven.evidence.keys() - {"failure"}:
-            return name
-    return None
+    named = [name for name in engines if _proves_values(read_log(path, name))]
+    if len(named) != 1:
+        return None  # several engines call the kernel whose frame the log has
+    return named[0]
+
+
+def _proves_values(path: KernelPath) -> bool:
+    """Whether a log proves a value of a path."""
+    return path.version is not None or bool(path.evidence.keys() - {"failure"})
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:

@@ -5,6 +5,7 @@ has no other lines.
 """
 
 import itertools
+import re
 from pathlib import Path
 
 from sm121.core import data_file
@@ -12,6 +13,8 @@ from sm121.evidence import log_lines, log_message, signatures
 
 #: Lines of a file that are searched for one of a logger.
 _SEARCHED_LINES = 20_000
+#: A line of llama-server, whose logger writes no level: the part of the server and a function.
+_OF_LLAMA_SERVER = re.compile(r"(?:slot|srv|que|main) +[a-z_]+: ")
 
 
 class ServingState(data_file.Record):
@@ -79,5 +82,7 @@ def has_log_lines(log: Path) -> bool:
     for raw in itertools.islice(log_lines.read_raw_lines(log), _SEARCHED_LINES):
         line = log_message.clean(raw.decode("utf-8", errors="replace"))
         if line.level is not None or line.process or log_message.is_traceback_opening(line):
+            return True
+        if _OF_LLAMA_SERVER.match(line.text):
             return True
     return False
