@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sm121.core import templates
+from sm121.core import metric_name, templates
 from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
@@ -49,7 +49,7 @@ def note_outcomes(harness: Harness, outcomes: Sequence[Change]) -> None:
             report.minimum = 1.0 - allowed
         else:
             report.at_most = 1.0 + allowed
-        harness.file.metrics[f"ab:{outcome.metric}"] = report
+        harness.file.metrics[metric_name.of_ab(outcome.metric)] = report
     changes = [change for change in harness.file.changes if change.beside != _A]
     for outcome in outcomes:
         if outcome.verdict is not Verdict.PASS:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from sm121.answers import exam
-from sm121.core import architecture
+from sm121.core import architecture, metric_name
 from sm121.core.configuration import environment_items
 from sm121.core.level_settings import PRICES
 from sm121.core.server import Server
@@ -99,7 +99,7 @@ class AbRun:
             except Undecided as error:
                 self._ended = error
                 for name, metric in self.harness.file.metrics.items():
-                    if name.startswith("ab:"):
+                    if metric_name.is_of_ab(name):
                         metric.verdict = error.verdict
                 self._write([], str(error))
         if isinstance(self._ended, Exception):

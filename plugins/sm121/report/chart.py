@@ -65,7 +65,7 @@ class Chart:
 def _legend_entry(trace: Figure) -> tuple[str, str, str]:
     line = trace.get("line") or {}
     shape = line.get("dash") or "solid"
-    if trace["mode"].startswith("markers"):
+    if trace["mode"] == "markers":
         shape = "point"
     colour = line.get("color") or trace["marker"]["color"]
     return trace["name"], colour, shape

@@ -108,8 +108,7 @@ def _distribution(quantity: str, samples: Samples, place: int) -> Chart:
 
 
 def _distribution_title(quantity: str) -> str:
-    words = metric_names.words(f"{quantity}_p50")
-    return words.removesuffix(", p50").replace(", p50,", ",")
+    return metric_names.quantity_words(quantity)
 
 
 def _distribution_trace(finite: np.ndarray[Any, Any], reached: float, unit: str) -> Figure:

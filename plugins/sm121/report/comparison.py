@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sm121.core import profile, templates
+from sm121.core import metric_name, profile, templates
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity
@@ -26,7 +26,6 @@ _ASKED = {"profile", "plan", "model", "provider", "options", "machine"}
 #: A file of pytest-benchmark is named NUMBER_COMMIT_TIME.
 _BENCHMARK_NUMBER = re.compile(r"\d{4}(?=_)")
 #: Metrics that compare the two sides of one run: no results of a source.
-_AB_PREFIX = "ab:"
 _MIXED_HINT = "--mixed shows them side by side all the same"
 _CSV_COLUMNS = (
     "run",
@@ -131,7 +130,7 @@ def _of_report(name: str, run: VerdictFile) -> Source:
 def _of_run(name: str, run: VerdictFile, notes: Sequence[str] = ()) -> Source:
     rows = []
     for metric, report in run.metrics.items():
-        if not metric.startswith(_AB_PREFIX):
+        if not metric_name.is_of_ab(metric):
             rows.append(ComparedRow(metric, report, verdict=report.verdict.value))
     engine = f"{run.engine.name} {run.engine.version or ''}".strip()
     return Source(

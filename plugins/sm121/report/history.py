@@ -186,7 +186,9 @@ class History:
             counts.update(past.run.file.metrics.keys())
         columns = {}
         for kind, usual in _COLUMNS.items():
-            names = [usual] if usual in counts else _plain_rates(counts, kind)
+            names = [usual]
+            if usual not in counts:
+                names = _plain_rates(counts, kind)
             if names:
                 columns[kind] = max(names, key=counts.__getitem__)
         return columns
@@ -293,7 +295,7 @@ class History:
         """Machines that differ from their kind by more than their runs differ, one line each."""
         groups: dict[tuple[str, str, tuple[str, ...]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
-            for name in sorted(past.run.metrics, key=lambda name: not name.startswith("tg")):
+            for name in sorted(past.run.metrics, key=lambda name: not _is_decoding(name)):
                 groups[name, past.machine[0], past.question].append(past)
         compared: list[tuple[str, machines.MachineLevel]] = []
         for (name, _, _), runs in groups.items():
@@ -310,12 +312,18 @@ class History:
         return lines
 
 
-def _plain_rates(names: Iterable[str], kind: str) -> list[str]:
-    """The rates of one stream in an empty context whose kind begins so."""
+def _is_decoding(name: str) -> bool:
+    """Whether a metric is a rate of generated tokens."""
+    rate = metric_names.rate(name)
+    return rate is not None and rate.decoding
+
+
+def _plain_rates(names: Iterable[str], direction: str) -> list[str]:
+    """The rates of one stream in an empty context in one direction."""
     plain = []
     for name in names:
         rate = metric_names.rate(name)
-        if rate is not None and rate.plain and name.startswith(kind):
+        if rate is not None and rate.plain and rate.direction == direction:
             plain.append(name)
     return plain
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from sm121 import __version__
+from sm121.core import metric_name
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
@@ -24,7 +25,6 @@ _MOST_ABOVE = 3
 #: The confidence that the table's header has; a row with another one has its own.
 _USUAL_CONFIDENCE = "95%"
 #: Before the names of the differences that ``--ab`` measures: they have a table of their own.
-_AB = "ab:"
 #: After the rates, in this order; any other metric comes last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
 _BENCHY_HEADER = ("model", "test", "t/s", "peak t/s", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)")
@@ -177,7 +177,7 @@ def _benchy_row(run: VerdictFile, name: str, samples: Samples | None) -> list[st
         values = samples.samples
     first_token = ""
     if not rate.decoding:
-        tokens = int(rate.kind.removeprefix("pp")) + rate.depth
+        tokens = rate.tokens + rate.depth
         first_token = _scatter([1000.0 * tokens / value for value in values if value > 0.0])
     rates = _scatter(values) or f"{run.metrics[name].value:.2f}"
     return [run.engine.model, test, rates, "", "", "", first_token]
@@ -192,7 +192,7 @@ def _scatter(values: Sequence[float]) -> str:
 
 def _has_a_row(name: str, metric: MetricReport) -> bool:
     was_measured = metric.value is not None or metric.verdict is not Verdict.NOT_RUN
-    return was_measured and not name.startswith(_AB)
+    return was_measured and not metric_name.is_of_ab(name)
 
 
 def _row(run: VerdictFile, name: str) -> NumberRow:

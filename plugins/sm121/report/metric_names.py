@@ -8,6 +8,7 @@ from sm121.core import data_file
 #: ``_c4``: four streams at once; ``_q4``: four streams, more than the server runs at once.
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _IN_TURNS = "q"
+_DECODING = "tg"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
 _KERNEL = re.compile(r"(?P<operation>\w+)_us(?:@d(?P<depth>\d+))?")
@@ -20,6 +21,10 @@ class RateName:
 
     #: ``tg32`` or ``pp2048``.
     kind: str
+    #: Tokens that are generated, or that the prompt has.
+    tokens: int
+    #: ``tg`` for generated tokens, ``pp`` for those of a prompt.
+    direction: str
     #: Tokens of context before it.
     depth: int
     streams: int
@@ -29,7 +34,7 @@ class RateName:
     @property
     def decoding(self) -> bool:
         """Whether it is of generated tokens."""
-        return self.kind.startswith("tg")
+        return self.direction == _DECODING
 
     @property
     def plain(self) -> bool:
@@ -51,6 +56,8 @@ def rate(name: str) -> RateName | None:
         return None
     return RateName(
         kind=f"{match['kind']}{match['tokens']}",
+        tokens=int(match["tokens"]),
+        direction=match["kind"],
         depth=int(match["depth"]),
         streams=int(match["streams"] or 1),
         in_turns=match["how"] == _IN_TURNS,
@@ -106,6 +113,16 @@ def words(name: str) -> str:
     return _LONG.get(name, name)
 
 
+def quantity_words(quantity: str) -> str:
+    """Return the name of a quantity for people: that of a time without its quantile.
+
+    Args:
+        quantity: A result of `quantity`.
+    """
+    words = _quantity_words(quantity)
+    return f"{words.quantity}{words.streams}"
+
+
 def _rate_words(named: RateName) -> str:
     text = "decode" if named.decoding else "prefill"
     text += f" {named.kind}"
@@ -117,14 +134,25 @@ def _rate_words(named: RateName) -> str:
 
 
 def _time_words(base: str, percent: str) -> str:
-    quantity_name = base
+    words = _quantity_words(base)
+    return f"{words.quantity}, p{percent}{words.streams}"
+
+
+@dataclass(frozen=True)
+class _QuantityWords:
+    quantity: str
+    #: Empty for one stream.
+    streams: str
+
+
+def _quantity_words(base: str) -> _QuantityWords:
+    name = base
     streams = ""
     match = re.search(_STREAMS, base)
     if match is not None:
-        quantity_name = base[: match.start()]
+        name = base[: match.start()]
         streams = _streams_words(int(match["streams"]), in_turns=match["how"] == _IN_TURNS)
-    long = _LONG.get(quantity_name, _LONG.get(base, base))
-    return f"{long}, p{percent}{streams}"
+    return _QuantityWords(_LONG.get(name, _LONG.get(base, base)), streams)
 
 
 def _streams_words(streams: int, *, in_turns: bool) -> str:

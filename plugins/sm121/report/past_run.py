@@ -16,8 +16,6 @@ from sm121.run.verdict_file import VerdictFile
 
 #: Verdicts with which a number counts neither way.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: The names of tests that are no tests of pytest, such as ``--against::path``, begin so.
-_OPTION_PREFIX = "--"
 _COMMIT_DIGITS = 9
 
 
@@ -105,7 +103,7 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
             metrics[metric] = StoredMetric(
                 name=metric,
                 unit=report.unit,
-                higher_is_better=report.unit.endswith("/s"),
+                higher_is_better=report.unit == "tok/s",
                 quantile=metric_names.fraction(metric),
                 samples=(),
                 value=report.value,
@@ -151,7 +149,7 @@ def _checks(file: VerdictFile) -> dict[str, bool]:
     checks = {}
     for test in file.tests:
         is_decided = test.executed and test.verdict in (Verdict.PASS, Verdict.FAIL)
-        if is_decided and not test.id.startswith(_OPTION_PREFIX):
+        if is_decided and not test.is_of_option:
             checks[test.id] = test.verdict is Verdict.PASS
     return checks
 
