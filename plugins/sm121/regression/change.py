@@ -47,11 +47,17 @@ class Change:
     #: nothing states it.
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
-    text: str = ""
+    #: The comparison in words, without the name of the metric.
+    words: str = ""
     #: A remark for the reader.
     note: str = ""
     #: How much worse B is, in ``unit``, for a metric that is not judged by its ratio.
     difference: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The comparison in words."""
+        return f"{self.metric}: {self.words}"
 
     @property
     def holds(self) -> bool:
@@ -117,7 +123,7 @@ class Change:
             value=value,
             limit=limit,
             unit=unit,
-            evidence=self.text.removeprefix(f"{self.metric}: "),
+            evidence=self.words,
         )
 
     def report(self, beside: str) -> ChangeReport:
@@ -232,8 +238,8 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
         pairs=runs,
         allowed=limit,
         verdict=Verdict.PASS if is_allowed else Verdict.FAIL,
-        text=(
-            f"{metric}: {number(now)} {unit} against {number(before)}, "
+        words=(
+            f"{number(now)} {unit} against {number(before)}, "
             f"{number(abs(worse))} {direction}; {number(limit)} allowed"
         ),
     )

@@ -118,8 +118,8 @@ def find_falls(
                 pairs=fall.at,
                 allowed=fall.allowed,
                 verdict=Verdict.FAIL,
-                text=(
-                    f"{name}: the level went from {number(fall.best)} to {number(fall.level)} "
+                words=(
+                    f"the level went from {number(fall.best)} to {number(fall.level)} "
                     f"{metric.unit} ({loss:.1%} worse, {fall.allowed:.0%} allowed), "
                     f"beginning with {since}"
                 ),

@@ -86,11 +86,11 @@ def _compare_pairs(
         worst, best = change.interval
         verdict = verdict_of(holds=worst >= -allowed, fails=best < -allowed)
         change = replace(change, verdict=verdict)
-    text = (
-        f"{name}: A {number(change.a)}, B {number(change.b)} {change.unit}; "
+    words = (
+        f"A {number(change.a)}, B {number(change.b)} {change.unit}; "
         f"B/A {change.shown_ratio} over {len(first)} pairs of starts; {allowed:.0%} worse allowed"
     )
-    return replace(change, text=text)
+    return replace(change, words=words)
 
 
 def verdict_of(*, holds: bool, fails: bool) -> Verdict:

@@ -139,8 +139,8 @@ def _allow_for_one_start(
     is_far_better = beyond_best < -2.0 * differ_by
     if is_far_better or not (is_apart or is_changed):
         return change
-    text = f"{change.text}; {_one_start(change, verdict, values, limits)}"
-    return replace(change, verdict=verdict, text=text)
+    words = f"{change.words}; {_one_start(change, verdict, values, limits)}"
+    return replace(change, verdict=verdict, words=words)
 
 
 def _one_start(
@@ -178,28 +178,28 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         allowed=allowed,
     )
     if not now.value > 0.0:
-        text = f"{now.name}: {now.value:g} {now.unit}, which is nothing"
+        words = f"{now.value:g} {now.unit}, which is nothing"
         if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
-            return replace(change, verdict=Verdict.PASS, text=f"{text}, as before")
-        return replace(change, verdict=Verdict.FAIL, text=text)
+            return replace(change, verdict=Verdict.PASS, words=f"{words}, as before")
+        return replace(change, verdict=Verdict.FAIL, words=words)
     worse = relative_loss(now.value, level, now.higher_is_better)
     direction = "worse" if worse > 0 else "better"
     bounds = interval(now, latest)
     shown_bounds = ""
     if bounds is not None:
         shown_bounds = f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)"
-    text = (
-        f"{now.name}: {number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
+    words = (
+        f"{number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
         f"{latest.of_bound} ({len(earlier)} stored runs), {abs(worse):.1%} {direction}"
         f"{shown_bounds}; {allowed:.0%} allowed"
     )
     judgement = _Judgement(Verdict.PASS, "")
     if worse > allowed:
-        text += drafts_or_kernels(now, latest, allowed)
+        words += drafts_or_kernels(now, latest, allowed)
         judgement = _judge_loss(now, earlier, level, allowed)
     if level:
         change = replace(change, ratio=now.value / level)
-    return replace(change, verdict=judgement.verdict, text=text + judgement.reason)
+    return replace(change, verdict=judgement.verdict, words=words + judgement.reason)
 
 
 def _judge_loss(
