@@ -30,7 +30,7 @@ from sm121.regression.change import compare_prices, price_change
 from sm121.report import comparison, headline, summary
 from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import MetricReport
+from sm121.run.verdict_file import AGAINST, MetricReport
 from sm121.session import against, trusted_runs
 from tools import roundings
 from tools.roundings import DENSE
@@ -365,7 +365,7 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     trusted = trusted_runs.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
     worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
-    assert [test.id.removeprefix(against.PREFIX) for test in worse_tests] == [*worse]
+    assert [test.id.removeprefix(AGAINST) for test in worse_tests] == [*worse]
     assert run.against.no_worse == (not worse)
     if now is PAID:
         assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)

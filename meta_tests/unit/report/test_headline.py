@@ -4,9 +4,12 @@ import pytest
 
 from meta_tests.fakes import report_runs
 from meta_tests.fakes.headline_runs import ended, run_of, slower
+from sm121.core import unmet
+from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.report import headline, junit, page, stored, summary
 from sm121.run.verdict_file import (
+    AGAINST,
     AgainstReport,
     MetricReport,
     TestReport,
@@ -266,9 +269,10 @@ def test_everybody_says_the_same_sentence(tmp_path):
 
 def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
     path = "moe: CUTLASS there, MARLIN here"
-    names = [f"--against::{name}" for name in ("path moe", "tg32@d0", "gone")]
     run = run_of(
-        *(TestReport(id=name, level="regression", verdict="FAIL", message="x") for name in names),
+        TestReport.of(f"{AGAINST}path moe", "regression", Fact("x", kind=unmet.OF_PATH)),
+        TestReport.of(f"{AGAINST}tg32@d0", "regression", Fact("x")),
+        TestReport.of(f"{AGAINST}gone", "regression", Fact("x")),
         changes=[slower(before=None, worse=None)],
         against=AgainstReport(run="a run", engine="vllm", path=[path]),
     )

@@ -12,6 +12,8 @@ from sm121.core import numbers, verdict
 
 #: Two measured numbers within this factor count as alike.
 _FACTOR = 2.0
+#: The ``kind`` of a requirement on the kernel path of a run.
+OF_PATH = "kernel path"
 #: Keys of an answer whose values differ from one answer to the next.
 _BY_CHANCE = frozenset(
     {

@@ -19,7 +19,7 @@ from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.machine_report import MEMORY_FLOOR
-from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
+from sm121.run.verdict_file import AGAINST, BESIDE, TestReport, VerdictFile
 
 #: Characters of somebody else's words in the sentence.
 _MOST = 160
@@ -27,9 +27,6 @@ _MOST = 160
 _STOPS = ("; ", ". ", ", ", ": ")
 #: The ability of tests whose answers are compared with the oracle.
 _ORACLE = "oracle"
-#: Before the ids of the tests of ``--against``, and of those that are about the path.
-_AGAINST = "--against::"
-_AGAINST_PATH = f"{_AGAINST}path "
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ def _nothing_ran(run: VerdictFile) -> str:
         return ""
     counts = f"{len(most)} of {len(run.tests)}"
     reason = most[0].message or "no reason was given"
-    if run.reason.startswith(reason):
+    if run.reason == reason:
         return f" ({counts} checks)"
     return f" ({counts}: {brief(reason)})"
 
@@ -270,9 +267,9 @@ def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
 def _is_of_change(test: TestReport, metrics: set[str]) -> bool:
     if test.level != "regression":
         return False
-    if test.id.startswith(_AGAINST_PATH) or test.id in {f"{_AGAINST}{name}" for name in metrics}:
+    if test.id in {f"{AGAINST}{name}" for name in metrics}:
         return True
-    return any(fact.about in metrics for fact in test.facts)
+    return any(fact.kind == unmet.OF_PATH or fact.about in metrics for fact in test.facts)
 
 
 def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:

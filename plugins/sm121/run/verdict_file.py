@@ -55,6 +55,8 @@ _COUNTED_AS = {
 UNFINISHED = "the run has not finished"
 #: The prefix of the ids of decisions beside the tests.
 BESIDE = "end of the run::"
+#: Before the ids of the decisions of ``--against``.
+AGAINST = "--against::"
 
 
 class JudgedKernel(Record):

@@ -8,6 +8,7 @@ not here, a kernel path that nobody asked to change, a metric that is worse.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sm121.core import unmet
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
@@ -20,12 +21,10 @@ from sm121.regression import metric_levels, trend
 from sm121.regression.change import is_price, trade
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
-from sm121.run.verdict_file import AgainstReport, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import AGAINST, AgainstReport, MetricReport, TestReport, VerdictFile
 from sm121.session import path_changes
 from sm121.session.trusted_runs import Trusted
 
-#: Before the ids of what is found beside the tests.
-PREFIX = "--against::"
 #: The other side of a change that this comparison finds.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
@@ -135,7 +134,7 @@ class _Comparison:
         self.worse: list[TestReport] = []
 
     def _add(self, name: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
-        self.worse.append(TestReport.of(f"{PREFIX}{name}", _LEVEL, fact, verdict=verdict))
+        self.worse.append(TestReport.of(f"{AGAINST}{name}", _LEVEL, fact, verdict=verdict))
 
     def compare_tests(self, asked_for: Callable[[TestReport], bool]) -> list[TestReport]:
         """Compare the engine and the tests. Return the tests that this run did not ask for."""
@@ -167,7 +166,7 @@ class _Comparison:
                 continue
             report.path.append(change.text)
             required = f"the path of {report.run}, since no other was asked for"
-            self._add(f"path {change.part}", Fact(required, change.text))
+            self._add(f"path {change.part}", Fact(required, change.text, kind=unmet.OF_PATH))
 
     def compare_metrics(self, lost: Collection[str]) -> None:
         """Compare the metrics. ``lost``: those that are missed if this run does not have them."""
