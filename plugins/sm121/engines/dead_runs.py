@@ -26,6 +26,7 @@ from sm121.engines.process_tree import (
     end,
     has_ended,
     identity,
+    pid_of,
 )
 
 _SUPERVISOR = "sm121.engines.supervisor"
@@ -125,11 +126,11 @@ def _marks_beside_the_log(process: psutil.Process) -> dict[str, str]:
 
 def _lives(owner: str) -> bool:
     """Return whether the owner of a server lives, or is not known to be dead."""
-    pid = owner.partition(":")[0]
-    if not pid.isdecimal():
+    pid = pid_of(owner)
+    if pid is None:
         return True  # not written by the suite
     try:
-        return identity(int(pid)) == owner
+        return identity(pid) == owner
     except (FileNotFoundError, ProcessLookupError):
         return False
 

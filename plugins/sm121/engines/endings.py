@@ -27,6 +27,8 @@ class StopReport:
     seconds: float
     #: The name of the log of that start.
     log: str = ""
+    #: The name of that start, such as ``server-stock-2``.
+    start: str = ""
     #: The signal of which it died when it was asked to end; None if it ended in order.
     crash: str | None = None
     #: The kernel messages of each other node since the start there, by the node's name.

@@ -206,6 +206,7 @@ class ManagedServer:
             memory=returned,
             seconds=time.monotonic() - started,
             log=self.log.name,
+            start=self.log.stem,
             crash=self._crash_at_stop() if already is None else None,
         )
 

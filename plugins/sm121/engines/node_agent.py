@@ -109,6 +109,21 @@ def tell(kind: str, content: object) -> None:
     sys.stdout.flush()
 
 
+def answer_in(line: str) -> dict[str, Any]:
+    """Return the answer that a line of an agent has, by its kind.
+
+    Args:
+        line: The line. A banner of the node may be before `MARK`, without the end of its line.
+
+    Raises:
+        ValueError: The line has no answer.
+    """
+    answer = json.loads(line.partition(MARK)[2])
+    if not isinstance(answer, dict):
+        raise ValueError(f"expected an object, got {answer!r}")
+    return answer
+
+
 def _look(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
     leftovers = []
     for ended in dead_runs.end_dead_runs():

@@ -192,8 +192,8 @@ class NodeProcess:
             while line := lines.readline(_LONGEST):
                 self.heard_at = time.monotonic()
                 text = line.decode("utf-8", "replace").rstrip("\n")
-                try:  # a banner may be before it, without the end of its line
-                    self._note(json.loads(text.partition(node_agent.MARK)[2]))
+                try:
+                    self._note(node_agent.answer_in(text))
                 except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                     if text.strip():
                         self.last_line = printable(redaction.redact(text[:4096].strip())[:300])

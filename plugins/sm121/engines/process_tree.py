@@ -155,6 +155,16 @@ def owner() -> str:
     return identity(os.getpid())
 
 
+def pid_of(identity: str) -> int | None:
+    """Return the process that an `identity` names; None for another text.
+
+    Args:
+        identity: The identity, or the value of `OWNER` in some environment.
+    """
+    pid = identity.partition(":")[0]
+    return int(pid) if pid.isdecimal() else None
+
+
 def become_subreaper() -> None:
     """Make this process the new parent of orphans among its descendants (prctl(2)).
 

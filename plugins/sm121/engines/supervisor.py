@@ -29,7 +29,7 @@ import psutil
 
 from sm121.core import files, lock_file
 from sm121.core.waiting import until
-from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end
+from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end, pid_of
 
 _POLL_S = 0.05
 _LOOK_EVERY_S = 2.0
@@ -192,7 +192,7 @@ class _Supervisor:
         from sm121.evidence import suite_death
 
         try:
-            suite = os.environ.get(OWNER, "").partition(":")[0]
+            suite = pid_of(os.environ.get(OWNER, ""))
             suite_death.tell(self._status, self._names, self._main_pid, suite=suite)
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
             _say(f"no crash bundle could be written: {type(error).__name__}: {error}")

@@ -17,14 +17,14 @@ _LOOK_BACK_S = 600.0
 _QUOTED = 3
 
 
-def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -> None:
+def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | None) -> None:
     """Write a bundle into the report directory, and name it in verdict.json.
 
     Args:
         status: The server's status file, which lies in the report directory.
         names: The names of the server's processes, by pid.
         main_pid: The pid of the server's first process.
-        suite: The pid of the suite as text; empty if it is not known.
+        suite: The pid of the suite; None if it is not known.
 
     Raises:
         OSError: The bundle or verdict.json cannot be written.
@@ -33,8 +33,8 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
     secrets = redaction.secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
     kills: list[str] = []
-    if suite.isdecimal():
-        kills = kernel.killed({int(suite)})
+    if suite is not None:
+        kills = kernel.killed({suite})
     by_kernel = f"; the kernel says: {kills[-1]}" if kills else ""
     cause = failure.ended("suite_killed", kills[-_QUOTED:], kernel=by_kernel)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]

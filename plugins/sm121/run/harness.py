@@ -412,8 +412,7 @@ class Harness(RunRecord):
         earlier = list(self.stops.values())
         self.stops[report.log] = report
         if not report.clean:
-            name = report.log.removesuffix(".log") or configuration
-            self.ledger.decide(beside.unclean(name, report))
+            self.ledger.decide(beside.unclean(report.start or configuration, report))
         if not report.memory.unproven_bytes:
             return
         line = f"after server {configuration}: {report.memory}"
