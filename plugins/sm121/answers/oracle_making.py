@@ -73,7 +73,8 @@ def make(
     fixed = dict(oracle_texts.prompts())
     _, long_ids = oracle_texts.long_prompt()
     exact_texts = _exact_texts(fixed, rounding, depths)
-    texts = [*_texts(fixed, long_ids, rounding), *exact_texts.values()]
+    texts = _texts(fixed, long_ids, rounding)
+    texts += [exact_text.text for exact_text in exact_texts.values()]
     scored = scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say)
     results = _results(iter(scored), fixed, rounding, exact_texts)
     tokenizer = checkpoint / "tokenizer.json"
@@ -96,6 +97,15 @@ def make(
 
 
 @dataclasses.dataclass(frozen=True)
+class _ExactText:
+    """A text of `OracleFile.exact`."""
+
+    text: "Text"
+    #: Whether its places are stored: of an exam only the following tokens are used.
+    with_places: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class _Results:
     """The results of all texts; the fields are those of `OracleFile`."""
 
@@ -111,7 +121,7 @@ def _results(
     scored: "Iterator[Scores]",
     fixed: Mapping[str, Sequence[int]],
     rounding: Rounding,
-    exact_texts: "Mapping[str, Text]",
+    exact_texts: "Mapping[str, _ExactText]",
 ) -> _Results:
     """Take the results in the order of `_texts` and `_exact_texts`."""
     prompts = _take_scored(scored, fixed)
@@ -125,9 +135,8 @@ def _results(
     for other in rounding.others:
         others[other] = _take_following(scored, oracle_texts.ROUNDING_PROMPTS)
     exact = {}
-    for name, text in exact_texts.items():
-        with_places = not name.startswith("exam")
-        exact[name] = _scored(next(scored), len(text.ids), with_places)
+    for name, exact_text in exact_texts.items():
+        exact[name] = _scored(next(scored), len(exact_text.text.ids), exact_text.with_places)
     return _Results(prompts, rounded, mistakes, others, exact)
 
 
@@ -195,19 +204,20 @@ def _texts(
 
 def _exact_texts(
     fixed: Mapping[str, Sequence[int]], formats: Rounding, depths: Iterable[int]
-) -> "dict[str, Text]":
+) -> "dict[str, _ExactText]":
     """Return the texts of `OracleFile.exact`."""
     from sm121.oracles.scores import Text
 
     texts = {}
     if formats != EXACT:
         for name, ids in fixed.items():
-            texts[name] = Text(tuple(ids))
+            texts[name] = _ExactText(Text(tuple(ids)))
     for exam in oracle_texts.exams().values():
-        texts[exam.name] = Text(exam.token_ids)
+        texts[exam.name] = _ExactText(Text(exam.token_ids), with_places=False)
     for tokens in depths:
         _, ids = oracle_texts.long_prompt(tokens)
-        texts[f"{tokens} tokens"] = Text(tuple(ids), whole=False, more=oracle_texts.GENERATED)
+        text = Text(tuple(ids), whole=False, more=oracle_texts.GENERATED)
+        texts[f"{tokens} tokens"] = _ExactText(text)
     return texts
 
 

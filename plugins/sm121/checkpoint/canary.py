@@ -35,6 +35,8 @@ BUILDER_VERSION = 3
 MANIFEST = "canary.json"
 #: The folder of the drafter.
 DRAFTER = "eagle3"
+#: Before the name of a twin, where a profile or ``--model`` names the canary.
+_PREFIX = "canary:"
 #: Characters of the digest in the name of a folder.
 _DIGEST_LENGTH = 12
 
@@ -55,6 +57,17 @@ def folder() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = f"canary-{BUILDER_VERSION}-{_inputs_digest()[:_DIGEST_LENGTH]}"
     return Path(caches) / "sm121" / name
+
+
+def twin_of(model: str) -> str | None:
+    """Return the twin that a model names: ``mxfp4`` of ``canary:mxfp4``; None for another model.
+
+    Args:
+        model: The model of a profile or of ``--model``.
+    """
+    if not model.startswith(_PREFIX):
+        return None
+    return model.removeprefix(_PREFIX)
 
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:

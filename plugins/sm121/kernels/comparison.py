@@ -15,7 +15,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from sm121.core import data_file, unmet
-from sm121.kernels.protocol import Declaration
+from sm121.kernels.protocol import PLAIN, Declaration, Operation
 
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
@@ -60,7 +60,7 @@ def tolerances() -> tuple[KernelTolerance, ...]:
 
 
 def tolerance(
-    operation: str,
+    operation: Operation,
     dtype: torch.dtype,
     declared: Declaration = Declaration(),  # noqa: B008 - frozen
     *,
@@ -70,7 +70,7 @@ def tolerance(
     """Return the most specific tolerance of an operation.
 
     Args:
-        operation: Its name; one with `_fp8` has the tolerance of the plain operation.
+        operation: Its name; one of an FP8 cache has the tolerance of the plain operation.
         dtype: The dtype of its output.
         declared: The provider's declaration.
         below_limit: Whether every gate of the case is below -limit.
@@ -80,7 +80,7 @@ def tolerance(
         The tolerance, or None if there is none for this dtype.
     """
     # An FP8 cache's values are exact in bfloat16, and the oracle has the rounding of its writing.
-    operation = operation.removesuffix("_fp8")
+    operation = PLAIN.get(operation, operation)
     dtype_name = str(dtype).removeprefix("torch.")
     fitting = []
     for row in tolerances():

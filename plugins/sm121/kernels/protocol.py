@@ -35,7 +35,7 @@ provider describes itself.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -55,6 +55,12 @@ Operation = Literal[
     "lm_head",
     "mxfp4_linear",
 ]
+
+#: The plain operation of each one with an FP8 KV cache.
+PLAIN: Mapping[Operation, Operation] = {
+    "prefill_attention_fp8": "prefill_attention",
+    "decode_attention_fp8": "decode_attention",
+}
 
 #: MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8 E8M0.
 Packed: TypeAlias = "tuple[Tensor, Tensor]"

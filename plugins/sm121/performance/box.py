@@ -24,7 +24,6 @@ _ATTEMPTS = 3
 #: How long a reading waits for an idle machine.
 _SETTLED_WITHIN_S = 10.0
 #: The prefix of a canary's name.
-_CANARY = "canary:"
 #: Smaller buffers are not timed: their bandwidth is that of the caches.
 _LEAST_BYTES = 1 << 16
 
@@ -204,8 +203,9 @@ class RunBox:
     def model(self) -> dict[str, Any] | None:
         """The config.json of the served model, or of the profile's model; None without both."""
         model = self.harness.profile.model.id
-        if model.startswith(_CANARY):
-            model = str(canary.folder() / model.removeprefix(_CANARY))
+        twin = canary.twin_of(model)
+        if twin is not None:
+            model = str(canary.folder() / twin)
         return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
 
     def costs(self, depth: int) -> TokenCosts | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
+from sm121.checkpoint import canary, canary_tensors
 from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -21,7 +22,6 @@ from sm121.measure import roofline
 from sm121.run.record import Target
 from sm121.session.settings import Settings
 
-_CANARY = "canary:"
 #: Keys of a model's config.json that together tell one model from another.
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
 #: Packages that build the canary.
@@ -310,8 +310,9 @@ def configurations(
         UsageError: The model is not available.
     """
     model = settings.model or chosen.model.id
-    if model.startswith(_CANARY):
-        model = str(_canary(model.removeprefix(_CANARY), notify))
+    twin = canary.twin_of(model)
+    if twin is not None:
+        model = str(_canary(twin, notify))
     elif Path(model).exists():
         model = str(Path(model).absolute())
     span = span_of(settings, chosen)
@@ -449,8 +450,6 @@ def start_environment(
 
 def _canary(twin: str, notify: Callable[[str], None]) -> Path:
     """The checkpoint of the canary. It is built if it is missing and its packages are here."""
-    from sm121.checkpoint import canary, canary_tensors
-
     folder = canary.folder()
     if twin == "gguf":
         return _canary_as_gguf(folder)
