@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sm121.compilation.jit import FlashInferModules
+from sm121.core import interpreter
 from sm121.core.engine_settings import Needs
 from sm121.core.verdict import NotRun
 from sm121.engines import nodes
@@ -90,6 +91,50 @@ def test_kernels_of_the_release_are_healthy(packages: dict[str, str], tmp_path: 
 def test_who_switched_the_check_off_is_not_stopped(tmp_path: Path) -> None:
     packages = {"flashinfer": "0.6.14", "flashinfer_cubin": "0.6.13"}
     assert findings(tmp_path, packages, FLASHINFER_DISABLE_VERSION_CHECK="1") == []
+
+
+def requires(folder: Path, package: str, version: str, *lines: str) -> None:
+    """Install a package with requirements."""
+    metadata = folder / f"{package.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    wanted = "".join(f"Requires-Dist: {line}\n" for line in lines)
+    (metadata / "METADATA").write_text(f"Name: {package}\nVersion: {version}\n{wanted}")
+
+
+@pytest.mark.parametrize(
+    ("package", "line", "required", "installed"),
+    [
+        ("torchvision", "torch==2.9.0", "torch", "2.13.0"),
+        ("torchaudio", "torch (==2.9.0)", "torch", "2.10.0.dev20261101"),
+        ("vllm", "apache-tvm-ffi<0.2,>=0.1.11", "apache-tvm-ffi", "0.1.0b11"),
+        ("flashinfer-python", "nvidia-cutlass-dsl>=4.8.0", "nvidia-cutlass-dsl", "4.4.1"),
+    ],
+)
+def test_packages_that_refuse_each_other_are_said_before_a_start(
+    package: str, line: str, required: str, installed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text("")
+    requires(tmp_path, package, "0.24.0", line, 'torch==1.0; extra == "old"', "torch ==")
+    requires(tmp_path, required, installed)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    modules = FlashInferModules.of(sys.executable, environment)
+    start = Preflight(
+        "sm121", ["--model", "m"], environment, needs=Needs(), directory=tmp_path, modules=modules
+    )
+    said = f"{package} 0.24.0 requires {required}"  # packages of this environment may refuse it too
+    (finding,) = [each for each in start.findings() if each.message.startswith(said)]
+    assert (finding.check, finding.severity) == ("requirement", "note")  # a vendor's torch works
+    assert f"got {installed}" in finding.message
+
+
+@pytest.mark.parametrize("installed", ["2.9.0", "2.9.0+cu130", "of the vendor"])
+def test_packages_that_fit_are_no_finding(installed: str, tmp_path: Path) -> None:
+    requires(tmp_path, "torchvision", "0.24.0", "torch==2.9.0")
+    requires(tmp_path, "torch", installed)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    watched = {"torchvision": ("torch",)}
+    assert interpreter.unmet_requirements(sys.executable, watched, environment) == []
 
 
 @pytest.mark.parametrize(

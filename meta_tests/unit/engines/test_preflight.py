@@ -862,3 +862,8 @@ def test_a_start_gets_its_bounds():
     arguments = [*gb10.engine.arguments, *gb10.configurations["cutlass"].arguments]
     added = bounding_variables(gb10.engine.needs, arguments, gb10.engine.environment)
     assert set(added) == {"MAX_JOBS", "FLASHINFER_NVCC_THREADS"}
+
+
+def test_a_version_that_is_none_is_of_another_release():
+    findings = found(flashinfer="0.6.14", beside={"flashinfer-cubin": "unknown"})
+    assert "cubin_of_another_release_0_6" in checks(findings)

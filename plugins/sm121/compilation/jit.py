@@ -33,6 +33,14 @@ _ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 
 #: Modules with kernels that are installed beside FlashInfer, and their packages' names.
 _BESIDE = {"flashinfer_cubin": "flashinfer-cubin", "flashinfer_jit_cache": "flashinfer-jit-cache"}
+#: Packages whose import fails beside another release of one that they require.
+_OF_ONE_TIME = {
+    "torchvision": ("torch",),
+    "torchaudio": ("torch",),
+    "torchcodec": ("torch",),
+    "flashinfer-python": ("apache-tvm-ffi", "nvidia-cutlass-dsl"),
+    "vllm": ("apache-tvm-ffi", "nvidia-cutlass-dsl"),
+}
 
 
 class JitModule(DataTable):
@@ -220,6 +228,7 @@ class FlashInferModules:
         ahead: Folders of modules that were compiled before they were installed.
         installed: Whether FlashInfer is installed.
         beside: Versions of the packages with kernels that are installed beside it, by their names.
+        unmet: Requirements on torch, TVM FFI and CuTe DSL that the installed packages do not meet.
     """
 
     version: str | None
@@ -227,6 +236,7 @@ class FlashInferModules:
     ahead: tuple[Path, ...] = ()
     installed: bool = True
     beside: Mapping[str, str] = field(default_factory=dict)
+    unmet: Sequence[interpreter.UnmetRequirement] = ()
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
@@ -251,7 +261,8 @@ class FlashInferModules:
             _, version_beside = found[module]
             if version_beside is not None:
                 beside[name] = version_beside
-        return cls(version, cache, tuple(filter(Path.is_dir, ahead)), beside=beside)
+        unmet = interpreter.unmet_requirements(python, _OF_ONE_TIME, environment)
+        return cls(version, cache, tuple(filter(Path.is_dir, ahead)), beside=beside, unmet=unmet)
 
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int

@@ -128,6 +128,39 @@ def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str,
 
 
 @dataclass(frozen=True)
+class UnmetRequirement:
+    """A requirement of an installed package that another installed package does not meet."""
+
+    package: str
+    version: str
+    #: As the package's metadata has it: ``torch==2.13.0``.
+    requirement: str
+    #: The installed version of the required package.
+    installed: str
+
+
+def unmet_requirements(
+    python: str, watched: Mapping[str, Sequence[str]], environment: Mapping[str, str]
+) -> list[UnmetRequirement]:
+    """Compare the requirements of packages with the versions that an interpreter has.
+
+    Args:
+        python: The interpreter.
+        watched: By package, the names of the required packages that are looked at.
+        environment: All environment variables of the interpreter.
+
+    Returns:
+        What is not met; empty if the interpreter has no `packaging`.
+
+    Raises:
+        NoAnswer: The interpreter gives no answer.
+    """
+    source = (files("sm121.core") / "requirement_probe.py").read_text("utf-8")
+    question = {package: list(names) for package, names in watched.items()}
+    return [UnmetRequirement(**entry) for entry in ask(python, source, environment, question)]
+
+
+@dataclass(frozen=True)
 class Imports:
     """The files that an interpreter imports."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import psutil
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pydantic import Field, model_validator
 
 from sm121.compilation import caches, jit
@@ -201,6 +201,7 @@ class Preflight:
                 findings += self._arch_lists(architecture)
                 findings += self._jit(architecture)
         findings += filter(None, map(self._broken, data.rule))
+        findings += self._unmet_requirements()
         order = get_args(Severity)
         return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -215,6 +216,16 @@ class Preflight:
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:
             yield _finding("disk", disk=disk, path=path, free=free)
+
+    def _unmet_requirements(self) -> Iterator[PreflightFinding]:
+        unmet = self.modules.unmet if self.modules is not None else ()
+        for each in unmet:
+            yield _finding(
+                "requirement",
+                package=f"{each.package} {each.version}",
+                requirement=each.requirement,
+                installed=each.installed,
+            )
 
     def _arch_lists(self, architecture: Architecture) -> Iterator[PreflightFinding]:
         codes = self.needs.arch_list
@@ -382,8 +393,16 @@ class Preflight:
         if self.modules is None or self.modules.version is None:
             return None
         version = self.modules.beside.get(package)
-        if version is None or Version(version).public == Version(self.modules.version).public:
+        if version is None or _public(version) == _public(self.modules.version):
             return None
+        return version
+
+
+def _public(version: str) -> str:
+    """Return a version without its local part; as it is if it is no version of PEP 440."""
+    try:
+        return Version(version).public
+    except InvalidVersion:
         return version
 
 
