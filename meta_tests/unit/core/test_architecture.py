@@ -3,7 +3,7 @@
 import pytest
 
 from sm121.core import architecture
-from sm121.plugin.selection import architectures_asked_for
+from sm121.plugin.expressions import architectures_asked_for
 
 SMOKE = "tests/test_smoke.py"
 

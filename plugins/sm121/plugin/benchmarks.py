@@ -1,5 +1,8 @@
-"""Measurements as benchmarks of pytest-benchmark. A rate of 52 tok/s is replayed as rounds of 1/52
-s, so that a slower engine is a longer time for ``--benchmark-compare-fail``; a time as it is."""
+"""Measurements as benchmarks of pytest-benchmark.
+
+A rate of 52 tok/s is replayed as rounds of 1/52 s, so that a slower engine is a longer time for
+``--benchmark-compare-fail``. A time is replayed as it is.
+"""
 
 import math
 from collections.abc import Sequence
@@ -28,6 +31,8 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+#: The exponential of more is no float.
+_LARGEST_EXPONENT = 700.0
 HISTORY = pytest.StashKey[measured.MeasuredHistory]()
 
 
@@ -40,7 +45,13 @@ class ReplayClock:
 
 @dataclass
 class MetricRecorder:
-    """Records one measurement, and replays it as the benchmark of a test."""
+    """Records one measurement, and replays it as the benchmark of a test.
+
+    Args:
+        _recorder: Records measurements, and decides on them.
+        _benchmark: pytest-benchmark's fixture of the test.
+        _clock: The clock of the benchmark.
+    """
 
     _recorder: Recorder
     _benchmark: BenchmarkFixture
@@ -54,17 +65,33 @@ class MetricRecorder:
         maximum_rounds: int | None = None,
         part: bool = False,
     ) -> None:
-        """Decide: see `Recorder.record`. A `part` of another measurement is no benchmark."""
-        stored = {} if part else {"store": self._replay}
-        self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, **stored)
+        """Record a measurement, and decide on it: see `Recorder.record`.
+
+        Args:
+            measurement: The measurement.
+            more: Measures more samples.
+            maximum_rounds: The most samples.
+            part: Whether it is a part of another measurement: then it is no benchmark.
+
+        Raises:
+            Unmet: As of `Recorder.record`.
+            Undecided: As of `Recorder.record`.
+        """
+        if part:
+            self._recorder.record(measurement, more, maximum_rounds=maximum_rounds)
+            return
+        self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, store=self._replay)
 
     def _replay(self, recorded: Recorded) -> None:
         """Replay the samples as a benchmark. An invalid measurement is not stored."""
         benchmark = self._benchmark
         measurement = recorded.measurement
         benchmark.group = without_depth(measurement.name)  # depths beside each other
-        seconds = [_duration(measurement, sample) for sample in measurement.samples]
-        replay = [value for value in seconds if math.isfinite(value) and value > 0.0]
+        replay = []
+        for sample in measurement.samples:
+            seconds = _duration(measurement, sample)
+            if math.isfinite(seconds) and seconds > 0.0:
+                replay.append(seconds)
         benchmark.extra_info.update(self._recorder.described(recorded, reason=recorded.reason))
         benchmark.extra_info["test"] = benchmark.fullname
         rounds = iter(replay or [1.0])
@@ -83,8 +110,10 @@ class MetricRecorder:
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
+    """The seconds as which a sample is replayed: fewer are better."""
     if measurement.unit == "nats":  # a perplexity, which is positive
-        return math.exp(min(700.0, -sample if measurement.higher_is_better else sample))
+        exponent = -sample if measurement.higher_is_better else sample
+        return math.exp(min(_LARGEST_EXPONENT, exponent))
     if measurement.unit in _SECONDS:
         return sample * _SECONDS[measurement.unit]
     if measurement.higher_is_better:
@@ -97,18 +126,15 @@ def _duration(measurement: Measurement, sample: float) -> float:
 @pytest.fixture(scope="session")
 def box(conformance: Session) -> RunBox:
     """The machine's state, read before the first measurement."""
-    settings = conformance.settings
-    conformance.box = RunBox(
-        conformance,
-        also=[side.url for side in settings.ab or () if side.url is not None],
-    )
+    urls = [side.url for side in conformance.settings.ab or () if side.url is not None]
+    conformance.box = RunBox(conformance, also=urls)
     conformance.box.read_before()
     return conformance.box
 
 
 @pytest.fixture
 def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
-    """The clock of this test's benchmark; it must be there before the ``benchmark`` fixture."""
+    """The clock of this test's benchmark; it is made before the ``benchmark`` fixture."""
     clock = ReplayClock()
     request.node.add_marker(pytest.mark.benchmark(timer=lambda: clock.now), append=False)
     return clock
@@ -133,7 +159,12 @@ def record_metric(
 
 @dataclass
 class KernelTimer:
-    """Times a case of the kernels under test, and records it as benchmark and metric."""
+    """Times a case of the kernels under test, and records it as benchmark and metric.
+
+    Args:
+        _record: Records the measurement.
+        _benchmark: pytest-benchmark's fixture of the test.
+    """
 
     _record: MetricRecorder
     _benchmark: BenchmarkFixture
@@ -160,25 +191,38 @@ def time_kernel(
     metric_clock: ReplayClock,  # before `benchmark`, as above
     benchmark: BenchmarkFixture,
 ) -> KernelTimer:
-    """Times kernels. The state of the machine is read later, by what measures a server."""
+    """Times kernels. The tests that measure a server read the state of the machine."""
     recorder = MetricRecorder(conformance.recorder, benchmark, metric_clock)
     return KernelTimer(recorder, benchmark)
 
 
 def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHistory:
-    """What has been measured so far, to be compared with pytest-benchmark's storage."""
+    """Return the measurements so far, for a comparison with pytest-benchmark's storage.
+
+    Args:
+        config: pytest's.
+        session: The run.
+    """
     compared = config.getoption("benchmark_compare")
+    named: str | None = None
+    if isinstance(compared, str) and compared:
+        named = compared
     return measured.MeasuredHistory(
         session.recorder,
         config.getoption("benchmark_storage"),
         config.invocation_params.dir,
-        compared if isinstance(compared, str) and compared else None,
-        is_stored=any(config.getoption(name, None) for name in selection.STORING),
+        named,
+        is_stored=selection.stores(config),
     )
 
 
 def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
-    """What two stored runs must have in common. The current clock frequency is left out."""
+    """Store the machine, as far as two runs must have it in common.
+
+    Args:
+        settings: The settings of the run.
+        machine_info: pytest-benchmark's description. The clock frequency is taken out: it varies.
+    """
     cpu = machine_info.get("cpu", {})
     for name in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
         cpu.pop(name, None)
@@ -186,7 +230,12 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
 
 
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:
-    """Write into what is stored how the run ended: the last look may have decided again."""
+    """Store how the run ended: the last look may have decided again.
+
+    Args:
+        session: The run.
+        output_json: The data that pytest-benchmark stores.
+    """
     recorder = session.recorder
     latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
     tests = [test for test in session.ledger if test.executed and not test.excused]
@@ -196,32 +245,46 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
-        if "sm121" in info and info["metric"] in session.file.metrics:
-            recorded = latest.get(info["metric"])
-            if recorded is not None:
-                info.update(recorder.described(recorded, reason=recorded.reason))
-            info["run"] = ended.value
-            info["box"] = session.file.box.model_dump(mode="json")
-            if session.file.fingerprint is not None:
-                info["fingerprint"] = session.file.fingerprint.model_dump(mode="json")
-            info["verdict"] = session.file.metrics[info["metric"]].verdict.value
+        if "sm121" not in info or info["metric"] not in session.file.metrics:
+            continue
+        recorded = latest.get(info["metric"])
+        if recorded is not None:
+            info.update(recorder.described(recorded, reason=recorded.reason))
+        info["run"] = ended.value
+        info["box"] = session.file.box.model_dump(mode="json")
+        if session.file.fingerprint is not None:
+            info["fingerprint"] = session.file.fingerprint.model_dump(mode="json")
+        info["verdict"] = session.file.metrics[info["metric"]].verdict.value
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hide pytest-benchmark's tables without ``-v`` and without a comparison. The report has the
-    numbers. Tables of other benchmarks in the same run stay."""
+    """Hide pytest-benchmark's tables: the report has the numbers.
+
+    ``-v``, a comparison, and a benchmark that is of no level show them.
+
+    Args:
+        config: pytest's.
+        items: The selected tests.
+    """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
         return
-    wishes = [config.getoption(f"benchmark_{name}", None) for name in ("compare", "verbose")]
-    foreign = [item for item in items if LEVEL not in item.stash]
-    uses = [item for item in foreign if "benchmark" in getattr(item, "fixturenames", ())]
-    if not any(wishes) and not uses:
-        benchmarks.quiet = True
+    if any(config.getoption(name, None) for name in ("benchmark_compare", "benchmark_verbose")):
+        return
+    for item in items:
+        if LEVEL not in item.stash and "benchmark" in getattr(item, "fixturenames", ()):
+            return
+    benchmarks.quiet = True
 
 
 def keep_history(config: pytest.Config, session: Session, known: details.Details) -> None:
-    """Put the history of each metric into the report, before this run is added to it."""
+    """Put the history of each metric into the report, before this run is added to it.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        known: The details of the report.
+    """
     if not session.recorder.recorded:
         return
     history = history_of(config, session)
@@ -234,9 +297,13 @@ def keep_history(config: pytest.Config, session: Session, known: details.Details
 
 
 def samples(session: Session) -> dict[str, details.Samples]:
-    """The raw samples of each metric, for the report."""
+    """Return the raw samples of each metric, for the report.
+
+    Args:
+        session: The run.
+    """
     recorder = session.recorder
-    return {
-        recorded.measurement.name: details.samples_of(recorder.described(recorded))
-        for recorded in recorder.recorded
-    }
+    by_name = {}
+    for recorded in recorder.recorded:
+        by_name[recorded.measurement.name] = details.samples_of(recorder.described(recorded))
+    return by_name

@@ -34,15 +34,22 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run that the command line asks for, in the place of this process. Raises
-    pytest.UsageError: a variable stands against it."""
+    """Begin the certified run of the command line, in the place of this process.
+
+    Args:
+        config: pytest's.
+
+    Raises:
+        pytest.UsageError: A variable is set with which nothing is certified.
+    """
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
-    is_own_run = config.inipath == own_tests.settings()
+    if config.inipath == own_tests.settings():  # `sm121 run` added words of its own
+        words = own_tests.given(words)
     try:
-        certified_run.start(own_tests.given(words) if is_own_run else words)
+        certified_run.start(words)
     except errors.UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -59,12 +66,13 @@ def refuse_options(options: Sequence[Given]) -> None:
     """
     data = _data()
     allowed = data.server | data.certificate | data.results
-    wrong = [
-        option
-        for option in options
-        if option.dest not in allowed
-        or (option.dest == "markexpr" and option.value.strip() not in architecture.NAMES)
-    ]
+    wrong = []
+    for option in options:
+        is_other_marker = (
+            option.dest == "markexpr" and option.value.strip() not in architecture.NAMES
+        )
+        if option.dest not in allowed or is_other_marker:
+            wrong.append(option)
     if wrong:
         names = ", ".join(f"{option.name} {option.value}"[:80] for option in wrong)
         raise errors.UsageError(
@@ -76,9 +84,18 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Refuse what would make the run with ``--certify`` another one than the suite's own, or what
-    no certificate allows. Raises UsageError: the values of options are others, the tests were
-    changed, or a waiver names a gate's test or a blocker."""
+    """Refuse a run that is another one than the suite's own, and what no certificate allows.
+
+    Args:
+        config: pytest's.
+        settings: The settings of the run.
+        target: The target.
+        tests: The selected tests of levels.
+
+    Raises:
+        UsageError: The values of options are others, the tests were changed, or a waiver names a
+            gate's test or a blocker.
+    """
     wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
     changed = git_source.changed_files(own_tests.folder(), _data().judges)
     than = "the commit: commit it, or take it back"
@@ -92,7 +109,10 @@ def refuse(
 
 
 def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> Iterator[str]:
-    blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
+    blockers = set()
+    for test in tests:
+        if outcomes.severity_of(test) is Severity.BLOCKER:
+            blockers.add(test.stash[ID])
     names = [waiver.test for waiver in settings.waivers if waiver.test in blockers]
     if names:
         yield f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"
@@ -120,6 +140,10 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         )
     duration = config.getoption("--soak")
     least_s = profile.certify.soak_s
-    if (soak.parse_duration(duration) if duration else 0.0) < least_s:
-        named = f"--soak {duration}" if duration else "no --soak"
+    soak_s = 0.0
+    named = "no --soak"
+    if duration:
+        soak_s = soak.parse_duration(duration)
+        named = f"--soak {duration}"
+    if soak_s < least_s:
         yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} asks"

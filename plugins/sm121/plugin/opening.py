@@ -13,7 +13,16 @@ import pytest
 from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
 from sm121.measure import machine_lock
-from sm121.plugin import certificate, kernels, planning, selection, terminal, workers
+from sm121.plugin import (
+    certificate,
+    expressions,
+    kernels,
+    planning,
+    selection,
+    terminal,
+    wanted,
+    workers,
+)
 from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
 from sm121.run.record import Target
@@ -30,8 +39,18 @@ _NO_LEVEL = (
 
 
 def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None when there are none. Raises UsageError:
-    something is wrong with what was asked for."""
+    """Open the run of the collected tests of levels.
+
+    Args:
+        config: pytest's. The run and its crash desk are kept in its stash.
+        items: The selected tests.
+
+    Returns:
+        The run; None if no test of a level was collected, or if pytest only shows the tests.
+
+    Raises:
+        UsageError: An option is wrong, or the run would be of something else than is named.
+    """
     if not config.stash.get(selection.SELECTED, False):
         return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]
@@ -40,8 +59,8 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         return None
     settings = config.stash[SETTINGS]
     chosen = _target(config, settings, tests)
-    if not tests and chosen.obstacle is None and (why := _nothing_selected(config)) is not None:
-        chosen = dataclasses.replace(chosen, obstacle=why)
+    if not tests and chosen.obstacle is None:
+        chosen = dataclasses.replace(chosen, obstacle=_nothing_selected(config))
     if settings.certify:
         certificate.refuse(config, settings, chosen, tests)
     for item in tests:
@@ -72,7 +91,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[SIGNALS] = signals.Signals(session)
     session.deselected = selection.missed(config, chosen.arch)
     session.collected = config.stash[selection.COLLECTED]
-    session.asks_for = selection.asks_for(config, session)
+    session.asks_for = wanted.asks_for(config, session)
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
         session.file.shard = workers.part(settings.worker, tests)
@@ -80,8 +99,11 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
 
 
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:
-    """Return the settings of a run. If nothing can run and the command line names no report
-    directory, the report of the run before stays where it is, and this one's goes beside it."""
+    """Return the settings of a run with its report directory.
+
+    If nothing can run and the command line names no report directory, the report of the run before
+    stays where it is, and this one's goes beside it.
+    """
     words = [str(word).partition("=")[0] for word in config.invocation_params.args]
     if chosen.obstacle is None or settings.certify or "--report-dir" in words:
         return settings
@@ -92,8 +114,10 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
 
 
 def _nothing_selected(config: pytest.Config) -> str | None:
-    """Why no test of a level is left where ``-k`` or ``-m`` was given; None without them, and in a
-    part of a run, which may have none."""
+    """Why ``-k`` or ``-m`` selects no test of a level.
+
+    None without them, and in a part of a run, which may have no test.
+    """
     settings = config.stash[SETTINGS]
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
     given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)
@@ -113,16 +137,19 @@ def needs_the_machine(items: Iterable[pytest.Item], *, on_gpu: bool) -> bool:
         items: Its tests.
         on_gpu: Whether it starts servers on a GPU: GB10 holds gpt-oss-120b once.
     """
-    return any(
-        on_gpu or machine_lock.measures(item.stash[LEVEL], getattr(item, "fixturenames", ()))
-        for item in items
-        if selection.WHY_NOT not in item.stash
-    )
+    for item in items:
+        if selection.WHY_NOT in item.stash:
+            continue
+        fixtures = getattr(item, "fixturenames", ())
+        if on_gpu or machine_lock.measures(item.stash[LEVEL], fixtures):
+            return True
+    return False
 
 
 def take_machine(config: pytest.Config, run: Session, items: Iterable[pytest.Item]) -> None:
-    """Be the only run that measures on this machine, where that is needed. Of several workers the
-    first one is.
+    """Be the only run that measures on this machine, if that is needed.
+
+    The first of several workers takes the machine for all of them.
 
     Args:
         config: Keeps the lock.
@@ -143,14 +170,25 @@ def take_machine(config: pytest.Config, run: Session, items: Iterable[pytest.Ite
 
 
 def release_machine(config: pytest.Config) -> None:
-    """Let other runs measure."""
+    """Let other runs measure.
+
+    Args:
+        config: Keeps the lock.
+    """
     if _MACHINE in config.stash:
         config.stash[_MACHINE].close()
         del config.stash[_MACHINE]
 
 
 def open_empty(config: pytest.Config) -> None:
-    """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
+    """Open a run without any test, which is NOT_RUN: the levels were not collected.
+
+    Args:
+        config: pytest's. The run is kept in its stash.
+
+    Raises:
+        pytest.UsageError: An option is wrong.
+    """
     settings = config.stash[SETTINGS]
     with refusing():
         chosen = _target(config, settings, [])
@@ -165,7 +203,15 @@ def open_empty(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
-    """Take a run back whose request is refused: nothing was begun, and there is no report."""
+    """Take the run back if the block refuses its request: it leaves no report.
+
+    Args:
+        config: pytest's. The run is taken out of its stash.
+        run: The run, which has begun nothing.
+
+    Raises:
+        UsageError: The request is refused, or another run has the report directory.
+    """
     try:
         yield
         if run.in_use is not None:
@@ -180,25 +226,40 @@ def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(config: pytest.Config | None = None) -> Iterator[None]:
-    """Refuse what is wrong as pytest does. `config`: after a certificate that is refused, nobody
-    takes the verdict of the run before for it."""
+    """Refuse a wrong request in the block as pytest does.
+
+    Args:
+        config: pytest's. With it, the verdict of the run before is moved away if a certificate is
+            refused: nobody takes it for the certificate's.
+
+    Raises:
+        pytest.UsageError: The request is wrong.
+    """
     try:
         yield
     except UsageError as error:
         if config is not None and config.getoption("--certify"):
-            folder = config.invocation_params.dir / config.getoption("--report-dir")
-            only_shows = hasattr(config, "workerinput") or config.option.collectonly
-            if (folder / "verdict.json").is_file() and not only_shows:
-                with contextlib.suppress(UsageError):  # another run uses it: it stays
-                    directory.take(folder).lock.close()
+            _move_earlier_report(config)
         raise pytest.UsageError(str(error)) from error
 
 
+def _move_earlier_report(config: pytest.Config) -> None:
+    """Move the report of the run before to its place among the earlier ones."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    folder = config.invocation_params.dir / config.getoption("--report-dir")
+    if (folder / "verdict.json").is_file():
+        with contextlib.suppress(UsageError):  # another run uses it: it stays
+            directory.take(folder).lock.close()
+
+
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
-    expression = config.getoption("markexpr", "") or ""
-    chosen = resolve(settings, selection.architectures_asked_for(expression))
-    none = bool(tests) and not selection.selects_any(expression, tests, chosen.arch)
-    if chosen.obstacle is None and none:  # another architecture selected the tests
+    """The target; with an obstacle if ``-m`` selects the tests of another architecture."""
+    expression = expressions.marker_expression(config)
+    chosen = resolve(settings, expressions.architectures_asked_for(expression))
+    if chosen.obstacle is not None or not tests:
+        return chosen
+    if not expressions.selects_any(expression, tests, chosen.arch):
         obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
         return dataclasses.replace(chosen, obstacle=obstacle)
     return chosen

@@ -9,7 +9,7 @@ from sm121.core import architecture, errors, own_tests, profile_fields
 from sm121.core.suggestion import did_you_mean
 from sm121.engines import followed_log
 from sm121.matrix import covering
-from sm121.plugin import certificate, selection, shards, workers
+from sm121.plugin import certificate, comparing_tests, expressions, shards, workers
 from sm121.plugin.given import fingerprinted, given
 from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
@@ -33,20 +33,32 @@ _MARKERS = (
 
 
 def add(parser: pytest.Parser) -> None:
-    """Add every option of the suite."""
+    """Add every option of the suite.
+
+    Args:
+        parser: pytest's parser.
+    """
     for own in own_options.GROUPS:
         group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
         own.add(group.addoption)
 
 
 def is_own_run(config: pytest.Config) -> bool:
-    """Whether ``sm121 run`` started pytest."""
+    """Whether ``sm121 run`` started pytest.
+
+    Args:
+        config: pytest's.
+    """
     return config.inipath == own_tests.settings()
 
 
 def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
-    """Name the suite's tests for ``sm121 run``: all where no path is given, and those that are
-    named as in a checkout. Both lists are changed in place, as pytest reads each."""
+    """Name the suite's tests for ``sm121 run``: all without a path, else those that are named.
+
+    Args:
+        config: pytest's. Its list of paths is changed in place.
+        arguments: The words of the command line, which are changed in place: pytest reads both.
+    """
     if not is_own_run(config):
         return
     paths: list[str] = config.known_args_namespace.file_or_dir
@@ -59,7 +71,11 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
 
 
 def keep_standard_input(arguments: list[str]) -> None:
-    """Keep standard input for ``--server-log -``, before pytest puts /dev/null in its place."""
+    """Keep standard input for ``--server-log -``, before pytest puts /dev/null in its place.
+
+    Args:
+        arguments: The words of the command line.
+    """
     pairs = itertools.pairwise(arguments)
     if "--server-log=-" in arguments or ("--server-log", "-") in pairs:
         followed_log.keep_standard_input()
@@ -67,26 +83,50 @@ def keep_standard_input(arguments: list[str]) -> None:
 
 def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
     """Refuse an option that is near to one of the suite's, or needs a package that is not there.
-    Raises UsageError: it names that one."""
+
+    Args:
+        parser: pytest's parser.
+        arguments: The words of the command line.
+
+    Raises:
+        pytest.UsageError: It names the suite's option, or the package.
+    """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
     workers.refuse_without_xdist(unknown)
     for word in unknown:
         name = word.partition("=")[0]
-        if name.startswith("--") and (hint := did_you_mean(name, own_options.every())):
+        if not name.startswith("--"):
+            continue
+        hint = did_you_mean(name, own_options.every())
+        if hint:
             raise pytest.UsageError(f"unrecognized argument {name}{hint}")
 
 
 def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list[str]) -> None:
-    """Refuse an option of ``sm121 run`` that nobody has, in one line; pytest writes its usage, too.
-    Raises UsageError: it names the words."""
+    """Refuse an unknown option of ``sm121 run`` in one line: pytest writes its usage, too.
+
+    Args:
+        config: pytest's.
+        parser: pytest's parser.
+        arguments: The words of the command line.
+
+    Raises:
+        pytest.UsageError: It names the unknown words.
+    """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
     if is_own_run(config) and any(word.startswith("-") for word in unknown):
         raise pytest.UsageError(f"unrecognized arguments: {' '.join(unknown)}")
 
 
 def refuse_numbers(config: pytest.Config) -> None:
-    """Refuse a number behind an option that takes one word. Raises UsageError: it shows the list
-    with a comma, which is what was meant."""
+    """Refuse a number behind an option that takes one word: a list with commas was meant.
+
+    Args:
+        config: pytest's.
+
+    Raises:
+        UsageError: It shows that list.
+    """
     words = [str(word) for word in config.invocation_params.args]
     folder = config.invocation_params.dir
     for at, word in enumerate(words):
@@ -99,27 +139,29 @@ def refuse_numbers(config: pytest.Config) -> None:
         option, _, value = name.partition("=")
         if option in own_options.every():
             given = " ".join(values)
-            listed = ",".join([*filter(None, [value]), *values])
+            listed = ",".join([value, *values] if value else values)
             raise errors.UsageError(
                 f"{name} {given}: expected one list with commas, as in {option} {listed}"
             )
 
 
 def markers() -> list[str]:
-    """All markers, as pytest shows them: for levels, for architectures, and the others."""
-    return [
-        *(f"{name}: tests of the {name} level" for name in profile_fields.LEVELS),
-        *(
-            f"{name}: tests that apply to {name} (set by applies_to, not by hand)"
-            for name in architecture.NAMES
-        ),
-        "gpu: tests that apply to some GPU architecture",
-        *_MARKERS,
-    ]
+    """Return all markers, as pytest shows them: for levels, for architectures, and the others."""
+    lines = [f"{name}: tests of the {name} level" for name in profile_fields.LEVELS]
+    for name in architecture.NAMES:
+        lines.append(f"{name}: tests that apply to {name} (set by applies_to, not by hand)")
+    return [*lines, "gpu: tests that apply to some GPU architecture", *_MARKERS]
 
 
 def read(config: pytest.Config) -> settings.Settings:
-    """The settings from the command line, validated. Raises UsageError: an option is wrong."""
+    """Read and validate the settings of a run from the command line.
+
+    Args:
+        config: pytest's.
+
+    Raises:
+        UsageError: An option is wrong.
+    """
     if not __debug__:
         raise errors.UsageError(
             "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "
@@ -136,26 +178,30 @@ def read(config: pytest.Config) -> settings.Settings:
     if config.getoption("--certify"):
         certificate.refuse_options(options)
     if "-" in config.getoption("--server-log"):
-        several = workers.is_parallel(config) or worker is not None
-        with_option = "-n" if several else "--certify" if config.getoption("--certify") else None
-        if with_option is not None:
-            raise errors.UsageError(
-                f"--server-log - with {with_option}: expected a file or --container NAME: the "
-                "processes that such a run starts have no standard input"
-            )
-    selection.refuse_wrong_expressions(config)
-    selection.name_comparison(config)
+        _refuse_log_on_stdin(config)
+    expressions.refuse_wrong_expressions(config)
+    comparing_tests.name_comparison(config)
     read = settings.read(
         config.getoption,
         config.invocation_params.dir,
-        names_tests=selection.names_tests(config),
+        names_tests=expressions.names_tests(config),
     )
     if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]
         read = replace(read, planned=PlanChoice(name, Reason(reason)))
-    return replace(
-        read,
-        root=config.invocation_params.dir if is_own_run(config) else config.rootpath,
-        worker=worker,
-        options=fingerprinted(options),
+    root = config.invocation_params.dir if is_own_run(config) else config.rootpath
+    return replace(read, root=root, worker=worker, options=fingerprinted(options))
+
+
+def _refuse_log_on_stdin(config: pytest.Config) -> None:
+    """Raise UsageError if the run starts processes, which have no standard input."""
+    if workers.is_parallel(config) or workers.worker_of(config) is not None:
+        starting = "-n"
+    elif config.getoption("--certify"):
+        starting = "--certify"
+    else:
+        return
+    raise errors.UsageError(
+        f"--server-log - with {starting}: expected a file or --container NAME: the processes that "
+        "such a run starts have no standard input"
     )

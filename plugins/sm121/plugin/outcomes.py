@@ -4,7 +4,9 @@ import datetime
 import json
 import re
 import unittest
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -17,6 +19,7 @@ from sm121.engines import capabilities
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
+from sm121.performance.recorder import Recorded
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
 from sm121.run.ledger import stands
 from sm121.run.verdict_file import JudgedKernel, TestReport
@@ -29,43 +32,63 @@ _MESSAGE_LENGTH = 600
 _OBSERVED_LENGTH = 4000
 #: How the failure message of pytest-timeout begins.
 _TIMEOUT = "Timeout "
-#: What ends a test without saying that something it requires does not hold.
+#: Exceptions that end a test without a failed requirement.
 _NO_FAILURE = (pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception, NotRun)
-#: Packages whose frames say nothing of a failure.
+#: Packages whose frames do not explain a failure.
 _CLIENTS = frozenset({"openai", "httpx", "httpcore"})
 _EXCUSED = " (no xfail mark and no plugin tolerates a failure here; a waiver does, see --waivers)"
 
 
 def why_not(session: Session, item: pytest.Item) -> str | None:
-    """Why a test of a level is not started; None when it is."""
+    """Return why a test of a level is not started.
+
+    Args:
+        session: The run.
+        item: The test.
+
+    Returns:
+        The reason; None if the test is started.
+    """
     if session.aborted is not None:
         return f"the run was ended: {session.aborted[1]}"
     if session.distrusted is not None:
         return session.distrusted
-    if item.stash[LEVEL] == profile_fields.LEVELS[0]:
+    smoke = profile_fields.LEVELS[0]
+    if item.stash[LEVEL] == smoke:
         return None
-    failed = [
-        test
-        for test in session.ledger
-        if test.level == profile_fields.LEVELS[0]
-        and test.verdict is Verdict.FAIL
-        and not test.excused
-        and not test.is_beside
-    ]
-    if failed:
-        return f"the smoke level failed ({failed[0].id}); what it needs comes first"
+    for test in session.ledger:
+        if test.level != smoke or test.excused or test.is_beside:
+            continue
+        if test.verdict is Verdict.FAIL:
+            return f"the smoke level failed ({test.id}); what it needs comes first"
     return None
 
 
 def require_able(session: Session, item: pytest.Item, other: str | None) -> None:
-    """Go on only if a test can run. `other`: another reason why it cannot. Raises NotRun."""
+    """Go on only if a test can run.
+
+    Args:
+        session: The run.
+        item: The test.
+        other: Another reason why it cannot run; None without one.
+
+    Raises:
+        NotRun: The test cannot run.
+    """
     why = why_not(session, item) or other
     if why is not None:
         raise NotRun(why)
 
 
-def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None:
-    """The error, when it means that the server may have failed; None for any other."""
+def crash(error: BaseException | None) -> ServerError | UnderLoad | RanOutOfTime | None:
+    """Return an error as one which means that the server may have failed.
+
+    Args:
+        error: The error of a test; None without one.
+
+    Returns:
+        The error; None if it means nothing about the server.
+    """
     if isinstance(error, ServerError | UnderLoad):
         return error
     if isinstance(error, pytest.fail.Exception) and str(error).startswith(_TIMEOUT):
@@ -76,16 +99,23 @@ def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None
 def take(
     session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> None:
-    """Update a test's verdict with one phase. After the last phase it goes into the ledger."""
-    error = call.excinfo.value if call.excinfo is not None else None
+    """Update a test's verdict with one phase. After the last phase it goes into the ledger.
+
+    Args:
+        session: The run.
+        item: The test.
+        call: The phase, with its error.
+        report: pytest's report of the phase, which is changed.
+    """
+    error = error_of(call)
     if isinstance(error, Inapplicable):
         session.inapplicable.add(item.stash[ID])
     if isinstance(error, NotRun):
         path, line, _ = item.location
         report.outcome = "skipped"
         report.longrepr = (path, (line or 0) + 1, str(error))
-    excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
-    if excused:  # by an xfail mark, or by another plugin
+    is_excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
+    if is_excused:  # by an xfail mark, or by another plugin
         report.outcome = "failed"
         vars(report).pop("wasxfail", None)
     finding = item.stash.setdefault(FINDING, _unfinished(item))
@@ -97,33 +127,69 @@ def take(
         finding.verdict = Verdict.NOT_RUN
         finding.message = printable(_why_skipped(error, report))[:_MESSAGE_LENGTH]
     elif report.failed:
-        facts = _facts(session, error, report)
-        message, note = _message(session, item, facts)
-        failed = finding.model_copy(
-            update={
-                "skipped": False,  # skipped, then failed in its teardown: failed
-                "verdict": error.verdict if isinstance(error, Undecided) else Verdict.FAIL,
-                "message": message + (_EXCUSED if excused else ""),
-                "unmet": noted(facts, note),
-                "waived": False,
-                "tolerated": None,
-            }
-        )
-        _excuse(session, item, failed, error, report)
+        failed = _failure(session, item, finding, error, report, is_excused=is_excused)
         if finding.verdict is Verdict.PASS or stands(finding, failed) is failed:
-            item.stash[FINDING] = finding = failed
+            finding = failed
+            item.stash[FINDING] = failed
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
         finding.verdict = Verdict.PASS
         finding.message = ""
         _mended(session, item)
     if report.when == "teardown":
-        recorded = session.recorder.recorded[item.stash.get(MEASURED, 0) :]
-        finding.metrics = [one.measurement.name for one in recorded]
+        finding.metrics = [one.measurement.name for one in _recorded(session, item)]
         finding.deviations = item.stash.get(DEVIATIONS, None)
         finding.symptoms = item.stash.get(SYMPTOMS, [])
         session.ledger.decide(finding)
         session.save()
     report.user_properties.append(("verdict", finding.verdict.value))
+
+
+def error_of(call: pytest.CallInfo[None]) -> BaseException | None:
+    """Return the error of a phase; None without one.
+
+    Args:
+        call: The phase.
+    """
+    if call.excinfo is None:
+        return None
+    return call.excinfo.value
+
+
+def _failure(
+    session: Session,
+    item: pytest.Item,
+    finding: TestReport,
+    error: BaseException | None,
+    report: pytest.TestReport,
+    *,
+    is_excused: bool,
+) -> TestReport:
+    """The finding of a test after a phase that failed. ``is_excused``: by a mark or a plugin."""
+    verdict = Verdict.FAIL
+    if isinstance(error, Undecided):
+        verdict = error.verdict
+    facts = _facts(session, error, report)
+    message = _message(session, item, facts)
+    text = message.text
+    if is_excused:
+        text += _EXCUSED
+    failed = finding.model_copy(
+        update={
+            "skipped": False,  # skipped, then failed in its teardown: failed
+            "verdict": verdict,
+            "message": text,
+            "unmet": noted(facts, message.note),
+            "waived": False,
+            "tolerated": None,
+        }
+    )
+    _excuse(session, item, failed, error, report)
+    return failed
+
+
+def _recorded(session: Session, item: pytest.Item) -> Sequence[Recorded]:
+    """The measurements that a test recorded so far."""
+    return session.recorder.recorded[item.stash.get(MEASURED, 0) :]
 
 
 def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
@@ -132,15 +198,25 @@ def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
     if isinstance(error, pytest.skip.Exception):
         return error.msg or ""
     reason = getattr(report, "wasxfail", None) or report.longrepr
-    return str(reason[2] if isinstance(reason, tuple) else reason)
+    if isinstance(reason, tuple):
+        _, _, text = reason
+        return str(text)
+    return str(reason)
 
 
 def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Keep the frames of HTTP clients out of a traceback: of a status 500 they are a hundred lines,
-    none about the server. ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them."""
+    """Keep the frames of HTTP clients out of a traceback.
+
+    After a status 500 they are a hundred lines, none about the server. ``--tb=long``,
+    ``--tb=native`` and ``--full-trace`` show them.
+
+    Args:
+        item: The test.
+        call: The phase, with its error.
+    """
     if item.config.option.tbstyle in ("long", "native"):
         return
-    error = call.excinfo.value if call.excinfo is not None else None
+    error = error_of(call)
     while error is not None:
         frames = error.__traceback__
         while frames is not None:
@@ -148,23 +224,39 @@ def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
             if str(names.get("__name__")).partition(".")[0] in _CLIENTS:
                 names["__tracebackhide__"] = True  # as pytest looks for it
             frames = frames.tb_next
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        error = _shown_before(error)
+
+
+def _shown_before(error: BaseException) -> BaseException | None:
+    """The error that a traceback shows in front of an error; None without one."""
+    if error.__cause__ is not None:
+        return error.__cause__
+    if error.__suppress_context__:
+        return None
+    return error.__context__
 
 
 def _unfinished(item: pytest.Item) -> TestReport:
-    ability = item.get_closest_marker("ability")
+    marker = item.get_closest_marker("ability")
+    ability: str | None = None
+    if marker is not None:
+        ability = str(marker.args[0])
     return TestReport(
         id=item.stash[ID],
         level=item.stash[LEVEL],
         verdict=Verdict.NOT_RUN,
         message="not finished",
         severity=severity_of(item),
-        ability=str(ability.args[0]) if ability is not None else None,
+        ability=ability,
     )
 
 
 def severity_of(item: pytest.Item) -> Severity:
-    """What a failure of a test is, as far as its marker says."""
+    """Return the severity of a test's failure by its marker.
+
+    Args:
+        item: The test.
+    """
     marker = item.get_closest_marker("severity")
     if marker is not None:
         return Severity(marker.args[0])
@@ -177,12 +269,16 @@ def _judged_kernel(item: pytest.Item, before: JudgedKernel | None) -> JudgedKern
         operation, provider = used.judged
         used.judged = None
         return JudgedKernel(operation=operation, provider=provider)
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    return before or (case and JudgedKernel(operation=case.operation))
+    if before is not None or not hasattr(item, "callspec"):
+        return before
+    case = item.callspec.params.get("case")
+    if case is None:
+        return None
+    return JudgedKernel(operation=case.operation)
 
 
 def _facts(session: Session, error: BaseException | None, report: pytest.TestReport) -> list[Fact]:
-    """What does not hold; the one place where somebody else's failure becomes a fact."""
+    """The facts of a failure. Here a failure of other code becomes a fact, too."""
     kind = type(error).__qualname__
     if error is None:  # a strict xfail that passed
         facts = [Fact("", str(report.longrepr))]
@@ -197,34 +293,70 @@ def _facts(session: Session, error: BaseException | None, report: pytest.TestRep
     def shown(said: str) -> str:
         whole = printable(session.redact(said))
         rest = whole[_OBSERVED_LENGTH:]
-        return whole[:_OBSERVED_LENGTH] + (f" and {digest.of([rest])}" if rest else "")
+        if not rest:
+            return whole
+        return f"{whole[:_OBSERVED_LENGTH]} and {digest.of([rest])}"
 
     return [fact.mapped(shown) for fact in facts]
 
 
 def _without_reprs(fact: Fact) -> Fact:
-    """What pytest adds of where a value came from has addresses in it: it is evidence."""
+    """Move pytest's lines on where a value came from into the evidence: they have addresses."""
     if fact.required:
         return fact
-    lines = fact.observed.splitlines()
-    observed = "\n".join(line for line in lines if not line.startswith(" + "))
-    parts = (fact.evidence, *(line.strip() for line in lines if line.startswith(" + ")))
-    return replace(fact, observed=observed, evidence="; ".join(filter(None, parts)))
+    observed = []
+    evidence = [fact.evidence]
+    for line in fact.observed.splitlines():
+        if line.startswith(" + "):
+            evidence.append(line.strip())
+        else:
+            observed.append(line)
+    return replace(
+        fact,
+        observed="\n".join(observed),
+        evidence="; ".join(part for part in evidence if part),
+    )
 
 
-def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[str, str]:
+class _Message(NamedTuple):
+    """The message of a failure, and the explanation and the known bug in it."""
+
+    text: str
+    note: str
+
+
+def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message:
     lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
+    notes = []
     explanation = failure.explain(facts[0].observed)
     if explanation is not None:
         first = f"{first[: _MESSAGE_LENGTH // 3]}; {explanation}"
-    parts = [part for fact in facts for part in (fact.requirement, fact.observation)]
-    parts += [crash.kind for crash in session.file.crashes if crash.test == item.stash[ID]]
-    bugs = (bug for bug in _bugs(session, item) for part in parts if re.search(bug.says, part))
-    bug = next(bugs, None)
-    note = f"known of {bug.build or bug.versions}: {bug.what} ({bug.source})" if bug else ""
-    also = f"; {note}" if note else ""
-    return first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(filter(None, (explanation, note)))
+        if explanation:
+            notes.append(explanation)
+    also = ""
+    bug = _known_bug(session, item, facts)
+    if bug is not None:
+        note = f"known of {bug.build or bug.versions}: {bug.what} ({bug.source})"
+        notes.append(note)
+        also = f"; {note}"
+    return _Message(first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(notes))
+
+
+def _known_bug(
+    session: Session, item: pytest.Item, facts: Iterable[Fact]
+) -> capabilities.Bug | None:
+    """The first known bug of the engine that a failure of a test shows; None without one."""
+    parts = []
+    for fact in facts:
+        parts += [fact.requirement, fact.observation]
+    for crash_report in session.file.crashes:
+        if crash_report.test == item.stash[ID]:
+            parts.append(crash_report.kind)
+    for bug in _bugs(session, item):
+        if any(re.search(bug.says, part) for part in parts):
+            return bug
+    return None
 
 
 def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
@@ -236,9 +368,11 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
 
 
 def _mended(session: Session, item: pytest.Item) -> None:
-    """Remark on a known bug whose range is open, where the test that shows it holds."""
+    """Remark on a known bug whose range is open if the test that shows it holds."""
     engine = session.file.engine
-    for bug in (bug for bug in _bugs(session, item) if bug.mended_by(item.stash[ID])):
+    for bug in _bugs(session, item):
+        if not bug.mended_by(item.stash[ID]):
+            continue
         session.remark(
             f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
             f"{engine.version} does not show it ({bug.what}): close the range in "
@@ -254,33 +388,45 @@ def _excuse(
     error: BaseException | None,
     report: pytest.TestReport,
 ) -> None:
-    """Tolerate a failure; never a crash, or what says that nothing is proven (docs/verdicts.md)."""
+    """Tolerate a failure; never a crash, or a failure to prove something (docs/verdicts.md)."""
     never = _never_waived(session, item, finding, error)
-    plain = isinstance(error, AssertionError)
+    is_assertion = isinstance(error, AssertionError)
     if isinstance(error, Unmet) and error.severity is not None:
         finding.severity = error.severity
-    if never or not plain or report.when != "call":
+    if never or not is_assertion or report.when != "call":
         # It did not come to what it judges: no answer, a 5xx, or one that cannot be read.
         finding.severity = Severity.BLOCKER
     _waive(session, finding, never, report)
     if finding.waived or never:
         return
-    trusted = session.settings.against
     if finding.severity not in session.severities_needed:
         finding.tolerated = "listed"
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
-    elif trusted is not None and (plain or _is_an_answer(error)) and not session.settings.certify:
-        named = any(waiver.test == finding.id for waiver in session.settings.waivers)
-        source = trusted.known(finding)
-        if source is not None and not named:
+    elif is_assertion or _is_an_answer(error):
+        source = _known_by(session, finding)
+        if source is not None:
             finding.tolerated = "known"
             report.wasxfail = f"known, {source} has it, too: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
 
 
+def _known_by(session: Session, finding: TestReport) -> str | None:
+    """The name of the trusted run if it has a failure that no waiver names; else None.
+
+    A certificate knows no failure.
+    """
+    settings = session.settings
+    if settings.against is None or settings.certify:
+        return None
+    source = settings.against.known(finding)
+    if any(waiver.test == finding.id for waiver in settings.waivers):
+        return None
+    return source
+
+
 def _is_an_answer(error: BaseException | None) -> bool:
-    """Whether the server answered with a status, which the openai package has made an error of."""
+    """Whether the server answered with a status of which the openai package made an error."""
     module = type(error).__module__.partition(".")[0]
     return module == "openai" and isinstance(getattr(error, "status_code", None), int)
 
@@ -288,6 +434,7 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
+    """Waive a failure if waivers name each of its facts. ``never``: why none may."""
     today = datetime.date.today()
     facts = finding.facts
     waivers = [each for each in session.settings.waivers if each.test == finding.id]
@@ -296,8 +443,8 @@ def _waive(
     in_force: dict[Waiver, None] = {}
     reasons = [f"not waived, since {never} never is"] if never else []
     for fact in facts:
-        names_it = (waiver for waiver in waivers if waiver.names(fact, facts))
-        waiver = max(names_it, key=lambda each: each.expires, default=None)
+        naming = [waiver for waiver in waivers if waiver.names(fact, facts)]
+        waiver = max(naming, key=lambda each: each.expires, default=None)
         if waiver is None:
             cases = ", ".join(dict.fromkeys(repr(each.case) for each in facts))
             reasons.append(f"not waived: its cases are {cases}, and no waiver names each of them")
@@ -320,7 +467,7 @@ def _waive(
 def _never_waived(
     session: Session, item: pytest.Item, finding: TestReport, error: BaseException | None
 ) -> str | None:
-    """What a failure is that no waiver tolerates; None for one that a waiver may."""
+    """The kind of a failure that no waiver tolerates; None for one that a waiver may tolerate."""
     if finding.verdict is not Verdict.FAIL:
         return f"what is {finding.verdict}"
     if error is not None and crash(error) is not None:
@@ -331,8 +478,11 @@ def _never_waived(
     if marker is not None:
         return str(marker.args[0])
     if "record_metric" in getattr(item, "fixturenames", ()):
-        measured = session.recorder.recorded[item.stash.get(MEASURED, 0) :]
-        metrics = [session.file.metrics.get(one.measurement.name) for one in measured]
-        if not metrics or any(metric is None or metric.value is None for metric in metrics):
+        recorded = _recorded(session, item)
+        if not recorded:
             return "a measurement without a number"
+        for one in recorded:
+            metric = session.file.metrics.get(one.measurement.name)
+            if metric is None or metric.value is None:
+                return "a measurement without a number"
     return None

@@ -11,7 +11,7 @@ import pytest
 
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
-from sm121.plugin import progress, reporting, selection, terminal
+from sm121.plugin import expressions, progress, reporting, terminal
 from sm121.plugin.stash import REPORT, SESSION, SETTINGS
 from sm121.plugin.workers import GROUP, GROUPED, REFUSED
 from sm121.report import merging
@@ -70,7 +70,11 @@ def note_killer(config: pytest.Config, test: str, report: pytest.TestReport) -> 
 
 @contextlib.contextmanager
 def going_on(config: pytest.Config) -> Iterator[None]:
-    """Say every ten seconds that the workers run: nothing of what they say is shown."""
+    """Show every ten seconds that the workers run: their output is not shown.
+
+    Args:
+        config: The configuration of the first process.
+    """
     if _RUN not in config.stash:
         yield
         return
@@ -79,7 +83,11 @@ def going_on(config: pytest.Config) -> Iterator[None]:
 
 
 def has_any(config: pytest.Config) -> bool:
-    """Whether a worker of this run has a test of a level."""
+    """Whether a worker of this run has a test of a level.
+
+    Args:
+        config: The configuration of the first process.
+    """
     directory = config.stash[SETTINGS].report_dir
     name = config.stash.get(_RUN, None)
     return name is not None and report_directory.is_shared(directory, name)
@@ -100,7 +108,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     lock = report_directory.take(settings.report_dir, name).lock
     parts = _parts(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)
-    architectures = selection.architectures_asked_for(config.getoption("markexpr", "") or "")
+    architectures = expressions.architectures_asked_for(expressions.marker_expression(config))
     folders = {f"{report_directory.WORKERS}/{name}": file for name, file in parts.items()}
     whole, known = merging.join(settings.report_dir, folders, deaths)
     session = Session(
@@ -131,21 +139,19 @@ def _parts(directory: Path) -> dict[str, VerdictFile]:
 def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[TestReport]:
     """A decision for each test in which a worker died, and for each part without an end."""
     killers = config.stash.get(_KILLERS, {})
-    levels = {
-        test.id: test.level for file in parts.values() if file.shard for test in file.shard.tests
-    }
-    failed = [
-        TestReport.of(test, levels[test], Fact("the test does not end its worker", printable(why)))
-        for test, why in killers.items()
-        if test in levels
-    ]
-    ends = [
-        TestReport.of(
-            f"{BESIDE}worker {name}",
-            "smoke",
-            Fact("each worker ends its part", "it did not, see its output", name),
-        )
-        for name, file in parts.items()
-        if not file.finished and not failed
-    ]
-    return [*failed, *ends]
+    levels = {}
+    for file in parts.values():
+        if file.shard is not None:
+            levels.update({test.id: test.level for test in file.shard.tests})
+    deaths = []
+    for test, why in killers.items():
+        if test in levels:
+            fact = Fact("the test does not end its worker", printable(why))
+            deaths.append(TestReport.of(test, levels[test], fact))
+    if deaths:
+        return deaths
+    for name, file in parts.items():
+        if not file.finished:
+            fact = Fact("each worker ends its part", "it did not, see its output", name)
+            deaths.append(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
+    return deaths

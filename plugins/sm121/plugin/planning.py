@@ -1,6 +1,8 @@
-"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``. ``sm121 plan``
-is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
-run with the reason, and each plan of the profile with its minutes."""
+"""The checks of a run and how long they take: at its head, and whole for ``sm121 plan``.
+
+``sm121 plan`` is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`,
+the checks that cannot run with the reason, and each plan of the profile with its minutes.
+"""
 
 import contextlib
 import os
@@ -44,7 +46,13 @@ Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
 def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) -> list[str]:
-    """What a run asks, in two lines."""
+    """Return the lines on the checks of a run at its head.
+
+    Args:
+        config: The run's. The forecast is kept in its stash.
+        chosen: The target.
+        items: The selected tests.
+    """
     tests = [item for item in items if LEVEL in item.stash]
     if chosen.profile is None or not tests:
         return []
@@ -57,21 +65,21 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
         profile=chosen.profile,
         forecast=expected,
         reasons=reasons(tests),
-        problem=timing.known(config, chosen, settings.plan)[1],
+        problem=timing.known(config, chosen, settings.plan).problem,
         gates=_gates(settings, chosen, chosen.profile),
     )
     return text.splitlines()
 
 
 def minutes(config: pytest.Config, name: str) -> str | None:
-    """How long a plan of the profile takes, as "about 30 min" or "25 to 40 min".
+    """Return how long a plan of the profile takes, as "about 30 min" or "25 to 40 min".
 
     Args:
         config: The run's; its collected tests are those that the plan would have chosen from.
         name: Name of the plan.
 
     Returns:
-        The time by what was timed on this machine, else by what ships; None where neither is known.
+        The time by earlier runs on this machine, else by what ships; None if neither is known.
     """
     chosen = config.stash.get(TARGET, None)
     if chosen is None or chosen.profile is None:
@@ -83,32 +91,47 @@ def minutes(config: pytest.Config, name: str) -> str | None:
 
 
 def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
-    """The collected tests of levels that a plan asks under the options given."""
+    """Return the collected tests of levels that a plan selects, with the options of the run.
+
+    Args:
+        config: The run's.
+        name: The name of the plan.
+    """
     chosen = config.stash[TARGET]
     if chosen.profile is None:
         return []
-    return [
-        item
-        for item in config.stash.get(COLLECTED, ())
-        if LEVEL in item.stash and not selection.left_out_as(config, item, chosen.profile, name)
-    ]
+    tests = []
+    for item in config.stash.get(COLLECTED, ()):
+        if LEVEL not in item.stash:
+            continue
+        if selection.left_out_as(config, item, chosen.profile, name) is None:
+            tests.append(item)
+    return tests
 
 
 def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan:
-    """What a run of the collected tests would ask.
+    """Return the plan of a run of the collected tests.
 
     Args:
         config: The run's.
         items: The tests of levels that are selected.
     """
+    checks: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("skip") is None:
+            checks[item.stash[LEVEL]] += 1
+    here: run_plan.Machine | None = None
+    planned: run_plan.PlannedTarget | None = None
     chosen = config.stash.get(TARGET, None)
-    running = (item for item in items if item.get_closest_marker("skip") is None)
+    if chosen is not None:
+        here = _machine(chosen)
+        planned = _planned_target(config, chosen, items)
     return RunPlan(
-        checks=dict(Counter(item.stash[LEVEL] for item in running)),
+        checks=dict(checks),
         not_run=reasons(items),
         deselected=[*config.stash.get(selection.DESELECTED, dict[str, frozenset[str]]())],
-        machine=_machine(chosen) if chosen is not None else None,
-        target=_planned_target(config, chosen, items) if chosen is not None else None,
+        machine=here,
+        target=planned,
     )
 
 
@@ -133,8 +156,12 @@ def _planned_target(
     profile = chosen.profile
     if profile is None:
         return None
-    # A certificate accepts no smaller plan.
-    plans = [FULL] if settings.certify else [*profile.plans, FULL]
+    plans = [FULL]
+    if not settings.certify:  # a certificate accepts no smaller plan
+        plans = [*profile.plans, FULL]
+    facts: list[str] = []
+    for fact in _FACTS:
+        facts += fact(settings, chosen, profile)
     return run_plan.PlannedTarget(
         arch=chosen.arch,
         profile=profile.name,
@@ -147,8 +174,8 @@ def _planned_target(
             model=settings.model or profile.model.id,
         ),
         nodes=_spanned_nodes(settings, profile),
-        facts=[line for fact in _FACTS for line in fact(settings, chosen, profile)],
-        problem=timing.known(config, chosen, settings.plan)[1],
+        facts=facts,
+        problem=timing.known(config, chosen, settings.plan).problem,
         plans=[_plan_time(config, chosen, name, items) for name in plans],
         shipped=_shipped_times(profile, plans),
     )
@@ -158,11 +185,13 @@ def _spanned_nodes(settings: Settings, profile: Profile) -> run_plan.SpannedNode
     nodes = profile.nodes
     if nodes is None:
         return None
-    launcher = settings.launcher or nodes.launcher
+    launcher: str | None = None
+    if settings.base_url is None:
+        launcher = settings.launcher or nodes.launcher
     return run_plan.SpannedNodes(
         count=nodes.count,
         tensor_parallel=nodes.tensor_parallel,
-        launcher=launcher if settings.base_url is None else None,
+        launcher=launcher,
         transports=list(nodes.transports),
         commands=[shlex.join(command) for command in settings.node_commands],
     )
@@ -212,7 +241,11 @@ def telling_refusal() -> Iterator[None]:
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
-    """The tests that cannot run, by the reason."""
+    """Return the ids of the tests that cannot run, by the reason.
+
+    Args:
+        items: The selected tests.
+    """
     by_reason: dict[str, list[str]] = {}
     for item in items:
         marker = item.get_closest_marker("skip")
@@ -227,12 +260,14 @@ def _forecast(
 ) -> Forecast:
     assert chosen.profile is not None
     checks = [_check(config, chosen, chosen.profile, item) for item in tests]
-    return forecast.of(chosen.profile, name, checks, timing.known(config, chosen, name)[0])
+    return forecast.of(chosen.profile, name, checks, timing.known(config, chosen, name).taken)
 
 
 def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest.Item) -> Check:
-    """What a test is, as far as its time goes. The fixture ``servers`` gives any configuration; the
-    first test that has it asks for the baseline."""
+    """The check of a test: its level, its servers and its time by an option.
+
+    The fixture ``servers`` gives any configuration; the first test that has it takes the baseline.
+    """
     used = getattr(item, "fixturenames", ())
     configurations = set()
     if config.stash[SETTINGS].base_url is None:
@@ -240,20 +275,24 @@ def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest
             configurations.add(profile.under_test)
         if "servers" in used:
             configurations.add(profile.baseline)
-    lasts = config.getoption("--soak")
-    is_soak = lasts is not None and item.stash[ID] == certification.SOAK
+    soak_option = config.getoption("--soak")
+    lasts: TimeRange | None = None
+    if soak_option is not None and item.stash[ID] == certification.SOAK:
+        lasts = TimeRange.of(soak.parse_duration(soak_option))
     return Check(
         item.stash[ID],
         item.stash[LEVEL],
         frozenset(configurations),
         can_run=item.stash.get(WHY_NOT, None) in (None, chosen.obstacle),
-        lasts=TimeRange.of(soak.parse_duration(lasts)) if is_soak else None,
+        lasts=lasts,
     )
 
 
 def _measured_gb_s(report: Path, profile: Profile) -> float | None:
-    """What this machine's memory gave in the newest run of a report directory that says so; None
-    where no run does."""
+    """The bandwidth of this machine's memory by the newest run of a report directory that read it.
+
+    None: none of the newest runs of the profile on this machine has it.
+    """
     files = [report / verdict_file.NAME, *(report / "earlier").glob(f"*/{verdict_file.NAME}")]
     newest = sorted(filter(Path.is_file, files), key=os.path.getmtime, reverse=True)
     for file in newest[:_NEWEST]:
@@ -261,29 +300,33 @@ def _measured_gb_s(report: Path, profile: Profile) -> float | None:
             run = stored_run.file_of(file)
         except UsageError:
             continue  # not one that can be read: nothing is known of it
-        made_by = run.fingerprint
-        if made_by is None or (run.profile, made_by.machine) != (profile.name, machine.identity()):
+        if run.fingerprint is None or run.fingerprint.machine != machine.identity():
             continue
-        device = run.box.before.device if run.box.before is not None else None
+        if run.profile != profile.name or run.box.before is None:
+            continue
+        device = run.box.before.device
         if device is not None and run.box.state != box.BoxState.DEGRADED:
             return device.bandwidth_best_gb_s
     return None
 
 
 def _path(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
-    """What the profile requires of the kernel path."""
+    """Yield a line on the kernel path that the profile requires."""
     if settings.base_url is not None:
         return
     required = profile.path_of(profile.under_test)
-    kernels = (("attention", required.attention), ("moe", required.moe))
-    fields = (*kernels, ("KV layout", required.kv_layout))
-    parts = [f"{name} {' or '.join(values)}" for name, values in fields if values]
+    values = {
+        "attention": required.attention,
+        "moe": required.moe,
+        "KV layout": required.kv_layout,
+    }
+    parts = [f"{name} {' or '.join(names)}" for name, names in values.items() if names]
     if parts:
         yield f"path that is asked for: {', '.join(parts)}"
 
 
 def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """What stands against a start of the configuration under test; whether caches are warm."""
+    """Yield what stands against a start of the configuration under test, and warm caches."""
     if chosen.obstacle is not None or settings.base_url is not None:
         return
     under_test = profile.configurations[profile.under_test]
@@ -306,13 +349,14 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         version=chosen.engine.identity,
         cold_ready_within_s=profile.engine.cold_ready_within_s.value,
     ).findings()
-    yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in findings)
+    for item in findings:
+        yield f"start: {item.severity}: {item.message}. {item.remedy}"
     if modules is not None and not any(item.check == "jit_cache" for item in findings):
         yield f"start: the JIT cache in {modules.folder} is warm"
 
 
 def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
-    """Gates above what the memory allows the configuration under test, by what it will read."""
+    """Yield the gates above the bound of the configuration under test, by the bytes of a token."""
     config = roofline.read_config(settings.model or profile.model.id)
     if config is None:
         return
@@ -321,23 +365,28 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
     gb_s = _measured_gb_s(settings.report_dir, profile)
     for gate in profile.performance.gates:
         depth = roofline.depth_of(gate.metric)
-        if depth in settings.measuring_plan(profile).depths:
-            read = roofline.cost(profile, name, depth or 0, config, settings.engine_arguments)
-            why = roofline.out_of_reach(profile, gate, read, config, gb_s)
-            if why:
-                label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
-                yield f"{label} is above the bound: configuration {name} reads {why}"
+        if depth is None or depth not in settings.measuring_plan(profile).depths:
+            continue
+        read = roofline.cost(profile, name, depth, config, settings.engine_arguments)
+        why = roofline.out_of_reach(profile, gate, read, config, gb_s)
+        if why:
+            label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
+            yield f"{label} is above the bound: configuration {name} reads {why}"
 
 
 def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Kernels of the expected path that no provider judges, so that nothing can be certified."""
+    """Yield the kernels of the expected path that no provider judges: nothing can be certified."""
     if "kernel" not in profile.certify.levels or settings.base_url is not None:
         return
     configured = profile.configurations[profile.under_test]
     configuration = ServerConfiguration(
-        *(profile.under_test, settings.engine, settings.engine_python, "", ""),
-        (*profile.engine.arguments, *configured.arguments, *settings.engine_arguments),
-        environment_items(configured.environment, dict(settings.engine_environment)),
+        name=profile.under_test,
+        engine=settings.engine,
+        python=settings.engine_python,
+        model="",
+        served_name="",
+        arguments=(*profile.engine.arguments, *configured.arguments, *settings.engine_arguments),
+        environment=environment_items(configured.environment, dict(settings.engine_environment)),
     )
     path = served.expected(profile.path_of(profile.under_test), configuration)
     for operation in serving.OPERATIONS:

@@ -1,5 +1,8 @@
-"""Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
-itself (-v, -s, -n), a line with its time, at least every ten seconds."""
+"""The progress of a run: one line that is rewritten on a terminal.
+
+Elsewhere, and beside the lines of pytest (-v, -s, -n), it is a line with the time, at least every
+ten seconds.
+"""
 
 import contextlib
 import io
@@ -7,7 +10,8 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 import pytest
@@ -26,17 +30,17 @@ from sm121.session.remaining import Remaining
 
 #: With a look each second no run is silent for more than ten seconds, on a busy machine neither.
 _LINE_EVERY_S = 8.0
-#: What runs for so long is shown with its time.
+#: A test that runs for so long is shown with its time.
 _LONG_S = 10.0
 _MOST_CHARACTERS = 300
 
 
 class Progress:
-    """Where the run is.
+    """Shows the progress of a run.
 
     Args:
         file: A file of its own, since pytest captures the usual one.
-        expected: What the run asks.
+        expected: The checks of the run.
         starts: The starts of its servers so far; it grows while the run goes on.
         width: The width of pytest's begun line in the file; None where pytest writes none.
         every_s: Seconds between two lines where there is no terminal.
@@ -57,7 +61,10 @@ class Progress:
         self._remaining = Remaining(expected, starts)
         self._clock = clock
         self._every_s = every_s
-        self._began = self._level_began = self._written = clock()
+        now = clock()
+        self._began = now
+        self._level_began = now
+        self._written = now
         self._level = ""
         self._waits = ""
         self._running: dict[str, float] = {}
@@ -66,8 +73,8 @@ class Progress:
         self._ended_of: Counter[str] = Counter()
         self._reasons: set[str] = set()
         self._width = width
-        #: Where pytest's line was ended that it had begun: its width, and the test.
-        self._broken = (0, "")
+        #: The line of pytest's that was ended for a line of progress.
+        self._broken = _BegunLine()
         self._file = file
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -76,9 +83,7 @@ class Progress:
         if console.is_terminal and not console.is_dumb_terminal and width is None:
             console.width = os.get_terminal_size(file.fileno()).columns or 80
             self._live = Live(
-                get_renderable=lambda: Text(
-                    self.line(), no_wrap=True, overflow="ellipsis", style="dim"
-                ),
+                get_renderable=self._rewritten,
                 console=console,
                 refresh_per_second=2,
                 transient=True,
@@ -91,7 +96,7 @@ class Progress:
 
     @property
     def rewrites(self) -> bool:
-        """Whether there is a line that is rewritten."""
+        """Whether a line is rewritten."""
         return self._live is not None
 
     @property
@@ -100,7 +105,12 @@ class Progress:
         return self._width is None
 
     def begin(self, level: str, test: str) -> None:
-        """A check begins, or its turn is waited for. ``level``: empty where several run."""
+        """Note that a check begins, or waits for its turn.
+
+        Args:
+            level: Its level; empty if several run.
+            test: Its id.
+        """
         with self._lock:
             if level != self._level:
                 self._begin_level(level)
@@ -111,8 +121,14 @@ class Progress:
             self._remaining.begin(test, self._clock())
 
     def end(self, test: TestReport, *, name: str | None = None) -> None:
-        """A check has ended, with ``test`` as its result. Where pytest does not, a failure is shown
-        at once, one of each reason. ``name``: under which it began, where that is not its id."""
+        """Note that a check has ended.
+
+        If pytest does not, a failure is shown at once, one of each reason.
+
+        Args:
+            test: Its result.
+            name: The name under which it began, if that is not its id.
+        """
         with self._lock:
             self._waits = ""
             self._running.pop(name or test.id, None)
@@ -128,7 +144,13 @@ class Progress:
             self.say(verdict.value, f"{test.id}: {test.message}"[:_MOST_CHARACTERS])
 
     def say(self, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:
-        """Show a line. On a terminal, what only passes is shown in the rewritten line."""
+        """Show a line.
+
+        Args:
+            what: Its subject.
+            line: The line.
+            kind: How long it is shown. On a terminal, a passing one is in the rewritten line.
+        """
         with self._lock:
             if kind is ProgressLine.READY:
                 self._waits = ""
@@ -139,7 +161,7 @@ class Progress:
             self._write(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 
     def stop(self) -> None:
-        """Clear the line. Nothing is shown from now on."""
+        """Clear the line, and show nothing from now on."""
         if self._ended.is_set():
             return
         self._end_level()
@@ -150,46 +172,65 @@ class Progress:
             self._file.close()
 
     def line(self) -> str:
-        """Time, what is left of it, level, test, what is waited for. It takes no lock: rich's own
-        thread asks for it with one in its hand that `say` needs."""
-        parts = [clock(self._clock() - self._began) + self._left(", {} left")]
-        levels = [self._level] if self._level else [*self._levels]
-        if set(levels) <= {*self._levels}:
-            of = sum(len(self._levels[level]) for level in levels)
-            ended = sum(min(self._ended_of[each], len(self._levels[each])) for each in levels)
-            parts.append(f"{self._level} {ended}/{of} ended".strip())
-        else:
-            parts.append(self._level)
-        parts += [self._tests(), self._waits, self._counts(self._verdicts, failures_only=True)]
+        """Return the line: time, time left, level, test, current wait, and failures.
+
+        It takes no lock: rich's thread calls it with a lock that `say` needs.
+        """
+        parts = [
+            clock(self._clock() - self._began) + self._left(", {} left"),
+            self._level_line(),
+            self._tests(),
+            self._waits,
+            self._counts(self._verdicts, left_out=(Verdict.PASS, Verdict.NOT_RUN)),
+        ]
         return printable(" | ".join(part for part in parts if part))
 
+    def _rewritten(self) -> Text:
+        return Text(self.line(), no_wrap=True, overflow="ellipsis", style="dim")
+
+    def _level_line(self) -> str:
+        """The level with the numbers of its ended and of all checks; of the run without a level."""
+        levels = list(self._levels)
+        if self._level:
+            levels = [self._level]
+        if not set(levels) <= set(self._levels):
+            return self._level
+        count = 0
+        ended = 0
+        for level in levels:
+            checks = len(self._levels[level])
+            count += checks
+            ended += min(self._ended_of[level], checks)
+        return f"{self._level} {ended}/{count} ended".strip()
+
     def _tests(self) -> str:
+        """The test that runs longest, and the number of the others."""
         running = self._running.copy()
         if not running:
             return ""
         first, began = min(running.items(), key=lambda item: item[1])
+        text = first.rpartition("::")[2]
         ran = self._clock() - began
+        if ran >= _LONG_S:
+            text += f" for {clock(ran)}"
         others = len(running) - 1
-        return (
-            first.rpartition("::")[2]
-            + (f" for {clock(ran)}" if ran >= _LONG_S else "")
-            + (f" and {others} more" if others else "")
-        )
+        if others:
+            text += f" and {others} more"
+        return text
 
     def _left(self, text: str) -> str:
-        """The time that the run has to go, in a text; empty where it is not known, or over."""
+        """The time left of the run, in a text; empty if it is not known, or over."""
         left = self._remaining.shown(self._clock())
         if left is None or left.high < 1.0:
             return ""
         return text.format(_between(left))
 
-    def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
-        left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
-        return ", ".join(
-            f"{count} {verdict.value}"
-            for verdict in Verdict
-            if (count := verdicts[verdict]) and verdict not in left_out
-        )
+    def _counts(self, verdicts: Counter[Verdict], left_out: Collection[Verdict] = ()) -> str:
+        parts = []
+        for verdict in Verdict:
+            if verdicts[verdict] and verdict not in left_out:
+                parts.append(f"{verdicts[verdict]} {verdict.value}")
+        return ", ".join(parts)
 
     def _begin_level(self, level: str) -> None:
         self._running.clear()
@@ -219,18 +260,36 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        # pytest has begun a line: it is ended once.
-        width = self._width() if self._width is not None else 0
-        begun = width, next(iter(self._running), "") if self._level else ""
-        self._file.write("\n" * (width > 0 and begun != self._broken) + f"{line}\n")
+        begun = self._begun_line()
+        if begun.width > 0 and begun != self._broken:
+            self._file.write("\n")
+        self._file.write(f"{line}\n")
         self._file.flush()
         self._broken = begun
+
+    def _begun_line(self) -> "_BegunLine":
+        """The line that pytest has begun, and ends with its test."""
+        width = 0
+        if self._width is not None:
+            width = self._width()
+        test = ""
+        if self._level:
+            test = next(iter(self._running), "")
+        return _BegunLine(width, test)
 
     def _keep_saying(self) -> None:
         while not self._ended.wait(min(self._every_s, 1.0)):
             with self._lock:
                 if self._clock() - self._written >= self._every_s:
                     self._write(f"[{time.strftime('%H:%M:%S')}] {self.line()}")
+
+
+@dataclass(frozen=True)
+class _BegunLine:
+    """A line that pytest has begun: its width, and the test that it is about."""
+
+    width: int = 0
+    test: str = ""
 
 
 def _between(time: TimeRange) -> str:
@@ -246,28 +305,41 @@ def _between(time: TimeRange) -> str:
 def of_run(
     config: pytest.Config, expected: Forecast, starts: Sequence[StartReport] = ()
 ) -> Progress | None:
-    """The progress of this process's tests, or of its workers'; None: -qq, --pdb, a worker."""
+    """Return the progress of this process's tests, or of its workers'.
+
+    Args:
+        config: pytest's.
+        expected: The checks of the run.
+        starts: The starts of its servers so far; it grows while the run goes on.
+
+    Returns:
+        The progress; None with -qq or --pdb, and in a worker.
+    """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     file = _file_beside(config)
     if reporter is None or file is None:
         return None
     distributed = getattr(config.option, "dist", "no") != "no"
-    beside = reporter.verbosity > 0 or distributed or config.getoption("capture") == "no"
-    if not beside:
-        reporter.showfspath = False
-    return Progress(
-        file,
-        expected,
-        starts,
-        width=(lambda: int(reporter._tw.width_of_current_line)) if beside else None,
-        every_s=_LINE_EVERY_S,
-    )
+    if reporter.verbosity > 0 or distributed or config.getoption("capture") == "no":
+
+        def width() -> int:
+            return int(reporter._tw.width_of_current_line)
+
+        return Progress(file, expected, starts, width=width, every_s=_LINE_EVERY_S)
+    reporter.showfspath = False
+    return Progress(file, expected, starts, every_s=_LINE_EVERY_S)
 
 
 @contextlib.contextmanager
 def going_on(config: pytest.Config, what: str) -> Iterator[None]:
-    """Say every ten seconds that something goes on which is no test. On a terminal nothing is said:
-    people see pytest's own last line there."""
+    """Show every ten seconds that something goes on which is no test, while the block lasts.
+
+    On a terminal nothing is shown: people see pytest's own last line there.
+
+    Args:
+        config: pytest's.
+        what: The words for it.
+    """
     file = _file_beside(config)
     if file is None:
         yield
@@ -295,8 +367,11 @@ def going_on(config: pytest.Config, what: str) -> Iterator[None]:
 
 
 def _file_beside(config: pytest.Config) -> TextIO | None:
-    """The terminal reporter's output as a file that pytest does not capture; None where nothing is
-    to be said: -qq, --pdb, --collect-only, a worker, or output that goes into memory."""
+    """The terminal reporter's output as a file that pytest does not capture.
+
+    None: nothing is to be shown, as with -qq, --pdb, --collect-only, in a worker, or if the output
+    goes into memory.
+    """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput") or config.option.usepdb:
         return None

@@ -1,6 +1,5 @@
 """Commands that run tests again, in the same way as the run that failed."""
 
-import itertools
 import os
 import shlex
 from collections.abc import Sequence
@@ -18,12 +17,23 @@ from sm121.session import own_options
 from sm121.session.session import Session
 
 #: Options that do not matter when tests are run again, with the number of their values: where
-#: output goes, and what selects other tests. ``-m`` may name the architecture, and is kept.
+#: output goes, and which other tests are selected. ``-m`` may name the architecture, and is kept.
 _NOT_REPEATED = {
-    **dict.fromkeys(("--report-dir", "--junitxml", "--junit-xml", "--benchmark-save"), 1),
-    **dict.fromkeys(("--dist", "--numprocesses", "-n"), 1),
-    **dict.fromkeys(("--benchmark-autosave", "--certify", "--last-failed", "--lf"), 0),
-    **dict.fromkeys(("--stepwise", "--sw", "-q", "-v"), 0),
+    "--report-dir": 1,
+    "--junitxml": 1,
+    "--junit-xml": 1,
+    "--benchmark-save": 1,
+    "--dist": 1,
+    "--numprocesses": 1,
+    "-n": 1,
+    "--benchmark-autosave": 0,
+    "--certify": 0,
+    "--last-failed": 0,
+    "--lf": 0,
+    "--stepwise": 0,
+    "--sw": 0,
+    "-q": 0,
+    "-v": 0,
     "--shard": 1,  # another test is in the part
 }
 #: The expression that selects tests by name: a command that names the tests needs none.
@@ -69,11 +79,8 @@ def of_failed(config: pytest.Config, session: Session) -> str | None:
         config: pytest's.
         session: The run.
     """
-    failed = [
-        test
-        for test in findings.failures(session.file)
-        if test.verdict in (session.file.verdict, Verdict.FAIL, Verdict.INVALID)
-    ]
+    counted = (session.file.verdict, Verdict.FAIL, Verdict.INVALID)
+    failed = [test for test in findings.failures(session.file) if test.verdict in counted]
     if not failed:
         return None
     are_tests = all(_runs_alone(session.file, test) for test in failed)
@@ -97,11 +104,12 @@ def line(session: Session, config: pytest.Config, arguments: Sequence[str]) -> s
     """
     command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
     # Before they are quoted: a secret with a quote in it is another text then.
-    words = map(session.redact, arguments)
-    return printable(session.redact(shlex.join([*command, *words])))
+    command += [session.redact(argument) for argument in arguments]
+    return printable(session.redact(shlex.join(command)))
 
 
 def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
+    """Whether a failed check is a test that needs no measurement of another one."""
     if test.is_beside or test.is_of_option:
         return False
     measures_itself = any(change.beside == metric_verdicts.OF_AB for change in run.changes)
@@ -109,7 +117,7 @@ def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
 
 
 def _of_paths(config: pytest.Config, session: Session, paths: Sequence[str], *more: str) -> str:
-    """Named tests have plan full by default, so that a smaller plan is named, too."""
+    """The command that runs paths. It names a smaller plan: the default for named tests is full."""
     names_tests = any("::" in path for path in paths)
     words = repeated(config, by_name=not names_tests)
     plan = session.settings.plan
@@ -143,9 +151,12 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
         by_name: Keep ``-k``, too.
     """
     positional = set(config.option.file_or_dir or ())
-    left_out = _NOT_REPEATED if by_name else {**_NOT_REPEATED, _BY_NAME: 1}
+    left_out = dict(_NOT_REPEATED)
+    if not by_name:
+        left_out[_BY_NAME] = 1
     words: list[str] = []
-    skip = values = 0
+    skip = 0
+    values = 0
     for argument in _arguments(config):
         name, separator, _ = argument.partition("=")
         if values:  # of --ab, which may begin with a hyphen
@@ -168,5 +179,7 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
 def _with_one_marker(words: list[str]) -> list[str]:
     """Leave out each ``-m`` but the last, which is the one in force."""
     places = [at for at, word in enumerate(words) if word == _BY_MARKER]
-    overruled = set(itertools.chain.from_iterable((at, at + 1) for at in places[:-1]))
+    overruled = set()
+    for at in places[:-1]:
+        overruled |= {at, at + 1}
     return [word for at, word in enumerate(words) if at not in overruled]

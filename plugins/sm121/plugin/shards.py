@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 import pytest
 
@@ -16,34 +17,73 @@ _UNDER_TEST = "under-test"
 _EVERYWHERE = "everywhere"
 
 
-def parse(text: str | None) -> tuple[int, int] | None:
-    """I and N of ``--shard I/N``; None without it. Raises UsageError: not I/N with 1 <= I <= N."""
+@dataclass(frozen=True)
+class Shard:
+    """A part of a run.
+
+    Attributes:
+        index: Its number, from 1.
+        of: The number of parts.
+    """
+
+    index: int
+    of: int
+
+
+def parse(text: str | None) -> Shard | None:
+    """Parse the value of ``--shard``.
+
+    Args:
+        text: The value; None without the option.
+
+    Returns:
+        The shard; None without the option.
+
+    Raises:
+        UsageError: It is not I/N with I from 1 to N.
+    """
     if text is None:
         return None
     index, slash, of = text.partition("/")
-    if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
+    are_numbers = bool(slash) and index.isdecimal() and of.isdecimal()
+    if not are_numbers or not 1 <= int(index) <= int(of):
         raise UsageError(f"--shard {text}: expected I/N with I from 1 to N, as in 1/2")
-    return int(index), int(of)
+    return Shard(int(index), int(of))
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests by server; keep this shard's. Raises UsageError: ``--shard`` is not I/N."""
-    part = parse(config.getoption("--shard"))
-    if part is None:
+    """Group the tests by server, and keep the groups of this shard.
+
+    Args:
+        config: pytest's.
+        items: The selected tests; those of this shard stay in it.
+
+    Raises:
+        UsageError: ``--shard`` is not I/N.
+    """
+    shard = parse(config.getoption("--shard"))
+    if shard is None:
         return
-    index, of = part
-    tests = [item for item in items if LEVEL in item.stash]
-    whole = [verdict_file.ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
-    config.stash[SHARD] = verdict_file.ShardReport(index=index, of=of, tests=whole)
-    group_of = {item.nodeid: _server_group(config, item) for item in tests}
+    whole = []
+    group_of = {}
+    for item in items:
+        if LEVEL in item.stash:
+            whole.append(verdict_file.ShardTest(id=item.nodeid, level=item.stash[LEVEL]))
+            group_of[item.nodeid] = _server_group(config, item)
+    config.stash[SHARD] = verdict_file.ShardReport(index=shard.index, of=shard.of, tests=whole)
     divided = [group for group in dict.fromkeys(group_of.values()) if group != _EVERYWHERE]
     # Parts take whole groups in turns, in the order of the tests.
-    groups = {_EVERYWHERE, *divided[index - 1 :: of]}
+    groups = {_EVERYWHERE, *divided[shard.index - 1 :: shard.of]}
     items[:] = [item for item in items if group_of.get(item.nodeid, _EVERYWHERE) in groups]
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """A line on how much of the run this shard has."""
+    """Return a line on how much of the run this shard has; none without ``--shard``.
+
+    Args:
+        config: pytest's.
+        items: The selected tests.
+    """
     shard = config.stash.get(SHARD, None)
     if shard is None:
         return []
@@ -52,15 +92,18 @@ def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
 
 
 def _server_group(config: pytest.Config, item: pytest.Item) -> str:
+    """The group of the tests that need the same server as a test."""
     level = item.stash[LEVEL]
     if level == "kernel":
         return level
     if level != "matrix":
         return _UNDER_TEST
     callspec = getattr(item, "callspec", None)
-    planned = callspec.params.get("cell") if callspec is not None else None
     plan = config.stash.get(PLAN, None)
-    if planned is None or plan is None:
+    if callspec is None or plan is None:
+        return _EVERYWHERE
+    planned = callspec.params.get("cell")
+    if planned is None:
         return _EVERYWHERE
     started_with = plan.of_cell(planned.cell)
     if started_with == plan.under_test(config.stash[SETTINGS].configuration):

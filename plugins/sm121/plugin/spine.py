@@ -1,5 +1,7 @@
-"""What happens in a run, in pytest's order, from top to bottom; the body of a hook is the sequence
-of its steps. A hook that must run first, last or around others says so in a comment."""
+"""Every hook of pytest of a run, in pytest's order. A hook's body is the sequence of its steps.
+
+A hook that must run first, last or around others has a comment on that.
+"""
 
 import logging
 from collections.abc import Generator
@@ -12,6 +14,8 @@ from sm121.plugin import (
     benchmarks,
     certificate,
     comparing,
+    comparing_tests,
+    expressions,
     fixtures,
     held_output,
     kernels,
@@ -51,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """``sm121 run``: the tests are the suite's. An unknown option is looked for among its own."""
+    """Name the suite's tests for ``sm121 run``. Refuse an option that is misspelt."""
     options.name_own_tests(early_config, args)
     options.keep_standard_input(args)
     with planning.telling_refusal():
@@ -63,8 +67,7 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """``--certify``: the suite builds that run itself. ``-n`` without ``--dist``: tests that need a
-    server go to one worker."""
+    """Begin the run of ``--certify``. With ``-n`` alone, give what needs a server to one worker."""
     with planning.telling_refusal():
         if config.getoption("--certify") and not certified_run.is_this_process():
             certificate.start(config)
@@ -123,9 +126,9 @@ def pytest_collection_modifyitems(
     selection.by_level(config, items)
     workers.group(config, items)
     _step("levels found")
-    held = selection.hold_comparison(config, items)
+    held = comparing_tests.hold_comparison(config, items)
     result = yield
-    selection.put_back(items, held)
+    comparing_tests.put_back(items, held)
     collected = config.stash[planning.COLLECTED] = [*items]
     with opening.refusing(), others.only_warn():
         selection.leave_out(config, items)
@@ -180,14 +183,14 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     if terminal.NOTHING_RUNS in config.stash:
         return []
     session = config.stash.get(stash.SESSION, None)
-    left_out = larger_plans.look(config, session.target, items) if session is not None else None
-    return [
-        *(terminal.target(session) if session is not None else []),
-        *(planning.head(config, session.target, items) if session is not None else []),
-        *([str(left_out)] if left_out is not None else []),
-        *config.stash.get(selection.LEFT_OUT, []),
-        *shards.lines(config, items),
-    ]
+    lines: list[str] = []
+    left_out: larger_plans.LeftOut | None = None
+    if session is not None:
+        left_out = larger_plans.look(config, session.target, items)
+        lines = [*terminal.target(session), *planning.head(config, session.target, items)]
+    if left_out is not None:
+        lines.append(str(left_out))
+    return [*lines, *config.stash.get(selection.LEFT_OUT, []), *shards.lines(config, items)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -198,26 +201,26 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """A worker has not refused the request."""
+    """Show the output: a worker has not refused the request."""
     held_output.release(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """A worker has ended: where it refused the run, the run is refused."""
+    """Refuse the run if the worker that ended refused it."""
     parts.show_refusal(node)
     _step("a worker ended")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-    """A worker died in a test."""
+    """Note that a worker died in a test."""
     parts.note_killer(sched.config, crashitem, report)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
+    """Judge after the last test: the server still runs, and pytest-benchmark has stored nothing."""
     held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
@@ -264,7 +267,7 @@ def pytest_runtest_protocol(
 def pytest_report_teststatus(
     config: pytest.Config,
 ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
-    """Where progress stands in its place, pytest writes no letter for each test."""
+    """Write no letter for a test where the suite's own progress is shown instead."""
     category, letter, word = yield
     bar = config.stash.get(stash.PROGRESS, None)
     is_alone = bar is not None and bar.is_alone
@@ -274,7 +277,7 @@ def pytest_report_teststatus(
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
-    """A debugger has the terminal to itself."""
+    """Stop the progress: a debugger has the terminal to itself."""
     _stop_progress(config)
 
 
@@ -283,7 +286,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     session = item.config.stash.get(stash.SESSION, None)
     if session is None or stash.LEVEL not in item.stash:
         return
-    item.stash[stash.STARTS] = len(session.pool.starts) if session.pool is not None else 0
+    item.stash[stash.STARTS] = 0
+    if session.pool is not None:
+        item.stash[stash.STARTS] = len(session.pool.starts)
     item.config.stash[stash.CRASHES].before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
     performance.end_with_its_level(item, session)
@@ -295,11 +300,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """After a phase of a test: look for a crash, then decide."""
+    """Look for a crash after a phase of a test, then decide."""
     session = item.config.stash.get(stash.SESSION, None)
     if session is None or stash.LEVEL not in item.stash:
         return (yield)
-    if call.excinfo is not None and (error := outcomes.crash(call.excinfo.value)) is not None:
+    error = outcomes.crash(outcomes.error_of(call))
+    if error is not None:
         item.config.stash[stash.CRASHES].after_error(item.stash[stash.ID], error)
         _step("crash looked for")
     outcomes.leave_out_libraries(item, call)
@@ -335,7 +341,7 @@ def pytest_sessionfinish(
     held_output.run_ended(config, exitstatus)
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
     is_empty = stash.SESSION not in config.stash and not parts.has_any(config)
-    if ended and is_empty and selection.asked_for_levels(config):
+    if ended and is_empty and expressions.asked_for_levels(config):
         opening.open_empty(config)
     run = config.stash.get(stash.SESSION, None)
     with progress.going_on(config, "ending the run"):
@@ -386,7 +392,7 @@ def _end_with(session: pytest.Session, run: Session, exitstatus: int | pytest.Ex
 def pytest_benchmark_compare_machine_info(
     benchmarksession: Any, compared_benchmark: dict[str, Any]
 ) -> Generator[None, object, object]:
-    """pytest-benchmark's warning of another machine fails if the storage is outside the folder."""
+    """Warn of another machine: pytest-benchmark fails to if its storage is outside the folder."""
     try:
         return (yield)
     except (ValueError, KeyError):
@@ -398,12 +404,12 @@ def pytest_benchmark_compare_machine_info(
 def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
-    """The machine, as far as two stored runs must have it in common."""
+    """Store the machine, as far as two runs must have it in common."""
     benchmarks.describe_machine(config.stash[stash.SETTINGS], machine_info)
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
-    """The commits of the engine's packages."""
+    """Store the commits of the engine's packages."""
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
         commit_info["git_shas"] = session.file.environment.get("git_shas")

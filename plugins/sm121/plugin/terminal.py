@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,43 +11,53 @@ from sm121.core import architecture, errors, redaction
 from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
-from sm121.plugin import held_output, larger_plans, planning, selection
+from sm121.core.waivers import Waiver
+from sm121.plugin import expressions, held_output, larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline, key_numbers, rows, run_plan
+from sm121.report.findings import FailureGroup
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
+from sm121.run.machine_report import CrashReport
 from sm121.run.record import ProgressLine
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import target as target_of_run
 from sm121.session.session import Session
 
-#: Set where this machine cannot run the target, so that one line says all that there is to say.
+#: Set if this machine cannot run the target: one line is all that is shown.
 NOTHING_RUNS = pytest.StashKey[bool]()
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-#: What pytest's own summary lists where ``-r`` does not say it.
+#: The outcomes that pytest's own summary lists without ``-r``.
 _REPORTED = "fE"
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 
 
 def header(config: pytest.Config) -> list[str]:
-    """The lines of the header: what was asked for."""
+    """Return the lines of the header: the settings of the run.
+
+    Args:
+        config: pytest's.
+    """
     settings = config.stash[SETTINGS]
+    extra = [*redaction.redact_arguments(settings.engine_arguments)]
     variables = redaction.redact_environment(dict(settings.engine_environment))
-    extra = [
-        *redaction.redact_arguments(settings.engine_arguments),
-        *(f"{key}={value}" for key, value in variables.items()),
-    ]
+    for key, value in variables.items():
+        extra.append(f"{key}={value}")
     detected = architecture.detect()
     values = {"settings": settings, "detected": detected, "extra": extra, "version": __version__}
     return rendered("header.txt.j2", one_line, **values).splitlines()
 
 
 def say_only_why_not(config: pytest.Config) -> None:
-    """Show nothing but the verdict where this machine cannot run the target, unless ``-v`` asks."""
+    """Show nothing but the verdict if this machine cannot run the target, without ``-v``.
+
+    Args:
+        config: pytest's.
+    """
     asks_for_more = config.option.verbose > 0 or config.option.collectonly
-    if asks_for_more or not selection.asked_for_levels(config):
+    if asks_for_more or not expressions.asked_for_levels(config):
         return
-    asked = selection.architectures_asked_for(config.getoption("markexpr", "") or "")
+    asked = expressions.architectures_asked_for(expressions.marker_expression(config))
     with contextlib.suppress(errors.UsageError):  # raised again when the run is opened
         if target_of_run.machine_obstacle(config.stash[SETTINGS], asked) is None:
             return
@@ -54,8 +65,15 @@ def say_only_why_not(config: pytest.Config) -> None:
 
 
 def opened(config: pytest.Config, session: Session | None, items: list[pytest.Item]) -> None:
-    """The run is open: show where the report before is, or nothing but the verdict if only now an
-    obstacle is known: no test is selected."""
+    """Show the folder of the report before, or nothing but the verdict.
+
+    The latter if an obstacle is known only now: no test is selected.
+
+    Args:
+        config: pytest's.
+        session: The run, which is open; None without one.
+        items: The selected tests.
+    """
     if session is None or NOTHING_RUNS in config.stash:
         return
     is_foreign = any(LEVEL not in item.stash for item in items)
@@ -75,7 +93,11 @@ def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
 
 
 def target(session: Session) -> list[str]:
-    """The settings in force, after they were resolved."""
+    """Return the lines on the settings in force, after they were resolved.
+
+    Args:
+        session: The run.
+    """
     run = session.file
     label = profile_label
     return rendered("target.txt.j2", one_line, run=run, label=label).splitlines()
@@ -84,7 +106,14 @@ def target(session: Session) -> list[str]:
 def say(
     config: pytest.Config, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE
 ) -> None:
-    """Show a line at once, although pytest captures output."""
+    """Show a line at once, although pytest captures output.
+
+    Args:
+        config: pytest's.
+        what: Its subject.
+        line: The line.
+        kind: How long it is shown.
+    """
     progress = config.stash.get(PROGRESS, None)
     if progress is not None:
         progress.say(what, line, kind)
@@ -93,43 +122,70 @@ def say(
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None:
         return
-    with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
+    shown = contextlib.nullcontext()
+    if capture is not None:
+        shown = capture.global_and_fixture_disabled()
+    with shown:
         reporter.ensure_newline()
         reporter.write_line(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 
 
 def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
-    """The closing lines and the report say what failed of the levels. ``--tb``, ``-v``, ``-s`` and
-    ``--pdb`` show pytest's tracebacks, and so does a failure of anybody else's test."""
+    """Show no traceback of a level's failure: the closing lines and the report have it.
+
+    ``--tb``, ``-v``, ``-s`` and ``--pdb`` show pytest's tracebacks, and so does a failed test of no
+    level.
+
+    Args:
+        terminal: pytest's terminal reporter.
+    """
     option = terminal.config.option
-    wants_tracebacks = option.verbose > 0 or option.capture == "no" or option.usepdb
+    if option.tbstyle != "auto" or option.verbose > 0:
+        return
+    if option.capture == "no" or option.usepdb:
+        return
     red = [*terminal.getreports("failed"), *terminal.getreports("error")]
-    only_levels = all("verdict" in dict(getattr(report, "user_properties", ())) for report in red)
-    if option.tbstyle == "auto" and only_levels and not wants_tracebacks:
-        option.tbstyle = "no"
-        if option.reportchars == _REPORTED:  # what failed once more, a line for each test
-            terminal.reportchars = terminal.reportchars.translate(
-                dict.fromkeys(map(ord, _REPORTED))
-            )
+    if not all(_is_of_level(report) for report in red):
+        return
+    option.tbstyle = "no"
+    if option.reportchars == _REPORTED:  # pytest's own list of the same failures
+        for letter in _REPORTED:
+            terminal.reportchars = terminal.reportchars.replace(letter, "")
+
+
+def _is_of_level(report: object) -> bool:
+    """Whether a report is of a test of a level: that has a verdict."""
+    return "verdict" in dict(getattr(report, "user_properties", ()))
 
 
 def say_each_reason_once(terminal: "pytest.TerminalReporter") -> None:
     """Let pytest's summary show a reason once for the skipped tests of a file, with their number.
-    It folds reports of one line."""
+
+    pytest folds reports of the same line.
+
+    Args:
+        terminal: pytest's terminal reporter.
+    """
     for report in terminal.getreports("skipped"):
-        is_of_level = "verdict" in dict(report.user_properties)
-        if is_of_level and isinstance(report.longrepr, tuple):
+        if _is_of_level(report) and isinstance(report.longrepr, tuple):
             file, _, reason = report.longrepr
             report.longrepr = (file, None, reason)
 
 
 def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
-    """``--collect-only``: show what would run, and why the rest would not."""
+    """Show for ``--collect-only`` what would run, and why the rest would not.
+
+    Args:
+        terminal: pytest's terminal reporter.
+        config: pytest's.
+    """
     items = config.stash.get(COLLECTED, [])
     plan = planning.of_collected(config, items)
     if plan.is_empty:
+        why: str | None = None
         chosen = config.stash.get(planning.TARGET, None)
-        why = chosen.obstacle if chosen is not None else None
+        if chosen is not None:
+            why = chosen.obstacle
         run_plan.tell(run_plan.Answer(refusal=why or "expected a test of a level, got none"))
         return
     run_plan.tell(run_plan.Answer(plan=plan))
@@ -138,53 +194,59 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
 
 
 def _left_out(config: pytest.Config) -> list[str]:
-    """What was not run, a line for each reason, the plan's first."""
+    """A line for each reason why tests were left out, the plan's first."""
+    lines = []
     of_plan = config.stash.get(larger_plans.LEFT_OUT, None)
-    lines = [str(of_plan)] if of_plan is not None else []
+    if of_plan is not None:
+        lines.append(str(of_plan))
     return [*lines, *config.stash.get(selection.LEFT_OUT, [])]
 
 
 def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
-    """Show the levels, the findings, the main numbers, and the verdict as the last line."""
+    """Show the levels, the findings, the main numbers, and the verdict as the last line.
+
+    Args:
+        terminal: pytest's terminal reporter.
+        session: The run, which is closed.
+    """
     file = session.file
     if NOTHING_RUNS in terminal.config.stash and file.verdict is Verdict.NOT_RUN:
         terminal.write_line(printable(str(headline.of(file))), bold=True, yellow=True)
         return
     report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
-    waivers = [
-        f"{waiver.test} {waiver.case or ''}".rstrip()
-        for waiver in session.settings.waivers
-        if not any(
-            test.waived
-            and waiver.test == test.id
-            and any(waiver.names(fact, test.facts) for fact in test.facts)
-            for test in session.ledger
-        )
-    ]
-    crashes = report.crashes if report is not None else ()
-    crashed = {crash.test for crash in crashes}
-    groups = findings.grouped(report) if report is not None else []
-    remaining = [each for each in groups if not crashed.issuperset(each.ids)]
+    crashes: Sequence[CrashReport] = ()
+    remaining: list[FailureGroup] = []
+    action: headline.Action | None = None
+    if report is not None:
+        crashes = report.crashes
+        crashed = {crash.test for crash in crashes}
+        for each in findings.grouped(report):
+            if not crashed.issuperset(each.ids):
+                remaining.append(each)
     page = session.directory / "report.html"
+    if not page.is_file():
+        page = session.directory / "verdict.json"
     conclusion = headline.of(file)
+    if report is not None:
+        action = headline.action(report)
     text = rendered(
         "closing.txt.j2",
         one_line,
         run=file,
         columns=rows.counts_shown(file.levels.values()),
         report=report,
-        waivers=waivers,
+        waivers=_unused_waivers(session),
         crashes=findings.same(crashes, lambda crash: (crash.kind, crash.summary)),
         findings=findings.same(remaining, lambda finding: (finding.verdict, finding.observed)),
         pasted=terminal.config.getoption("--format") != "text",
         numbers=_numbers(terminal.config, file, report).splitlines(),
         hidden_gates=key_numbers.not_shown(file),
         bound_doubt=key_numbers.bound_doubt(file),
-        page=page if page.is_file() else session.directory / "verdict.json",
+        page=page,
         left_out=_left_out(terminal.config),
         headline=conclusion,
-        action=headline.action(report) if report is not None else None,
+        action=action,
         brief=headline.brief,
     )
     terminal.write(text)
@@ -192,11 +254,30 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     terminal.write_line(printable(str(conclusion)), bold=True, **{colour: True})
 
 
+def _unused_waivers(session: Session) -> list[str]:
+    """The tests and cases of the waivers that tolerated nothing."""
+    unused = []
+    for waiver in session.settings.waivers:
+        if not _is_used(waiver, session):
+            unused.append(f"{waiver.test} {waiver.case or ''}".rstrip())
+    return unused
+
+
+def _is_used(waiver: Waiver, session: Session) -> bool:
+    for test in session.ledger:
+        if not test.waived or test.id != waiver.test:
+            continue
+        if any(waiver.names(fact, test.facts) for fact in test.facts):
+            return True
+    return False
+
+
 def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | None) -> str:
     """The main numbers in the form of ``--format``."""
     form = config.getoption("--format")
     if form == "llama-benchy":
-        return key_numbers.llama_benchy(run, report.details.samples if report is not None else {})
+        samples = report.details.samples if report is not None else {}
+        return key_numbers.llama_benchy(run, samples)
     table = key_numbers.rows(run)
     if form == "markdown":
         return key_numbers.markdown(table)

@@ -1,6 +1,7 @@
-"""What the checks of a run take: read before it, noted while it goes on, kept at its end."""
+"""The times of the checks of a run: read before it, noted while it goes on, kept at its end."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,32 +16,52 @@ from sm121.run.timings import Taken
 from sm121.session import certification
 from sm121.session.session import Session
 
-#: What this run took so far.
+#: The times of this run so far.
 _TAKEN = pytest.StashKey[Taken]()
 
 
-def known(config: pytest.Config, chosen: Target, plan: str) -> tuple[Taken, str | None]:
-    """What checks took on this machine last time.
+class Known(NamedTuple):
+    """The times of the last run on this machine.
 
-    Returns:
-        The times, and why there are none although a file is there; None where that is not so.
+    Attributes:
+        taken: The times; empty if none are known.
+        problem: Why a file of times cannot be read; None if it can, or if there is none.
+    """
+
+    taken: Taken
+    problem: str | None = None
+
+
+def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
+    """Read the times of the last run on this machine.
+
+    Args:
+        config: pytest's.
+        chosen: The target.
+        plan: The name of the plan.
     """
     folder = _folder(config)
     target = _target(config, chosen, plan)
     if folder is None or target is None:
-        return Taken(), None
+        return Known(Taken())
     try:
-        return timings.read(folder, target), None
+        return Known(timings.read(folder, target))
     except (OSError, ValueError) as error:
-        first = (str(error).splitlines() or [""])[0]
-        return Taken(), (
+        lines = str(error).splitlines()
+        first = lines[0] if lines else ""
+        problem = (
             f"{folder / timings.NAME}: expected durations of earlier runs, got what cannot be read "
             f"({first}). They are taken as not there; this run writes the file anew"
         )
+        return Known(Taken(), problem)
 
 
 def note(item: pytest.Item) -> None:
-    """Note what a check took, and the starts in it, once it has its verdict."""
+    """Note the time of a check and of the starts in it, once it has its verdict.
+
+    Args:
+        item: The test, which has ended.
+    """
     session = item.config.stash.get(SESSION, None)
     finding = item.stash.get(FINDING, None)
     if session is None or finding is None or not finding.executed:
@@ -52,8 +73,15 @@ def note(item: pytest.Item) -> None:
 
 
 def keep(config: pytest.Config, session: Session) -> None:
-    """Keep what this run took. What does not say how long it takes next time is not kept: a run
-    with ``--engine-debug``, one of several workers, and rates with sizes of their own."""
+    """Keep the times of this run for a forecast of the next.
+
+    It keeps none of a run with ``--engine-debug``, of one of several workers, and of rates with
+    sizes of their own.
+
+    Args:
+        config: pytest's.
+        session: The run.
+    """
     taken = config.stash.get(_TAKEN, None)
     settings = session.settings
     target = _target(config, session.target, settings.plan)
@@ -77,8 +105,10 @@ def keep(config: pytest.Config, session: Session) -> None:
 
 
 def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
-    """The seconds of starts in a check that other checks share: the first of each configuration. A
-    start that compiles is no usual one, and is not noted."""
+    """The seconds of starts in a check that other checks share: the first of each configuration.
+
+    A start that compiles is no usual one, and is not noted.
+    """
     if session.pool is None:
         return 0.0
     earlier = {start.configuration for start in session.pool.starts[:before]}

@@ -1,0 +1,112 @@
+"""Which tests that a run does not have were asked for: ``--against`` counts them as missing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sm121.core.architecture import NAMES
+from sm121.core.profile import PlanRow
+from sm121.core.profile_fields import LEVELS
+from sm121.plugin import expressions
+from sm121.plugin.stash import SETTINGS
+from sm121.run.verdict_file import TestReport
+from sm121.session.session import Session
+
+
+def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
+    """Return a function that tells whether the run asked for a test that it does not have.
+
+    A test was asked for if it would have been collected and selected were it there. A test that
+    -m, -k, a plan or an option leaves out was not asked for, nor was one outside the paths that
+    were given.
+
+    Args:
+        config: pytest's.
+        session: The run, which knows its collected tests.
+    """
+    return _Request(config, session).asks_for
+
+
+class _Request:
+    """The paths, expressions and plan of a command line."""
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        self._session = session
+        self._paths = _paths(config)
+        self._keywords: str = config.getoption("keyword", "") or ""
+        self._expression = expressions.marker_expression(config)
+        #: Markers that the expression names beside level and architecture.
+        self._other_markers = expressions.words_of(self._expression)
+        self._other_markers -= {*LEVELS, *NAMES, "gpu", "slow"}
+        self._of_arch = expressions.markers_of(session.arch)
+        settings = config.stash[SETTINGS]
+        #: Levels of which an option selects a part.
+        self._narrowed: set[str] = set()
+        if settings.sizes.only_depths is not None:
+            self._narrowed.add("performance")
+        if config.getoption("--matrix") is not None:
+            self._narrowed.add("matrix")
+        self._plan: PlanRow | None = None
+        if session.target.profile is not None:
+            self._plan = session.profile.plan(settings.plan)
+
+    def asks_for(self, test: TestReport) -> bool:
+        """Whether the run asked for a test that it does not have."""
+        if test.id in self._session.collected or test.level in self._narrowed:
+            return False
+        return self._is_within(test) and self._is_selected(test)
+
+    def _is_within(self, test: TestReport) -> bool:
+        """Whether a test is in one of the paths."""
+        if not self._paths:
+            return True
+        for path in self._paths:
+            inside = (f"{path}/", f"{path}::", f"{path}[")
+            if test.id == path or test.id.startswith(inside):
+                return True
+        return False
+
+    def _is_selected(self, test: TestReport) -> bool:
+        """Whether -k, -m and the plan select a test."""
+        if self._keywords:
+            name = test.id.lower()
+            if not expressions.evaluate_with(self._keywords, lambda word: word.lower() in name):
+                return False
+        if self._expression and not self._is_selected_by_marker(test):
+            return False
+        return self._plan is None or self._is_in_plan(test, self._plan)
+
+    def _is_selected_by_marker(self, test: TestReport) -> bool:
+        """Whether -m selects a test, which may have had none or all of the other markers."""
+        known = {test.level, *self._of_arch}
+        return expressions.evaluate(self._expression, known) or expressions.evaluate(
+            self._expression, known | self._other_markers
+        )
+
+    def _is_in_plan(self, test: TestReport, plan: PlanRow) -> bool:
+        """Whether the plan has a test, which may have had each marker that the plan names."""
+        function = test.id.rpartition("::")[2].partition("[")[0]
+        entries: Any = plan.tests.get(test.level, ())  # type: ignore[call-overload]
+        markers = {entry for entry in entries if not entry.startswith("test_")}
+        return plan.asks(test.level, function, markers)
+
+
+def _paths(config: pytest.Config) -> list[str]:
+    """The paths that were given, relative to pytest's root; empty if they are all tests."""
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        return []
+    paths = [_relative(config, path) for path in config.args]
+    if "." in paths or "tests" in paths:
+        return []
+    return paths
+
+
+def _relative(config: pytest.Config, path: str) -> str:
+    file, separator, rest = path.partition("::")
+    absolute = (config.invocation_params.dir / file).resolve()
+    try:
+        file = absolute.relative_to(config.rootpath.resolve()).as_posix()
+    except ValueError:
+        file = absolute.as_posix()
+    return f"{file}{separator}{rest}"
