@@ -139,7 +139,7 @@ def deciding(monkeypatch, conformance, priced):
     """What decides on a price that was measured."""
     monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     fixture = answers.price_of_rounding._get_wrapped_function()
-    config = SimpleNamespace(stash={answers._PRICED: priced})
+    config = SimpleNamespace(stash={answers._PRICED: answers.Priced(*priced)})
     return fixture(config, conformance, None, None, None)
 
 

@@ -1,14 +1,21 @@
-"""The pytest plugin. pytest.ini names it, and a root ``conftest.py`` where another ini is read.
-`spine` has every hook, in the order of events. The other modules that are named here have fixtures.
-The plugin does nothing unless tests with a level marker are collected."""
+"""The pytest plugin.
+
+pytest.ini names it, or a root ``conftest.py`` if another ini is read. `spine` has every hook, in
+the order of events. The other modules that are named here have fixtures. The plugin does nothing
+unless tests with a level marker are collected.
+"""
 
 import pytest
 
 MODULES = (
-    "sm121.plugin.spine", "sm121.plugin.fixtures", "sm121.plugin.answers",
-    "sm121.plugin.kernels", "sm121.plugin.benchmarks", "sm121.plugin.performance",
+    "sm121.plugin.spine",
+    "sm121.plugin.fixtures",
+    "sm121.plugin.answers",
+    "sm121.plugin.kernels",
+    "sm121.plugin.benchmarks",
+    "sm121.plugin.performance",
     "sm121.plugin.matrix",
-)  # fmt: skip
+)
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:

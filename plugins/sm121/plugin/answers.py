@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -49,63 +50,92 @@ from sm121.session.session import Session
 _GOLDEN = pytest.StashKey[GoldenFile]()
 _ORACLE = pytest.StashKey[oracle_file.OracleFile]()
 _SAY_EVERY_S = 15.0
-_SAID_NO_TOKENIZER = (
+#: A block of more tokens is a long one.
+_LONGEST_BLOCK = 128
+_NO_TOKENIZER = (
     "token ids were not compared with their text: no tokenizer.json of the served model is here; "
     "name its checkpoint with --reference PATH"
 )
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options and the profile name, before anything is started. Raises
-    UsageError: a file is not what was expected, or is about another model."""
+    """Read the files that options and the profile name, before anything is started.
+
+    Args:
+        config: pytest's. The files are kept in its stash.
+        session: The run.
+
+    Raises:
+        UsageError: A file is not what was expected, or is about another model.
+    """
     settings = session.settings
-    profile = session.target.profile
-    if profile is not None:
-        exam.load(profile.correctness.exam)
-        for row in profile.correctness.prices:
-            Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
-        if profile.correctness.rounding is not None:
-            origin = f"profile {profile.name}: correctness.rounding"
-            Rounding.parse(profile.correctness.rounding, origin)
+    if session.target.profile is not None:
+        _refuse_wrong_profile(session.target.profile)
     if settings.scores is not None:
         published.refuse_without_harness(settings.scores)
     if settings.oracle is not None:
-        config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
-        price.refuse_rounded(oracle, settings.oracle)
-        if settings.rounding is not None:
-            oracle_file.refuse_other_rounding(oracle, settings.rounding)
-        folder = _served_folder(session)
-        if folder is not None:
-            oracle_file.refuse_other(oracle, settings.oracle, folder)
+        config.stash[_ORACLE] = _read_oracle(settings.oracle, session)
     if settings.golden is not None:
-        config.stash[_GOLDEN] = loaded = golden.load(settings.golden)
-        served = _identity(session)
-        origin = f"--golden {settings.golden}"
-        golden.refuse_other(loaded, origin, served, prompts.continuations())
-        if settings.certify:
-            golden.refuse_doubtful(loaded, origin)
-        unproven = golden.unproven(loaded, served)
-        if unproven is not None:
-            session.remark(unproven)
+        config.stash[_GOLDEN] = _read_golden(settings.golden, session)
+
+
+def _refuse_wrong_profile(profile: Profile) -> None:
+    """Raise UsageError for an exam or a rounding of a profile that does not exist."""
+    exam.load(profile.correctness.exam)
+    for row in profile.correctness.prices:
+        Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
+    if profile.correctness.rounding is not None:
+        origin = f"profile {profile.name}: correctness.rounding"
+        Rounding.parse(profile.correctness.rounding, origin)
+
+
+def _read_oracle(path: Path, session: Session) -> oracle_file.OracleFile:
+    oracle = oracle_file.load(path)
+    price.refuse_rounded(oracle, path)
+    if session.settings.rounding is not None:
+        oracle_file.refuse_other_rounding(oracle, session.settings.rounding)
+    folder = _served_folder(session)
+    if folder is not None:
+        oracle_file.refuse_other(oracle, path, folder)
+    return oracle
+
+
+def _read_golden(path: Path, session: Session) -> GoldenFile:
+    loaded = golden.load(path)
+    served = _identity(session)
+    origin = f"--golden {path}"
+    golden.refuse_other(loaded, origin, served, prompts.continuations())
+    if session.settings.certify:
+        golden.refuse_doubtful(loaded, origin)
+    unproven = golden.unproven(loaded, served)
+    if unproven is not None:
+        session.remark(unproven)
+    return loaded
 
 
 def conclude_golden(session: Session) -> None:
-    """Write into the file of --record-golden what the run's end says of its answers."""
+    """Write into the file of --record-golden whether the run's answers can be trusted.
+
+    Args:
+        session: The run, which has ended.
+    """
     path = session.settings.record_golden
-    if path is not None and path.is_file() and session.settings.worker is None:
-        doubt = certification.doubt_of_answers(
-            session.file, session.profile, certification.inventory(), session.deselected
-        )
-        try:
-            golden.conclude(path, doubt)
-        except OSError as error:
-            session.cannot_write(error)
-        if doubt is not None:
-            session.remark(f"golden file {path}: not for a certificate: {doubt}")
-        session.save()
+    if path is None or not path.is_file() or session.settings.worker is not None:
+        return
+    doubt = certification.doubt_of_answers(
+        session.file, session.profile, certification.inventory(), session.deselected
+    )
+    try:
+        golden.conclude(path, doubt)
+    except OSError as error:
+        session.cannot_write(error)
+    if doubt is not None:
+        session.remark(f"golden file {path}: not for a certificate: {doubt}")
+    session.save()
 
 
 def _served_folder(session: Session) -> Path | None:
+    """The folder of the checkpoint that the suite serves; None if it is not known."""
     if session.attached is not None or session.target.profile is None or not session.configurations:
         return None
     under_test = session.managed_configuration(session.profile.under_test)
@@ -123,10 +153,10 @@ def _identity(session: Session) -> Identity:
 
 @pytest.fixture
 def asker(conformance: Session, server: Server) -> Asker:
-    """Asks the server under test for greedy completions."""
+    """Requests greedy completions from the server under test."""
     asker = Asker(server, checkpoint=conformance.settings.reference)
     if asker.vocabulary is None:
-        conformance.remark(_SAID_NO_TOKENIZER)
+        conformance.remark(_NO_TOKENIZER)
     return asker
 
 
@@ -134,8 +164,10 @@ def asker(conformance: Session, server: Server) -> Asker:
 def reference(
     pytestconfig: pytest.Config, conformance: Session, server: Server, profile: Profile
 ) -> OracleReference:
-    """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
-    It is computed where it is not there yet; that time is not the test's."""
+    """The oracle's answers for the served checkpoint, and the tolerance for the server's rounding.
+
+    They are computed on first use, outside the test's time limit.
+    """
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
     oracle_file.refuse_other_rounding(file, rounding)
@@ -143,13 +175,14 @@ def reference(
 
 
 def _rounding(conformance: Session, server: Server) -> Rounding:
+    """The rounding that an option or the profile names, else that of the kernel path."""
     settings = conformance.settings
-    model = {}
     if settings.rounding is not None:
         return settings.rounding
     rounding = conformance.profile.correctness.rounding
     if rounding is not None:
         return Rounding.parse(rounding)
+    model = {}
     if settings.oracle is None:
         checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
         model = json.loads((checkpoint / "config.json").read_bytes())
@@ -160,6 +193,9 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
 def _oracle(
     config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
 ) -> oracle_file.OracleFile:
+    """The oracle's file, kept for the run. It is made if there is none."""
+    if _ORACLE in config.stash:
+        return config.stash[_ORACLE]
     settings = conformance.settings
     said_at = time.monotonic()
 
@@ -169,18 +205,31 @@ def _oracle(
             said_at = time.monotonic()
             conformance.say("oracle", f"{done} of {of} passes of a layer")
 
-    if _ORACLE not in config.stash:
-        checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
-        folder = settings.root / ".cache" / "oracle"
-        anew = settings.certify
-        with signals.own_time():
-            made = oracle_making.kept_or_made(checkpoint, rounding, folder, progress, anew=anew)
-        config.stash[_ORACLE] = made
-    return config.stash[_ORACLE]
+    checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
+    folder = settings.root / ".cache" / "oracle"
+    with signals.own_time():
+        made = oracle_making.kept_or_made(
+            checkpoint, rounding, folder, progress, anew=settings.certify
+        )
+    config.stash[_ORACLE] = made
+    return made
 
 
-#: How the server rounds, if that is known, and what `price.measure` says of it.
-Priced = tuple[Rounding | None, dict[str, list[float]], dict[str, str]]
+@dataclass(frozen=True)
+class Priced:
+    """The price of a server's rounding, as it was measured.
+
+    Attributes:
+        rounding: The rounding; None if it is not known.
+        samples: The samples of each metric.
+        reasons: Why a metric has no samples, by its name.
+    """
+
+    rounding: Rounding | None
+    samples: dict[str, list[float]]
+    reasons: dict[str, str]
+
+
 _PRICED = pytest.StashKey[Priced]()
 
 
@@ -192,10 +241,14 @@ def _priced(
     rounding = None
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
         rounding = _rounding(conformance, server)
-    file = _oracle(config, conformance, server, rounding if depths and rounding else EXACT)
+    computed_with = EXACT
+    if depths and rounding:
+        computed_with = rounding
+    file = _oracle(config, conformance, server, computed_with)
     asker = Asker(server, checkpoint=settings.reference)
     try:
-        return rounding, *price.measure(asker, file, exam_name, depths)
+        samples, reasons = price.measure(asker, file, exam_name, depths)
+        return Priced(rounding, samples, reasons)
     except Refused as refusal:
         if refusal.status == 400 and "max allowed" in str(refusal):
             raise verdict.NotRun(f"--max-logprobs 20 shows it: {refusal}") from refusal
@@ -205,22 +258,42 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """What the rounding of a side of ``--ab`` costs. Nothing where no reference was named, and none
-    is shipped: to make one takes minutes. Raises Unmet: an answer is malformed; Refused: the server
-    is at fault."""
+    """Measure the price of the rounding of a side of ``--ab``.
+
+    Args:
+        config: pytest's.
+        conformance: The run.
+        server: The server of the side.
+
+    Returns:
+        The price by metric. Nothing if no reference is named and none ships: to make one takes
+        minutes.
+
+    Raises:
+        Unmet: An answer is malformed.
+        Refused: The server is at fault.
+    """
     settings = conformance.settings
     try:
-        if not (settings.oracle or settings.reference) and not oracle_file.shipped(
-            oracle_tolerance.checkpoint_of(server)
-        ):
-            raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
-        _, samples, _ = _priced(config, conformance, server, ())
+        if not settings.oracle and not settings.reference:
+            _require_shipped_oracle(server)
+        priced = _priced(config, conformance, server, ())
     except errors.Sm121Error as why:
         if isinstance(why, Refused) and why.status >= 500:
             raise
         conformance.remark(f"A/B: the price of rounding was not measured: {why}", at_once=False)
         return {}
-    return {name: MetricOfStart(fmean(of), *PRICES[name]) for name, of in samples.items()}
+    by_metric = {}
+    for name, samples in priced.samples.items():
+        unit, higher_is_better = PRICES[name]
+        by_metric[name] = MetricOfStart(fmean(samples), unit, higher_is_better)
+    return by_metric
+
+
+def _require_shipped_oracle(server: Server) -> None:
+    """Raise NotRun if no oracle's file of the served checkpoint ships."""
+    if not oracle_file.shipped(oracle_tolerance.checkpoint_of(server)):
+        raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
 
 
 @pytest.fixture
@@ -231,51 +304,87 @@ def price_of_rounding(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
-    """Measures what the server's rounding costs, once for all of `PRICES`, and decides on one."""
+    """Measures the price of the server's rounding, once for all of `PRICES`, and decides on one."""
     recorder = conformance.recorder
     engine = conformance.file.engine
-    limits = conformance.profile.regression
-    prices = conformance.profile.correctness.prices
     if _PRICED not in pytestconfig.stash:
         pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
-    rounding, samples, reasons = pytestconfig.stash[_PRICED]
-    engine.rounding = rounding.formats if rounding else None
-    recorder.gates = price.gates(prices, rounding)
-    engine.price_allowed = limits.price_allowed
+    priced = pytestconfig.stash[_PRICED]
+    engine.rounding = priced.rounding.formats if priced.rounding else None
+    recorder.gates = price.gates(conformance.profile.correctness.prices, priced.rounding)
+    engine.price_allowed = conformance.profile.regression.price_allowed
+    record = MetricRecorder(recorder, benchmark, metric_clock)
+    return _PriceDecision(conformance, priced, record).decide
 
-    def decide(metric: str) -> None:
-        unit, higher = PRICES[metric]
-        record = MetricRecorder(recorder, benchmark, metric_clock)
-        failed = list[Fact]()
-        gated = [each for each in recorder.gates if without_depth(each) == metric]
-        unmeasured = [
-            f"{each}: {reasons.get(each, 'no such depth')}" for each in gated if each not in samples
-        ]
-        for name in (each for each in {**reasons, **samples} if without_depth(each) == metric):
-            if name in reasons:
-                conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
-                conformance.remark(f"{name} was not measured: {reasons[name]}", at_once=False)
+
+class _PriceDecision:
+    """Decides on the metrics of a price."""
+
+    def __init__(self, conformance: Session, priced: Priced, record: MetricRecorder) -> None:
+        self._conformance = conformance
+        self._gates = conformance.recorder.gates
+        self._priced = priced
+        self._record = record
+
+    def decide(self, metric: str) -> None:
+        """Record a metric at each depth, and raise its verdict."""
+        samples = self._priced.samples
+        reasons = self._priced.reasons
+        failed: list[Fact] = []
+        for name in {**reasons, **samples}:
+            if without_depth(name) != metric:
                 continue
-            one = Measurement(name=name, unit=unit, samples=samples[name], higher_is_better=higher)
-            try:
-                record(one.model_copy(update={"is_mean": True}), part=name != metric)
-            except Unmet as unmet:
-                failed += unmet.facts
-            if limits.price_allowed and rounding != EXACT and name not in recorder.gates:
-                failed.append(Fact(f"{name} in correctness.prices", f"{engine.rounding}: none"))
-            if name not in recorder.gates and not math.isfinite(fmean(samples[name])):
-                failed.append(Fact("log-probabilities that are numbers", "some are none", name))
+            if name in reasons:
+                self._note_unmeasured(name, metric)
+            else:
+                failed += self._failures_of(name, metric)
         if failed:
             raise Unmet(*failed)
+        unmeasured = []
+        for name in self._gates:
+            if without_depth(name) == metric and name not in samples:
+                unmeasured.append(f"{name}: {reasons.get(name, 'no such depth')}")
         if unmeasured:
             raise verdict.NotRun("; ".join(unmeasured))
         if metric in reasons:
             raise verdict.Inapplicable(reasons[metric])
-        if prices and not recorder.gates:
-            rounds = f"rounding {engine.rounding}" if engine.rounding else "what does not show"
-            raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")
+        self._require_a_row()
 
-    return decide
+    def _note_unmeasured(self, name: str, metric: str) -> None:
+        unit, _ = PRICES[metric]
+        self._conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
+        why = self._priced.reasons[name]
+        self._conformance.remark(f"{name} was not measured: {why}", at_once=False)
+
+    def _failures_of(self, name: str, metric: str) -> list[Fact]:
+        """Record a metric at one depth. Return what does not hold."""
+        unit, higher_is_better = PRICES[metric]
+        samples = self._priced.samples[name]
+        measurement = Measurement(
+            name=name, unit=unit, samples=samples, higher_is_better=higher_is_better, is_mean=True
+        )
+        failed: list[Fact] = []
+        try:
+            self._record(measurement, part=name != metric)
+        except Unmet as unmet:
+            failed += unmet.facts
+        if name in self._gates:
+            return failed
+        is_limited = self._conformance.profile.regression.price_allowed
+        if is_limited and self._priced.rounding != EXACT:
+            rounding = self._conformance.file.engine.rounding
+            failed.append(Fact(f"{name} in correctness.prices", f"{rounding}: none"))
+        if not math.isfinite(fmean(samples)):
+            failed.append(Fact("log-probabilities that are numbers", "some are none", name))
+        return failed
+
+    def _require_a_row(self) -> None:
+        """Raise NotRun if the profile has prices, but none of this rounding."""
+        if self._gates or not self._conformance.profile.correctness.prices:
+            return
+        rounding = self._conformance.file.engine.rounding
+        rounds = f"rounding {rounding}" if rounding else "what does not show"
+        raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")
 
 
 _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
@@ -306,17 +415,12 @@ def speculation(
     agreement_bound: level_settings.AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
-    """The server under test as one that speculates. Raises Inapplicable: it does not."""
+    """The server under test as one that speculates; Inapplicable if it does not."""
     method = conformance.kernel_path(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
-        speculating = (
-            name
-            for name, configuration in conformance.profile.configurations.items()
-            if any("--speculative" in argument for argument in configuration.arguments)
-        )
         raise verdict.Inapplicable(
             "the server under test does not speculate; the profile's configurations that do: "
-            f"{', '.join(speculating) or 'none'} (--configuration NAME)"
+            f"{_speculating(conformance.profile) or 'none'} (--configuration NAME)"
         )
     by_server = pytestconfig.stash.setdefault(_SPECULATION, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
@@ -327,16 +431,28 @@ def speculation(
     return by_server[key]
 
 
+def _speculating(profile: Profile) -> str:
+    """The names of a profile's configurations that speculate."""
+    names = []
+    for name, configuration in profile.configurations.items():
+        if any("--speculative" in argument for argument in configuration.arguments):
+            names.append(name)
+    return ", ".join(names)
+
+
 @pytest.fixture
 def agreement_bound(server: Server, profile: Profile) -> level_settings.AgreementBound:
-    """What the profile accepts between two answers of one server."""
+    """The profile's tolerance between two answers of one server."""
     return bound_for(profile.correctness.agreement, server, profile, "agreement")
 
 
 @pytest.fixture
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
-    """How often a request may be repeated until it repeats itself: where the engine promises equal
-    tokens once, else often enough for two tokens that are equally likely within the noise."""
+    """How often a request may be repeated until two answers agree.
+
+    Once if the engine documents equal tokens, else often enough for two tokens that are equally
+    likely within the noise.
+    """
     if agreement_bound.fork == 0:
         return 1
     return 3
@@ -344,7 +460,7 @@ def attempts(agreement_bound: level_settings.AgreementBound) -> int:
 
 @pytest.fixture
 def golden_bound(server: Server, profile: Profile) -> level_settings.GoldenBound:
-    """What the profile accepts against a golden file."""
+    """The profile's tolerance against a golden file."""
     return bound_for(profile.correctness.golden, server, profile, "golden")
 
 
@@ -373,13 +489,13 @@ def recorder(
 
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
-    """Tokens that the server took from its prefix cache so far, None where it does not count."""
+    """Returns the tokens of the server's prefix cache hits so far; None if it does not count."""
     page = functools.partial(server.endpoint.page, "/metrics")
     return lambda: metrics.total(page() or "", "vllm:prefix_cache_hits_total")
 
 
 @pytest.fixture
 def caches_prefixes(conformance: Session, server: Server) -> bool:
-    """Whether the server's log says that it has a prefix cache, and of no long blocks."""
+    """Whether the server's log shows a prefix cache with blocks that are not long."""
     path = conformance.kernel_path(server)
-    return path.prefix_caching is True and int(path.block_size or 0) <= 128
+    return path.prefix_caching is True and int(path.block_size or 0) <= _LONGEST_BLOCK

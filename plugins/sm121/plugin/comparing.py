@@ -1,10 +1,14 @@
-"""pytest-benchmark's options in a run of the levels. A ``--benchmark-compare`` that names nothing
-to compare with is refused before anything starts, and the run itself judges the comparison."""
+"""pytest-benchmark's options in a run of the levels.
+
+A ``--benchmark-compare`` that names nothing to compare with is refused before anything starts, and
+the run itself judges the comparison.
+"""
 
 import importlib.util
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +29,26 @@ _COMPARE = "--benchmark-compare"
 _FAIL = "--benchmark-compare-fail"
 _NOTHING = "nothing was compared"
 _FIRST = "pytest --benchmark-autosave"
-#: Options that store a run, by the names under which pytest keeps them.
-_STORING = ("benchmark_save", "benchmark_autosave", "benchmark_json")
+#: Options that keep a run in the storage, by the names under which pytest keeps them.
+_SAVING = ("benchmark_save", "benchmark_autosave")
+#: Options that store a run.
+_STORING = (*_SAVING, "benchmark_json")
 #: What pytest-benchmark groups by; ``param:NAME`` besides.
 _GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
+#: A message names so many stored runs, the newest.
+_NAMED_RUNS = 3
 #: How pytest-benchmark's warning begins.
 _NOTHING_TO_COMPARE = "Can't compare. No benchmark files"
-#: What went wrong in pytest-benchmark while it stored or compared.
+#: The error of pytest-benchmark while it stored or compared.
 _BROKEN = pytest.StashKey[str]()
 
 
 def is_asked(config: pytest.Config) -> bool:
-    """Whether the run is to be compared with a stored one, by either option."""
+    """Whether the run is to be compared with a stored one, by either option.
+
+    Args:
+        config: pytest's.
+    """
     return _given(config, "benchmark_compare") or _given(config, "benchmark_compare_fail")
 
 
@@ -96,9 +108,8 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     else:
         _refuse_missing(folder, None if compared is True else str(compared))
     benchmarks = getattr(config, "_benchmarksession", None)
-    if _given(config, "benchmark_compare_fail") and not getattr(
-        benchmarks, "compared_mapping", None
-    ):
+    compares_nothing = not getattr(benchmarks, "compared_mapping", None)
+    if _given(config, "benchmark_compare_fail") and compares_nothing:
         raise UsageError(
             f"{_FAIL}: expected a run that pytest-benchmark can read for this Python and machine, "
             f"got none in {folder}. Store one first: {_FIRST}"
@@ -141,8 +152,9 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
 
 
 def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """Judge the comparison that was asked for: what ``--benchmark-compare-fail`` names, and what no
-    test of the regression level has judged. This run must not be stored yet.
+    """Judge the comparison: the changes of ``--benchmark-compare-fail``, and what no test judged.
+
+    This run must not be stored yet.
 
     Args:
         config: pytest's.
@@ -157,15 +169,22 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
     if session.file.shard is not None or any(session.ledger[name].executed for name in comparing):
         return
     history = config.stash.setdefault(HISTORY, history_of(config, session))
-    for line, verdict, facts in _judged(history):
+    for judged in _judged(history):
+        name = f"{_COMPARE}::{judged.name}"
         session.ledger.decide(
-            TestReport.of(f"{_COMPARE}::{line}", "regression", *facts, verdict=verdict)
+            TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
         )
 
 
 def decide_what_broke(config: pytest.Config, session: Session) -> None:
-    """After pytest-benchmark has stored and compared: an error there is no success. Its regressions
-    are in the ledger already, so that its summary need raise nothing."""
+    """Judge an error of pytest-benchmark after it has stored and compared: it is no success.
+
+    Its regressions are in the ledger already, so that its summary need raise nothing.
+
+    Args:
+        config: pytest's.
+        session: The run.
+    """
     benchmarks = getattr(config, "_benchmarksession", None)
     line = config.stash.get(_BROKEN, None)
     if line is not None:
@@ -176,67 +195,84 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
         benchmarks.performance_regressions = []
 
 
-def _judged(history: MeasuredHistory) -> Iterator[tuple[str, Verdict, list[Fact]]]:
-    checks = (
-        ("no metric is worse", history.compared),
-        ("no level came down", history.levels_held),
-    )
-    for line, check in checks:
+@dataclass(frozen=True)
+class _Judged:
+    """A check of the comparison, and its verdict."""
+
+    name: str
+    verdict: Verdict
+    facts: list[Fact] = field(default_factory=list)
+
+
+def _judged(history: MeasuredHistory) -> Iterator[_Judged]:
+    checks = {"no metric is worse": history.compared, "no level came down": history.levels_held}
+    for name, check in checks.items():
         try:
             check()
         except NotRun as reason:
             fact = Fact("the run is compared with a stored one", str(reason))
-            yield "compared", Verdict.INCONCLUSIVE, [fact]
+            yield _Judged("compared", Verdict.INCONCLUSIVE, [fact])
             return
         except Undecided as error:
-            yield line, error.verdict, facts_of(error)
+            yield _Judged(name, error.verdict, facts_of(error))
         except Unmet as error:
-            yield line, Verdict.FAIL, facts_of(error)
+            yield _Judged(name, Verdict.FAIL, facts_of(error))
         else:
-            yield line, Verdict.PASS, []
+            yield _Judged(name, Verdict.PASS)
 
 
 def _decide_checks(config: pytest.Config, session: Session) -> None:
     """Decide what ``--benchmark-compare-fail`` finds; with nothing to compare a run fails, too."""
-    benchmarks = getattr(config, "_benchmarksession", None)
-    shown = list(benchmarks.prepare_benchmarks()) if benchmarks is not None else []
-    lines = [
-        (name, f"{name}: {change}")
-        for name, change in getattr(benchmarks, "performance_regressions", [])
-    ]
-    if not shown:
-        lines = [(_NOTHING, f"{_FAIL} was given and no benchmark ran: that is no success")]
-    elif all(each["path"] is None for each in shown):
-        line = f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"
-        lines = [(_NOTHING, line)]
-    if benchmarks is not None:
-        benchmarks.performance_regressions = []  # pytest-benchmark compares once more for its table
-    for number, (subject, line) in enumerate(lines):
-        name = f"{_FAIL}::{subject[:80]}"
-        name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
+    for number, regression in enumerate(_regressions(config)):
+        name = f"{_FAIL}::{regression.subject[:80]}"
+        if name in session.ledger:  # two checks of one benchmark
+            name += f" #{number}"
         session.ledger.decide(
-            TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
+            TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=regression.line)
         )
 
 
+@dataclass(frozen=True)
+class _Regression:
+    """A benchmark that is worse, or nothing that was compared; and a line on it."""
+
+    subject: str
+    line: str
+
+
+def _regressions(config: pytest.Config) -> list[_Regression]:
+    """Take what ``--benchmark-compare-fail`` finds out of pytest-benchmark."""
+    benchmarks = getattr(config, "_benchmarksession", None)
+    shown = []
+    found = []
+    if benchmarks is not None:
+        shown = list(benchmarks.prepare_benchmarks())
+        for name, change in benchmarks.performance_regressions:
+            found.append(_Regression(name, f"{name}: {change}"))
+        benchmarks.performance_regressions = []  # pytest-benchmark compares once more for its table
+    if not shown:
+        line = f"{_FAIL} was given and no benchmark ran: that is no success"
+        return [_Regression(_NOTHING, line)]
+    if all(each["path"] is None for each in shown):
+        line = f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"
+        return [_Regression(_NOTHING, line)]
+    return found
+
+
 def _refuse_places(config: pytest.Config, folder: Path) -> None:
+    """Raise UsageError for a folder or a file that cannot be written."""
     storage = config.getoption("benchmark_storage")
-    stores = _given(config, *_STORING[:2])
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--benchmark-storage {storage}: expected a folder, got a file.")
-    if stores and not os.access(folder if folder.is_dir() else folder.parent, os.W_OK):
+    written = folder if folder.is_dir() else folder.parent
+    if _given(config, *_SAVING) and not os.access(written, os.W_OK):
         raise UsageError(
             f"--benchmark-storage {storage}: expected a folder that can be written, got none at "
             f"{folder}. Name another one."
         )
     file = config.getoption("benchmark_json", None)
     if file is not None:
-        path = config.invocation_params.dir / file
-        if path.is_dir() or not path.parent.is_dir():
-            raise UsageError(
-                f"--benchmark-json {file}: expected a file in a folder that exists, got "
-                f"{'a folder' if path.is_dir() else f'no folder {path.parent}'}."
-            )
+        _refuse_place_of_json(config.invocation_params.dir / file, file)
     if config.getoption("benchmark_histogram", []) and not importlib.util.find_spec("pygal"):
         raise UsageError(
             "--benchmark-histogram: expected pygal, which is not installed. "
@@ -244,7 +280,20 @@ def _refuse_places(config: pytest.Config, folder: Path) -> None:
         )
 
 
+def _refuse_place_of_json(path: Path, named: str) -> None:
+    got: str | None = None
+    if path.is_dir():
+        got = "a folder"
+    elif not path.parent.is_dir():
+        got = f"no folder {path.parent}"
+    if got is not None:
+        raise UsageError(
+            f"--benchmark-json {named}: expected a file in a folder that exists, got {got}."
+        )
+
+
 def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Raise UsageError for options of which one makes the other useless."""
     grouped = config.getoption("benchmark_group_by", "group").split(",")
     wrong = [each for each in grouped if each not in _GROUPS]
     if wrong:
@@ -253,13 +302,13 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
             "tests of the levels have no parameter in common."
         )
     asked = _FAIL if _given(config, "benchmark_compare_fail") else _COMPARE
-    divided = workers.is_parallel(config)
-    if divided and is_asked(config):
+    is_divided = workers.is_parallel(config)
+    if is_divided and is_asked(config):
         raise UsageError(
             f"{asked} with -n: no time is measured beside other workers. Leave out -n."
         )
-    disabled = config.getoption("benchmark_disable", False) and not divided
-    if disabled and not config.getoption("benchmark_enable", False):
+    is_disabled = config.getoption("benchmark_disable", False) and not is_divided
+    if is_disabled and not config.getoption("benchmark_enable", False):
         for name in ("benchmark_compare", "benchmark_compare_fail", *_STORING):
             if _given(config, name):
                 raise UsageError(
@@ -273,7 +322,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
             f"--benchmark-skip beside {asked}: expected one of them, since nothing is measured. "
             "Leave out --benchmark-skip."
         )
-    if not any(map(_is_benchmark, items)):
+    if not any(_is_benchmark(item) for item in items):
         raise UsageError(
             f"{asked}: expected a test that measures, none is selected. Add "
             "tests/test_performance.py, or leave out the option."
@@ -303,8 +352,10 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
     if not named.strip() or Path(named).exists() or "::" in named or named.endswith(".py"):
         raise _no_number(named)
     if not stored_benchmarks.load_benchmarks(folder, named):
-        known = [run.name for run in stored_benchmarks.load_benchmarks(folder)][-3:]
-        there = f"the latest are {', '.join(known)}" if known else "it has none"
+        known = [run.name for run in stored_benchmarks.load_benchmarks(folder)]
+        there = "it has none"
+        if known:
+            there = f"the latest are {', '.join(known[-_NAMED_RUNS:])}"
         raise UsageError(
             f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. "
             f"Store one with {_FIRST}"

@@ -1,5 +1,7 @@
-"""What the tests are given of a server, which is started when the first test asks for it: clients,
-one that checks answers by the schema, and the cases."""
+"""Fixtures for tests that need a server: clients, one that checks answers by the schema, and cases.
+
+The server is started when the first test needs it.
+"""
 
 import functools
 import secrets
@@ -29,10 +31,11 @@ from sm121.session.session import Session
 if TYPE_CHECKING:
     import openai
 
-#: By the address of a server, what it can do, and what it answered well.
+#: The capabilities of each server, by its address.
 _CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
+#: The cases that each server answered well, by its address.
 _WELL = pytest.StashKey[dict[str, str]]()
-#: Of all answers of a run.
+#: The ids of all answers of a run.
 _IDS = pytest.StashKey[Counter[str]]()
 _SAMPLERS = pytest.StashKey[dict[str, sampled.Sampler]]()
 
@@ -54,16 +57,27 @@ def profile(conformance: Session) -> Profile:
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers by configuration name. One lives at a time; asking for another stops it."""
+    """Servers by configuration name. One lives at a time; another one stops it."""
 
     _session: Session
 
     def __call__(self, configuration: str | None = None) -> Server:
-        """The server of a configuration (default: the one under test), started if need be."""
+        """Return the server of a configuration. It is started if it does not run.
+
+        Args:
+            configuration: The name of the configuration; None: the one under test.
+        """
         return self._session.server(configuration)
 
     def stop(self) -> StopReport:
-        """Stop the running server; what it left. Raises NotRun: it is attached, or none runs."""
+        """Stop the running server.
+
+        Returns:
+            What it left.
+
+        Raises:
+            NotRun: The server is attached, or none runs.
+        """
         report = self._session.stop()
         if report is None:
             raise NotRun(
@@ -87,8 +101,10 @@ def server(conformance: Session) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenAI]":
-    """An OpenAI client of the server under test; it does not retry, and a request for what the
-    engine cannot do is NOT_RUN."""
+    """An OpenAI client of the server under test.
+
+    It does not retry. A request for an ability that the engine has not is NOT_RUN.
+    """
     from sm121.api.guarded_client import GuardedClient
 
     with GuardedClient(server.endpoint, capabilities) as client:
@@ -110,24 +126,30 @@ def model(server: Server) -> str:
 
 @pytest.fixture
 def kernel_path(conformance: Session, server: Server) -> KernelPath:
-    """What the log of the server under test proves about its kernels."""
+    """The kernel path of the server under test, as its log proves it."""
     return conformance.kernel_path(server)
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``."""
+    """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``.
+
+    Args:
+        metafunc: The test.
+    """
     if metafunc.definition.get_closest_marker("api_cases") is not None:
         metafunc.parametrize("case", cases.shipped().case, ids=str)
 
 
 @pytest.fixture
 def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
-    """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
+    """The capabilities of the server under test; ``require`` raises NotRun for a missing one."""
     by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
     detected = by_address.get(server.endpoint.base_url)
     if detected is None:
         engine = conformance.file.engine
-        named = server.engine if server.managed else conformance.settings.attached_engine
+        named: str | None = server.engine
+        if not server.managed:
+            named = conformance.settings.attached_engine
         detected = detect(server, named, identity=engine.identity)
         if not server.managed:
             engine.name = detected.engine
@@ -152,7 +174,7 @@ def _seed_of_samples(conformance: Session) -> int:
 
 @pytest.fixture
 def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sampled.Sampler:
-    """The server under test, asked for samples; the tests of one server share what is greedy."""
+    """Draws samples from the server under test; the tests of one server share greedy answers."""
     by_address = pytestconfig.stash.setdefault(_SAMPLERS, {})
     address = api.endpoint.base_url
     return by_address.setdefault(address, sampled.Sampler(api, _seed_of_samples))
@@ -160,7 +182,7 @@ def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sam
 
 @pytest.fixture
 def server_environment(server: Server, profile: Profile) -> dict[str, str]:
-    """What is known of the server's environment: that of a managed one, or the profile's."""
+    """The known environment of the server: that of a managed one, else the profile's."""
     if server.configuration is not None:
         return dict(server.configuration.environment)
     return dict(profile.engine.environment)
@@ -168,13 +190,13 @@ def server_environment(server: Server, profile: Profile) -> dict[str, str]:
 
 @pytest.fixture
 def sdk(client: "openai.OpenAI", model: str) -> Sdk:
-    """The server under test, asked through the ``openai`` package."""
+    """The server under test through the ``openai`` package."""
     return Sdk(client, model)
 
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
-    """Holds the server against a case of ``fixtures/api/cases.toml``."""
+    """Judges the server by a case of ``fixtures/api/cases.toml``."""
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.remark, at_once=False)
     kept = request.node.stash

@@ -31,6 +31,9 @@ def given(config: pytest.Config) -> list[Given]:
 
     Args:
         config: The configuration of the run. The plugins have added their options.
+
+    Returns:
+        The options, sorted by the names under which pytest keeps them.
     """
     parser = config._parser
     defaults = vars(parser.parse([]))

@@ -1,5 +1,8 @@
-"""Holds back what pytest writes before the first test: a refused request is one line, and so is a
-run of which no test is selected. After eight seconds of waiting nothing more is held back."""
+"""Holds back pytest's output before the first test.
+
+So a refused request is one line, and so is a run of which no test is selected. After eight seconds
+of waiting nothing more is held back.
+"""
 
 import io
 import threading
@@ -15,7 +18,7 @@ _HELD = pytest.StashKey["HeldOutput"]()
 
 
 class _Memory(io.StringIO):
-    """Text that is held back; everything else about the file is that of the terminal's."""
+    """Text that is held back. In all other ways it is the terminal's file."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__()
@@ -47,7 +50,7 @@ class HeldOutput:
         self._timer.start()
 
     def release(self) -> None:
-        """Write what was held back, and hold nothing more."""
+        """Write the text that was held back, and hold nothing more."""
         self._timer.cancel()
         with self._lock:
             if self._writer._file is not self._memory:
@@ -57,12 +60,16 @@ class HeldOutput:
                 self._writer.write_raw(self._memory.getvalue(), flush=True)
 
     def drop(self) -> None:
-        """Forget what is held back; what comes is held, and forgotten, too."""
+        """Forget the text that is held back, and the text that comes."""
         self.is_dropped = True
 
 
 def hold(config: pytest.Config) -> None:
-    """Hold back what the terminal reporter writes; nothing where there is no terminal reporter."""
+    """Hold back the output of the terminal reporter, if there is one.
+
+    Args:
+        config: pytest's.
+    """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and hasattr(getattr(reporter, "_tw", None), "_file"):
         config.stash[_HELD] = HeldOutput(reporter)
@@ -70,27 +77,44 @@ def hold(config: pytest.Config) -> None:
 
 
 def release(config: pytest.Config) -> None:
-    """Show what is held back."""
+    """Show the output that is held back.
+
+    Args:
+        config: pytest's.
+    """
     held = config.stash.get(_HELD, None)
     if held is not None:
         held.release()
 
 
 def drop(config: pytest.Config) -> None:
-    """Do not show what is held back: one line says all that there is to say."""
+    """Do not show the output that is held back: one line replaces it.
+
+    Args:
+        config: pytest's.
+    """
     held = config.stash.get(_HELD, None)
     if held is not None:
         held.drop()
 
 
 def tests_begin(config: pytest.Config) -> None:
-    """Show what is held back. With ``-n`` a worker may still refuse the request."""
+    """Show the output that is held back, without ``-n``: a worker may still refuse the request.
+
+    Args:
+        config: pytest's.
+    """
     if not workers.is_parallel(config):
         release(config)
 
 
 def run_ended(config: pytest.Config, exit_status: int) -> None:
-    """Show what is held back of a run without a test; nothing of a refused one."""
+    """Show the output that is held back of a run without a test; none of a refused one.
+
+    Args:
+        config: pytest's.
+        exit_status: How pytest ends.
+    """
     if exit_status == pytest.ExitCode.USAGE_ERROR:
         drop(config)
     else:

@@ -22,20 +22,38 @@ CHILDREN = pytest.StashKey[list[child.Child]]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the processes of the kernels: the next server needs the memory of their devices."""
-    following = nextitem.stash.get(stash.LEVEL, None) if nextitem is not None else None
-    if item.stash.get(stash.LEVEL, None) == "kernel" and following != "kernel":
-        end_processes(item.config)
+    """End the processes of the kernels: the next server needs the memory of their devices.
+
+    Args:
+        item: The test that has ended. Nothing happens within the kernel level.
+        nextitem: The next test; None after the last one.
+    """
+    if item.stash.get(stash.LEVEL, None) != "kernel":
+        return
+    if nextitem is not None and nextitem.stash.get(stash.LEVEL, None) == "kernel":
+        return
+    end_processes(item.config)
 
 
 def end_processes(config: pytest.Config) -> None:
-    """End the processes of the kernels."""
+    """End the processes of the kernels.
+
+    Args:
+        config: pytest's, whose stash has them.
+    """
     for process in config.stash.get(CHILDREN, ()):
         process.close()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the cases that its marker asks for, as ``case``."""
+    """Parametrize a test over the cases of its marker, as ``case``.
+
+    Args:
+        metafunc: The test.
+
+    Raises:
+        pytest.UsageError: The marker names no group of cases.
+    """
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[stash.SETTINGS]
         chosen = cases.of_target(settings.arch, settings.profile, full_shapes=settings.full_shapes)
@@ -56,8 +74,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under_test.Kernels]:
-    """The provider of ``--kernel-provider``, or of each operation the one that has the kernel of
-    the path. They run in the engine's interpreter."""
+    """The kernels of ``--kernel-provider``, or of the path, in the engine's interpreter."""
     settings = conformance.settings
     obstacle = _obstacle(settings)
     if obstacle is not None:
@@ -65,23 +82,29 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
     processes = _Processes(conformance)
     pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
     path = conformance.path_to_judge()
-    name = settings.kernel_provider
-    chosen = {
-        operation: serving.Choice(None, provider=name)
-        if name is not None
-        else serving.choices(settings.engine, conformance.arch, path, operation)[0]
-        for operation in serving.OPERATIONS
-    }
+    chosen = {}
+    for operation in serving.OPERATIONS:
+        if settings.kernel_provider is not None:
+            chosen[operation] = serving.Choice(None, provider=settings.kernel_provider)
+        else:
+            choices = serving.choices(settings.engine, conformance.arch, path, operation)
+            chosen[operation] = choices[0]
     yield under_test.Kernels(chosen, functools.cache(processes.of))
     end_processes(pytestconfig)
 
 
 class _Processes:
+    """The processes in which kernels run: with this interpreter, and with the engine's.
+
+    Args:
+        conformance: The run.
+    """
+
     def __init__(self, conformance: Session) -> None:
         settings = conformance.settings
-        worker = settings.worker
         self._session = conformance
-        self.here = child.of_this_process(1 if worker is None else worker.count)
+        workers = settings.worker.count if settings.worker is not None else 1
+        self.here = child.of_this_process(workers)
         self._python = self.here.python
         self._environment = self.here.environment
         self._serves = None
@@ -98,7 +121,14 @@ class _Processes:
         self.engine = child.Child(self._python, self._environment, None, self.here.workers)
 
     def of(self, provider: str) -> child.Child:
-        """Where a provider runs. Raises NotRun: its kernels are another build's."""
+        """Return the process in which a provider runs.
+
+        Args:
+            provider: Its name, or that of a user's own.
+
+        Raises:
+            NotRun: Its kernels are another build's than the engine's.
+        """
         is_foreign = provider not in registry.NAMES  # it imports what pytest's process imports
         names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
         if not names:
@@ -132,10 +162,17 @@ def _obstacle(settings: Settings) -> str | None:
 
 
 def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> None:
-    """Keep numerics that cannot run here out of the list of ``--collect-only``."""
-    using = [item for item in items if "kernels" in getattr(item, "fixturenames", ())]
-    if using and (obstacle := _obstacle(settings)) is not None:
-        for item in using:
+    """Keep numerics that cannot run here out of the list of ``--collect-only``.
+
+    Args:
+        settings: The settings of the run.
+        items: The selected tests; those that cannot run are marked.
+    """
+    obstacle = _obstacle(settings)
+    if obstacle is None:
+        return
+    for item in items:
+        if "kernels" in getattr(item, "fixturenames", ()):
             selection.skip(item, obstacle)
 
 

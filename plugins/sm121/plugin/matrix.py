@@ -20,16 +20,19 @@ REFUSED = pytest.StashKey[errors.UsageError]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the cells of the plan, as `cell`, in the order of the boots."""
+    """Parametrize a test over the cells of the plan, as `cell`, in the order of the boots.
+
+    Args:
+        metafunc: The test.
+    """
     if "cell" not in metafunc.fixturenames or "matrix" not in metafunc.fixturenames:
         return
     plan = _plan(metafunc.config)
-    cells = plan.cells if plan is not None else ()
-    metafunc.parametrize(
-        "cell",
-        cells or [None],
-        ids=[identity(plan.space, p.cell) for p in cells] if plan and cells else ["no-cells"],
-    )
+    if plan is None or not plan.cells:
+        metafunc.parametrize("cell", [None], ids=["no-cells"])
+        return
+    ids = [identity(plan.space, planned.cell) for planned in plan.cells]
+    metafunc.parametrize("cell", plan.cells, ids=ids)
 
 
 def _plan(config: pytest.Config) -> CellPlan | None:
@@ -67,15 +70,29 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
 def refuse_wrong_arguments(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> None:
-    """Ask the engine's own parser for each value of an axis, before anything is started. Raises
-    UsageError: the parser refuses a value."""
+    """Let the engine's own parser check each value of an axis, before anything is started.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        items: The selected tests.
+
+    Raises:
+        UsageError: The parser refuses a value.
+    """
     plan = _plan_to_run(config, session, items)
     if plan is not None:
         refuse_arguments(plan, session.managed_configuration(session.profile.under_test))
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """Show what the cells will cost, before anything is started."""
+    """Show what the cells will cost, before anything is started.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        items: The selected tests.
+    """
     if _plan_to_run(config, session, items) is not None:
         for line in _level(config, session).outlook():
             session.say("matrix", line)
@@ -84,22 +101,34 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
+    """The plan, if it has cells and the run starts servers for them."""
     plan = config.stash.get(PLAN, None)
-    selected = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
-    if plan and plan.cells and selected and session.pool is not None:
-        return plan
-    return None
+    if plan is None or not plan.cells or session.pool is None:
+        return None
+    if not any(item.stash.get(LEVEL, "") == "matrix" for item in items):
+        return None
+    return plan
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:
-    """Say in the matrix that it was interrupted."""
+    """Note in the matrix that it was interrupted.
+
+    Args:
+        config: pytest's.
+        interrupted: Whether the run was.
+    """
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records and interrupted:
         level.write(interrupted=True)
 
 
 def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
-    """Show the results of the cells."""
+    """Show the results of the cells.
+
+    Args:
+        terminal: pytest's terminal reporter.
+        config: pytest's.
+    """
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records:
         terminal.section("matrix")

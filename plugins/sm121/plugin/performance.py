@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -27,12 +28,26 @@ from sm121.session.session import Session
 from sm121.stress import level, soak
 
 _LINE_EVERY_S = 10.0
-_STRESS = pytest.StashKey[tuple[Server, level.Stress]]()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A server, and the load on it."""
+
+    server: Server
+    stress: level.Stress
+
+
+_STRESS = pytest.StashKey[_Loaded]()
 _BENCH = pytest.StashKey[Bench]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the plan's `depth`, `tokens` or `streams`."""
+    """Parametrize a test over the plan's `depth`, `tokens`, `streams` or `position`.
+
+    Args:
+        metafunc: The test.
+    """
     if "performance" not in metafunc.fixturenames:
         return
     settings = metafunc.config.stash[SETTINGS]
@@ -49,7 +64,14 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def refuse_wrong_sizes(session: Session) -> None:
-    """Refuse sizes that the server's context cannot hold. Raises UsageError: one was named."""
+    """Refuse sizes that the server's context cannot hold.
+
+    Args:
+        session: The run.
+
+    Raises:
+        UsageError: An option names such a size.
+    """
     sizes = session.settings.sizes
     chosen = session.target.profile
     if chosen is None or session.target.obstacle is not None:
@@ -105,15 +127,21 @@ def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> 
 
 @pytest.fixture
 def last_look(bench: Bench, conformance: Session) -> Callable[[], None]:
-    """Measures again what passed, and decides again."""
+    """Measures again the metrics that passed, and decides again."""
     return functools.partial(bench.last_look, conformance.recorder)
 
 
 def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """The last look, where the test that takes it was left out: by -k, by its id, by -x."""
+    """Take the last look if its test was left out: by -k, by its id, by -x.
+
+    Args:
+        item: The test that has ended. Nothing happens within the performance level.
+        nextitem: The next test; None after the last one.
+    """
     bench = item.config.stash.get(_BENCH, None)
-    goes_on = nextitem is not None and nextitem.stash.get(LEVEL, None) == "performance"
-    if bench is None or goes_on or item.stash.get(LEVEL, None) != "performance":
+    if bench is None or item.stash.get(LEVEL, None) != "performance":
+        return
+    if nextitem is not None and nextitem.stash.get(LEVEL, None) == "performance":
         return
     session = item.config.stash[SESSION]
     try:
@@ -121,7 +149,9 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
     except NotRun:
         return  # no rate was measured
     except (unmet.Unmet, Undecided) as failure:
-        verdict = failure.verdict if isinstance(failure, Undecided) else Verdict.FAIL
+        verdict = Verdict.FAIL
+        if isinstance(failure, Undecided):
+            verdict = failure.verdict
         facts = [fact.mapped(session.redact) for fact in unmet.facts_of(failure)]
         session.ledger.decide(
             TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
@@ -130,8 +160,17 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
 
 
 def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Read the box when the last level that measures has ended. What the machine does later says
-    nothing about the numbers. Returns whether it was read."""
+    """Read the box when the last level that measures has ended.
+
+    The machine's state after that does not matter for the numbers.
+
+    Args:
+        item: The test that has ended.
+        nextitem: The next test; None after the last one.
+
+    Returns:
+        Whether the box was read.
+    """
     session = item.config.stash[SESSION]
     if session.box is None or not session.box.unread:
         return False
@@ -147,7 +186,7 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
 
 @pytest.fixture
 def startup_s(server: Server) -> float:
-    """How long the server under test took to be ready, with warm caches."""
+    """The seconds that the server under test took to be ready, with warm caches."""
     if server.startup_s is None:
         raise NotRun("the attached server was started by somebody else; run without --base-url")
     if server.why_cold:
@@ -157,7 +196,7 @@ def startup_s(server: Server) -> float:
 
 @pytest.fixture
 def memory_peak_gib(conformance: Session) -> float:
-    """The most memory, of the host and the GPU together, that the server held so far."""
+    """The most memory of host and GPU together that the server held so far."""
     assert conformance.sampler is not None
     if not conformance.processes():
         raise NotRun(conformance.no_memory())
@@ -188,9 +227,10 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
         raise NotRun("nothing to compare: give --ab A B")
 
     def attach_to(side: Side) -> Server:
+        log = side.log
         attached = conformance.attached
-        is_attached = attached is not None and attached.endpoint.base_url == side.url
-        log = side.log or (settings.server_log if is_attached else None)
+        if log is None and attached is not None and attached.endpoint.base_url == side.url:
+            log = settings.server_log
         return target.attach_to(str(side.url), log, settings, profile)
 
     return AbRun(
@@ -212,28 +252,38 @@ def stress(
 ) -> level.Stress:
     """The server under load (see `Stress`); one for as long as the server lives."""
     current = pytestconfig.stash.get(_STRESS, None)
-    if current is None or current[0] is not server:
+    if current is None or current.server is not server:
         end_load(pytestconfig)
-        pytestconfig.stash[_STRESS] = server, level.Stress(conformance, server, capabilities)
-    return pytestconfig.stash[_STRESS][1]
+        current = _Loaded(server, level.Stress(conformance, server, capabilities))
+        pytestconfig.stash[_STRESS] = current
+    return current.stress
 
 
 @pytest.fixture
 def soak_s(pytestconfig: pytest.Config) -> float:
-    """How long ``--soak`` says."""
+    """The seconds of ``--soak``."""
     return soak.parse_duration(pytestconfig.getoption("--soak"))
 
 
 def end_with_its_level(item: pytest.Item, session: Session) -> None:
-    """Stop sampling when the level ends: sampling every second would disturb other levels."""
+    """Stop sampling when the stress level ends: it would disturb other levels.
+
+    Args:
+        item: The test that begins.
+        session: The run.
+    """
     if item.stash[LEVEL] != "stress":
         end_load(item.config)
         session.load = None  # its samples are of this server only
 
 
 def end_load(config: pytest.Config) -> None:
-    """Stop sampling, and keep the samples."""
+    """Stop sampling, and keep the samples.
+
+    Args:
+        config: pytest's, whose stash has the load.
+    """
     current = config.stash.get(_STRESS, None)
     if current is not None:
-        current[1].close()
+        current.stress.close()
         del config.stash[_STRESS]

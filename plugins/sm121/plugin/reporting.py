@@ -1,4 +1,4 @@
-"""What the report shows of a test beyond its verdict: requirement, failure, how to run it again."""
+"""The report on a test beyond its verdict: its requirement, failure, and how to run it again."""
 
 import inspect
 import os
@@ -20,8 +20,24 @@ _LONGEST_SUMMARY = 1 << 20
 
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> details.Details:
-    """Note what is known before the first test: the command, and what each test requires."""
+    """Return the details that are known before the first test.
+
+    Args:
+        config: pytest's.
+        session: The run. The command that runs a test again is set.
+        items: The selected tests.
+
+    Returns:
+        The command of the run, and the requirement of each test.
+    """
     ids = {item.stash[ID] for item in items if ID in item.stash}
+    requirements: dict[str, str] = {}
+    for item in items:
+        if LEVEL not in item.stash:
+            continue
+        text = inspect.getdoc(getattr(item, "function", None))
+        if text:
+            requirements[item.stash[ID]] = " ".join(text.split())
 
     def again(test: str | None) -> str:
         if test in ids:
@@ -31,28 +47,31 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
     session.again = again
     return details.Details(
         command=run_again.whole(config, session),
-        requirements={
-            item.stash[ID]: " ".join(text.split())
-            for item in items
-            if LEVEL in item.stash and (text := inspect.getdoc(getattr(item, "function", None)))
-        },
+        requirements=requirements,
     )
 
 
 def note_failure(
     session: Session, known: details.Details, item: pytest.Item, report: pytest.TestReport
 ) -> None:
-    """Keep the text of a failure, and write it at once."""
+    """Keep the text of a failure, and write it at once.
+
+    Args:
+        session: The run.
+        known: The details of the report.
+        item: The test.
+        report: pytest's report of the phase that failed.
+    """
+    sections = {}
+    for heading, content in report.sections:
+        sections[heading] = session.redact(content)[-_MOST_SECTION:]
     file, line, _ = item.location
     known.failures = [failure for failure in known.failures if failure.id != item.stash[ID]]
     known.failures.append(
         details.FailureDetail(
             id=item.stash[ID],
             text=details.shortened(session.redact(report.longreprtext)),
-            sections={
-                heading: session.redact(content)[-_MOST_SECTION:]
-                for heading, content in report.sections
-            },
+            sections=sections,
             location=f"{file}:{line + 1}" if line is not None else file,
             logs=_logs(session, item),
             reproduce=run_again.of_test(item.config, session, item.stash[ID]),
@@ -62,7 +81,16 @@ def note_failure(
 
 
 def write(config: pytest.Config, session: Session, known: details.Details) -> StoredReport:
-    """Write the files of a closed session, and the summary of a GitHub job. ``known`` is shown."""
+    """Write the files of a closed session, and the summary of a GitHub job.
+
+    Args:
+        config: pytest's.
+        session: The run.
+        known: The details of the report.
+
+    Returns:
+        The report as it was written.
+    """
     known.again = run_again.of_failed(config, session)
     report = page.write_all(session.directory, known)
     file = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -78,8 +106,14 @@ def write(config: pytest.Config, session: Session, known: details.Details) -> St
 
 
 def redact(session: Session, report: pytest.TestReport) -> None:
-    """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
-    key that it refuses, and ``-l`` shows it."""
+    """Take secrets out of the lines that pytest itself prints and writes to --junitxml.
+
+    A server may name the key that it refuses, and ``-l`` shows it.
+
+    Args:
+        session: The run, which knows the secrets.
+        report: pytest's report of a phase, which is changed.
+    """
     report.sections = [(name, session.redact(text)) for name, text in report.sections]
     if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
         file, line, _ = report.location

@@ -1,4 +1,4 @@
-"""What the plugin keeps with pytest's config and items."""
+"""The keys of the plugin in the stashes of pytest's config and items."""
 
 import pytest
 

@@ -30,7 +30,11 @@ _TIMED = frozenset({"stress", "performance", "regression"})
 
 
 def is_parallel(config: pytest.Config) -> bool:
-    """Whether tests run in several processes: this is a worker, or the process that starts them."""
+    """Whether tests run in several processes: this is a worker, or the process that starts them.
+
+    Args:
+        config: pytest's.
+    """
     worker = getattr(config, "workerinput", None) is not None
     return worker or bool(config.getoption("numprocesses", None))
 
@@ -53,8 +57,13 @@ def refuse_without_xdist(unknown: Iterable[str]) -> None:
 
 
 def choose(config: pytest.Config) -> None:
-    """``-n`` without ``--dist`` means groups, and that no worker is replaced. A worker reads the
-    command line again, and is told what was chosen."""
+    """Choose groups for ``-n`` without ``--dist``, and that no worker is replaced.
+
+    A worker reads the command line again; its input has what the first process chose.
+
+    Args:
+        config: pytest's, whose options are changed.
+    """
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
         config.option.maxworkerrestart = config.option.maxworkerrestart or "0"
@@ -63,7 +72,11 @@ def choose(config: pytest.Config) -> None:
 
 
 def disable_timing(config: pytest.Config) -> None:
-    """Do not time benchmarks beside other workers. pytest-benchmark would only warn."""
+    """Do not time benchmarks beside other workers. pytest-benchmark would only warn.
+
+    Args:
+        config: pytest's, whose option is changed.
+    """
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 
@@ -72,7 +85,14 @@ def disable_timing(config: pytest.Config) -> None:
 
 
 def worker_of(config: pytest.Config) -> Worker | None:
-    """Which worker of which run this process is; None where it is none."""
+    """Return which worker of which run this process is.
+
+    Args:
+        config: pytest's.
+
+    Returns:
+        The worker; None in a process that is none.
+    """
     given: Mapping[str, Any] | None = getattr(config, "workerinput", None)
     if given is None or "sm121_run" not in given:
         return None
@@ -82,7 +102,12 @@ def worker_of(config: pytest.Config) -> Worker | None:
 
 
 def group(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Put the tests that need the server into one group, before xdist reads the groups."""
+    """Put the tests that need the server into one group, before xdist reads the groups.
+
+    Args:
+        config: pytest's; nothing happens in a process that is no worker.
+        items: The collected tests.
+    """
     if config.stash[SETTINGS].worker is None:
         return
     for item in items:
@@ -92,6 +117,10 @@ def group(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """See that xdist has named the group of each test in its node id, which is how xdist groups.
+
+    Args:
+        config: pytest's; nothing happens in a process that is no worker.
+        items: The selected tests.
 
     Raises:
         UsageError: The levels run with another ``--dist``, with workers that are replaced, or in
@@ -118,12 +147,19 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def _name_group(item: pytest.Item) -> None:
-    """xdist 3.8 sets ``_nodeid``, which pytest 9.2 does not read (pytest-xdist#1386)."""
+    """Name the group of a test in its id, as pytest 9.2 does not for xdist (pytest-xdist#1386)."""
     item._id = item.id.parse(f"{item.nodeid}@{GROUP}")
 
 
 def why_not(item: pytest.Item) -> str | None:
-    """Why a test is not started in this worker; None when it is."""
+    """Return why a test is not started in this worker.
+
+    Args:
+        item: The test, which has a level.
+
+    Returns:
+        The reason; None if it is started.
+    """
     if item.config.stash[SETTINGS].worker is None:
         return None
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
@@ -132,18 +168,22 @@ def why_not(item: pytest.Item) -> str | None:
 
 
 def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
-    """What of the run a worker's file is a part of: all tests, since xdist chooses as it goes."""
-    tests = [
-        ShardTest(id=item.stash[ID], level=item.stash[LEVEL])
-        for item in items
-        if LEVEL in item.stash
-    ]
+    """Return the run of which a worker's file is a part: all tests, since xdist chooses as it goes.
+
+    Args:
+        worker: The worker.
+        items: The selected tests.
+    """
+    tests = []
+    for item in items:
+        if LEVEL in item.stash:
+            tests.append(ShardTest(id=item.stash[ID], level=item.stash[LEVEL]))
     number = int(worker.id.removeprefix("gw")) + 1
     return ShardReport(index=number, of=worker.count, tests=tests)
 
 
 def hand_over_refusal(config: pytest.Config, error: pytest.UsageError) -> None:
-    """In a worker: tell the first process why the run is refused. Nobody reads a worker's output.
+    """Tell the first process why a worker refuses the run. Nobody reads a worker's output.
 
     Args:
         config: The worker's; nothing happens in a process that is no worker.
