@@ -1,5 +1,9 @@
-"""Many runs: the series of a build on a machine, where their levels changed, and since when they
-are red; checks that are red and green on one build and machine; machines apart from their kind.
+"""The history of many runs.
+
+- The series of a build on a machine, the places where their levels changed, and since when they are
+  red.
+- Checks that are red and green on one build and machine.
+- Machines that differ from their kind.
 
 Changes are judged by the rules of the regression level. Nothing else is judged again.
 """
