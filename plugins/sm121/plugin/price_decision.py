@@ -1,0 +1,115 @@
+"""The decision on what a server's rounding costs: its metrics at each depth, and their gates."""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+from sm121.core import verdict
+from sm121.core.level_settings import PRICES
+from sm121.core.metric_name import without_depth
+from sm121.core.unmet import Fact, Unmet
+from sm121.measure.measurement import Measurement
+from sm121.oracles.formats import EXACT, Rounding
+from sm121.plugin.benchmarks import MetricRecorder
+from sm121.run.verdict_file import MetricReport
+from sm121.session.session import Session
+
+
+@dataclass(frozen=True)
+class Priced:
+    """The price of a server's rounding, as it was measured.
+
+    Attributes:
+        rounding: The rounding; None if it is not known.
+        samples: The samples of each metric.
+        reasons: Why a metric has no samples, by its name.
+    """
+
+    rounding: Rounding | None
+    samples: dict[str, list[float]]
+    reasons: dict[str, str]
+
+
+class PriceDecision:
+    """Decides on the metrics of a price.
+
+    Args:
+        conformance: The run, whose recorder has the gates of the price.
+        priced: The price.
+        record: Records a metric, and raises its verdict.
+    """
+
+    def __init__(self, conformance: Session, priced: Priced, record: MetricRecorder) -> None:
+        self._conformance = conformance
+        self._gates = conformance.recorder.gates
+        self._priced = priced
+        self._record = record
+
+    def decide(self, metric: str) -> None:
+        """Record a metric at each depth, and raise its verdict.
+
+        Args:
+            metric: The name of the metric without a depth.
+
+        Raises:
+            Unmet: The metric misses its gate at a depth, or has none that the profile requires.
+            NotRun: A gate has no number, or the profile has no row for the server's rounding.
+            Inapplicable: The metric cannot be measured of this server.
+        """
+        samples = self._priced.samples
+        reasons = self._priced.reasons
+        failed: list[Fact] = []
+        for name in {**reasons, **samples}:
+            if without_depth(name) != metric:
+                continue
+            if name in reasons:
+                self._note_unmeasured(name, metric)
+            else:
+                failed += self._failures_of(name, metric)
+        if failed:
+            raise Unmet(*failed)
+        unmeasured = []
+        for name in self._gates:
+            if without_depth(name) == metric and name not in samples:
+                unmeasured.append(f"{name}: {reasons.get(name, 'no such depth')}")
+        if unmeasured:
+            raise verdict.NotRun("; ".join(unmeasured))
+        if metric in reasons:
+            raise verdict.Inapplicable(reasons[metric])
+        self._require_a_row()
+
+    def _note_unmeasured(self, name: str, metric: str) -> None:
+        unit, _ = PRICES[metric]
+        self._conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
+        why = self._priced.reasons[name]
+        self._conformance.remark(f"{name} was not measured: {why}", at_once=False)
+
+    def _failures_of(self, name: str, metric: str) -> list[Fact]:
+        """Record a metric at one depth. Return what does not hold."""
+        unit, higher_is_better = PRICES[metric]
+        samples = self._priced.samples[name]
+        measurement = Measurement(
+            name=name, unit=unit, samples=samples, higher_is_better=higher_is_better, is_mean=True
+        )
+        failed: list[Fact] = []
+        try:
+            self._record(measurement, part=name != metric)
+        except Unmet as unmet:
+            failed += unmet.facts
+        if name in self._gates:
+            return failed
+        is_limited = self._conformance.profile.regression.price_allowed
+        if is_limited and self._priced.rounding != EXACT:
+            rounding = self._conformance.file.engine.rounding
+            failed.append(Fact(f"{name} in correctness.prices", f"{rounding}: none"))
+        if not math.isfinite(fmean(samples)):
+            failed.append(Fact("log-probabilities that are numbers", "some are none", name))
+        return failed
+
+    def _require_a_row(self) -> None:
+        """Raise NotRun if the profile has prices, but none of this rounding."""
+        if self._gates or not self._conformance.profile.correctness.prices:
+            return
+        rounding = self._conformance.file.engine.rounding
+        rounds = f"rounding {rounding}" if rounding else "what does not show"
+        raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")
