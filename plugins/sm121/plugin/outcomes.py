@@ -170,14 +170,14 @@ def _failure(
         verdict = error.verdict
     facts = _facts(session, error, report)
     message = _message(session, item, facts)
-    text = message.text
+    whole = message.text
     if is_excused:
-        text += _EXCUSED
+        whole += _EXCUSED
     failed = finding.model_copy(
         update={
             "skipped": False,  # skipped, then failed in its teardown: failed
             "verdict": verdict,
-            "message": text,
+            "message": whole,
             "unmet": noted(facts, message.note),
             "waived": False,
             "tolerated": None,
@@ -199,8 +199,8 @@ def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
         return error.msg or ""
     reason = getattr(report, "wasxfail", None) or report.longrepr
     if isinstance(reason, tuple):
-        _, _, text = reason
-        return str(text)
+        _, _, why = reason
+        return str(why)
     return str(reason)
 
 
