@@ -23,8 +23,9 @@ from meta_tests.texts import text_file
 from sm121.client import exchange, jobs, load, timed
 from sm121.client.connection import Patience
 from sm121.core import bounded
+from sm121.core.address import root_of
 from sm121.core.errors import UsageError
-from sm121.core.server import Endpoint, root_of
+from sm121.core.server import Endpoint
 from sm121.engines.attached import attach
 from sm121.evidence import failure, kernel_path, metrics
 from sm121.measure import counters, validity

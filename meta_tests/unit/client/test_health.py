@@ -220,3 +220,27 @@ def test_the_key_comes_from_the_environment(monkeypatch):
 def test_a_wrong_request_is_one_line(words, capsys):
     assert cli.main(["health", *words]) == 4
     assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://me:secret@127.0.0.1:1",
+        "http://127.0.0.1:1/?api_key=secret",
+        "http://127.0.0.1:1/#secret",
+    ],
+    ids=["password", "query", "fragment"],
+)
+def test_a_secret_in_the_address_is_refused_and_not_shown(address, capsys):
+    assert cli.main(["health", address]) == 4
+    shown = "".join(capsys.readouterr())
+    assert "secret" not in shown and "expected http://HOST:PORT" in shown
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "ключ"])
+def test_a_key_that_is_none_is_no_fault_of_the_server(key, monkeypatch, capsys):
+    monkeypatch.delenv("SM121_API_KEY", raising=False)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert cli.main(["health", "http://127.0.0.1:1"]) == 4
+    said = capsys.readouterr().err
+    assert "OPENAI_API_KEY: expected a key" in said and key not in said

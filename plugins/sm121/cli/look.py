@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
@@ -56,6 +55,7 @@ def _add_health(commands: Commands) -> None:
 
 def _health(options: argparse.Namespace) -> int:
     from sm121.client import health
+    from sm121.session import given_key
 
     try:
         within_s = float(options.within)
@@ -63,7 +63,7 @@ def _health(options: argparse.Namespace) -> int:
         within_s = 0.0
     if not 0 < within_s < float("inf"):
         raise UsageError(f"--within {options.within}: expected seconds, more than 0")
-    key = os.environ.get("SM121_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    key = given_key.api_key(lambda _option: None)
     result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
     word = "healthy" if result.healthy else "UNHEALTHY"
     print(f"{word}: {printable(result.message)}", flush=True)

@@ -1,7 +1,7 @@
 """Check that a server generates one token within a time limit.
 
 `/health` of an engine can return 200 while its scheduler is stuck. This check sends a real request.
-It imports nothing outside the standard library, so that a container's health check takes less than
+It imports nothing large, so that a container's health check takes less than
 a second of its own.
 """
 
@@ -14,7 +14,7 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
-from sm121.core.errors import UsageError
+from sm121.core.address import root_of
 
 #: Bytes that are read of an answer.
 _LARGEST_ANSWER = 1 << 20
@@ -65,7 +65,7 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
         Whether a token came in time, with one line for a person.
 
     Raises:
-        UsageError: The address is no HTTP address.
+        UsageError: The address is no HTTP address, or contains a password.
     """
     server = _Server.parse(base_url, api_key)
     outcome: list[Health] = []
@@ -110,15 +110,9 @@ class _Server:
 
     @classmethod
     def parse(cls, base_url: str, api_key: str | None) -> "_Server":
-        parts = urllib.parse.urlsplit(base_url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UsageError(f"{base_url}: expected an address such as http://127.0.0.1:8000")
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.scheme, parts.hostname, port, path, api_key)
+        root = root_of(base_url, "URL")
+        parts = urllib.parse.urlsplit(root)
+        return cls(parts.scheme, parts.hostname or "", parts.port, parts.path, api_key)
 
     def first_model(self, within_s: float) -> str:
         """Return the name of the first model that the server lists."""

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import httpx
 
-from sm121.core import bounded, errors, redaction, verdict
+from sm121.core import bounded, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_arguments import one_line
 
@@ -142,38 +141,6 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
             f"a prompt of {prompt} tokens and {answer} of its answer need a context of "
             f"{prompt + answer} tokens; the server has {context} (vLLM: --max-model-len)"
         )
-
-
-def root_of(url: str, option: str) -> str:
-    """Return a server's address without ``/v1`` and the final slash.
-
-    Args:
-        url: The address that a user gave.
-        option: The option with the address, for the error message.
-
-    Raises:
-        UsageError: This is no HTTP address, or it contains a user or a password. The message does
-            not show a password.
-    """
-    scheme, _, rest = url.partition("://")
-    expected = "expected http://HOST:PORT, with or without /v1"
-    if "@" in rest:
-        raise errors.UsageError(
-            f"{option} {scheme}://{redaction.REDACTED}@{rest.rpartition('@')[2]}: {expected}, and "
-            "no user or password in it, which would be in every report: give the server's key by "
-            "the variable OPENAI_API_KEY, with --api-key-file or with --api-key"
-        )
-    if "?" in rest or "#" in rest:
-        path = rest.partition("?")[0].partition("#")[0]
-        raise errors.UsageError(f"{option} {scheme}://{path}: {expected}, and nothing behind it")
-    parts = urlsplit(url)
-    try:
-        port_is_valid = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_valid = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
-        raise errors.UsageError(f"{option} {url}: {expected}")
-    return url.rstrip("/").removesuffix("/v1")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import httpx
 
+from sm121.core.address import root_of
 from sm121.core.errors import UsageError
-from sm121.core.server import NO_KEY, Endpoint, Server, root_of
+from sm121.core.server import NO_KEY, Endpoint, Server
 from sm121.engines.attached_pages import json_of
 from sm121.engines.signs import CLOCK_SLACK_S
 from sm121.evidence import metrics

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from sm121.core.address import root_of
 from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
-from sm121.core.server import root_of
 from sm121.regression.change import Change
 
 #: The name of the record in a report directory.

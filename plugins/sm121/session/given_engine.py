@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from sm121.core import architecture, profile
+from sm121.core.address import root_of
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
-from sm121.core.server import root_of
 from sm121.engines import capabilities, protocol, registry
 from sm121.kernels import registry as kernel_providers
 from sm121.regression.ab import Side, parse_sides

@@ -24,10 +24,11 @@ from typing import BinaryIO
 
 from sm121.client import health
 from sm121.core import own_tests
+from sm121.core.address import root_of
 from sm121.core.command_parser import Parser
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
-from sm121.core.server import NO_KEY, Endpoint, root_of
+from sm121.core.server import NO_KEY, Endpoint
 from sm121.core.verdict import Verdict
 from sm121.report import headline
 from sm121.run import stored_run
