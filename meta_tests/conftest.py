@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from meta_tests import durations, quiet
+from meta_tests import case_ids, durations, quiet
 from meta_tests.fakes import browser, servers
 from meta_tests.fakes.servers import FaultServer, TimedServer
 from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if durations.wanted(config):
         config.pluginmanager.register(durations.Durations(config))
     config.pluginmanager.register(quiet, "quiet")
+    config.pluginmanager.register(case_ids, "case_ids")
     config.addinivalue_line("markers", "alone: it measures time on a quiet machine")
     config.addinivalue_line("filterwarnings", "error")
     # "no file to compare with", "another machine": for the user to read, no crash of pytest.

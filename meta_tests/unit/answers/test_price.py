@@ -202,7 +202,14 @@ def test_no_number_is_no_price(reference, checkpoint):
     assert decided(KL, [0.0, math.inf], at_most=1.0).verdict is Verdict.FAIL
 
 
-@pytest.mark.parametrize("served", [lambda _: 0.0, lambda p: min(0.0, p + 0.4), lambda p: p / 20])
+@pytest.mark.parametrize(
+    "served",
+    [
+        pytest.param(lambda _: 0.0, id="each token is certain"),
+        pytest.param(lambda p: min(0.0, p + 0.4), id="0.4 nats too much"),
+        pytest.param(lambda p: p / 20, id="a twentieth of the nats"),
+    ],
+)
 def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
     """As of a vocabulary of which a part was summed: the price would be nothing, or a gain. The
     honest server's are none above."""

@@ -158,7 +158,7 @@ def test_only_a_whole_library_is_called_free_of_device_code(tmp_path, content):
     assert state == "HOST" or str(tmp_path / "lib.so") in report.reason
 
 
-@pytest.mark.parametrize("content", [b"", b"text", bytes(1000)])
+@pytest.mark.parametrize("content", [b"", b"text", bytes(1000)], ids=["empty", "text", "zeros"])
 @pytest.mark.parametrize("name", ["kernel.cubin", "kernel.fatbin"])
 def test_file_that_can_only_be_device_code_is_not_called_free_of_it(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

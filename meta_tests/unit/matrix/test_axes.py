@@ -472,7 +472,13 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
         assert {cell["dtype"] for cell in cells if cell["kv"] == "fp8"} == {"float32"}
 
 
-@pytest.mark.parametrize("wrong", [Unmet(Fact("rounded as kv=fp8-cut", "kv=fp8")), None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(Unmet(Fact("rounded as kv=fp8-cut", "kv=fp8")), id="rounded as kv=fp8-cut"),
+        pytest.param(None, id="agrees"),
+    ],
+)
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
     """What rounds is compared with the oracle that rounds so, and nothing else is."""

@@ -99,9 +99,7 @@ def test_asked_after_every_round_it_errs_no_more_often():
     assert decided <= 3
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, _, bound in gate_errors.NOISES if bound], ids=lambda n: n.split(",")[0]
-)
+@pytest.mark.parametrize("name", [name for name, _, bound in gate_errors.NOISES if bound])
 def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name):
     """A sample of docs/tables/gate-errors.md, with three standard errors for the few runs."""
     runs, noises = 150, {name: noise for name, noise, _ in gate_errors.NOISES}
