@@ -38,7 +38,7 @@ conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the check
 # not those that measure time, which take minutes.
 test: $(VENV)/.developing $(if $(K),,canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
 ifdef K
-	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' --durations=10 $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest $(MEASURING) -m alone -n 4 $(PYTEST_ARGS)
