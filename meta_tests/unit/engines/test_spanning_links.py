@@ -5,7 +5,7 @@ import time
 import pytest
 
 from meta_tests.fakes.two_ranks import TwoRanks
-from meta_tests.unit.engines.test_nodes import RUN, configuration
+from meta_tests.unit.engines.two_nodes import RUN, configuration
 from sm121.engines import nodes, registry
 from sm121.engines.managed import StartLimits
 from sm121.engines.spanning import SpanningServer

@@ -1,0 +1,23 @@
+"""What becomes of the requests of a server, in short."""
+
+from meta_tests.fakes.servers import configuration
+from meta_tests.texts import text_file
+from sm121.engines.requested import compare, different
+from sm121.evidence.kernel_path import KernelPath
+
+CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
+
+GB10_LOG = text_file("gb10-cutlass.log").splitlines()
+
+
+def differences(configuration_, path, environment) -> list[str]:
+    return different(compare(configuration_, path, environment))
+
+
+def compared(path: KernelPath, *arguments: str, **environment: str):
+    """What becomes of each request, with no other variables than those given."""
+    return compare(configuration(*arguments, **environment), path, environment)
+
+
+def states(path: KernelPath, *arguments: str, **environment: str) -> list[str]:
+    return [report.state for report in compared(path, *arguments, **environment)]

@@ -1,0 +1,158 @@
+"""Preflight: which modules are cold, where the compilers are, and how many may run."""
+
+import pytest
+
+from meta_tests.unit.engines.preflight_starts import CUTLASS, JIT, SPARK, available, build, jit
+from sm121.compilation.jit import FlashInferModules, bounding_variables
+from sm121.core import profile
+from sm121.core.engine_settings import Needs
+
+EXPERTS, SINK = "fused_moe_120", "batch_prefill_attention_sink_bf16_swa_True_fa2"
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    available(monkeypatch, SPARK)
+
+
+@pytest.mark.usefixtures("spark")
+def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
+    """A package that was compiled ahead is no help where its code does not run."""
+    build(tmp_path, "121a", EXPERTS)
+    build(tmp_path, "121a", SINK)
+    cache, ahead = tmp_path / ".cache" / "flashinfer", tmp_path / "ahead"
+    assert jit(tmp_path, modules=FlashInferModules("0.7.2", cache)) == {}
+    finding = jit(tmp_path, modules=FlashInferModules("0.7.3", cache))["jit_cache", "note"]
+    assert "cold" in finding.message and "0.7.3" in finding.message
+    for module in (EXPERTS, SINK):
+        (ahead / module).mkdir(parents=True)
+        (ahead / module / f"{module}.so").write_bytes(b"no device code")
+    modules = FlashInferModules("0.7.2", tmp_path / "none", (ahead,))
+    assert ("jit_cache", "note") in jit(tmp_path, modules=modules)
+
+
+@pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
+def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path, gib, refused):
+    """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
+    available(monkeypatch, gib)
+    findings = jit(tmp_path, cold_ready_within_s=2700)
+    assert (("jit_time", "error") in findings) == refused
+    if refused:
+        finding = findings["jit_time", "error"]
+        assert "a cold start may take 45" in finding.message
+        assert "sm121 warm" in str(finding.remedy)
+
+
+@pytest.mark.usefixtures("spark")
+def test_compilers_where_flashinfer_finds_them(tmp_path):
+    """CUDA_HOME comes first: see the rows above."""
+    assert ("jit_tools", "error") not in jit(tmp_path)
+    ninja = tmp_path / "ninja" / "bin"
+    ninja.mkdir(parents=True)
+    (ninja / "ninja").touch(0o755)
+    elsewhere = {"PATH": str(ninja), "CUDA_HOME": str(tmp_path / "cuda")}
+    assert ("jit_tools", "error") not in jit(tmp_path, **elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("gib", "needs", "arguments", "variables", "bounds"),
+    [
+        pytest.param(
+            112,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "4", "FLASHINFER_NVCC_THREADS": "1"},
+            id="112, MAX_JOBS 4 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            100,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"},
+            id="100, MAX_JOBS 3 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            88,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "2", "FLASHINFER_NVCC_THREADS": "1"},
+            id="88, MAX_JOBS 2 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            79,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "1", "FLASHINFER_NVCC_THREADS": "1"},
+            id="79, MAX_JOBS 1 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            60,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "1", "FLASHINFER_NVCC_THREADS": "1"},
+            id="60, MAX_JOBS 1 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            1000,
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "20", "FLASHINFER_NVCC_THREADS": "1"},
+            id="1000, MAX_JOBS 20 FLASHINFER_NVCC_THREADS 1",
+        ),
+        pytest.param(
+            None,
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "FLASHINFER"),
+            None,
+            {"MAX_JOBS": "20", "FLASHINFER_NVCC_THREADS": "1"},
+            id="--moe-backend marlin --attention-backend FLASHINFER",
+        ),
+        pytest.param(
+            None,
+            None,
+            ("--moe-backend", "marlin", "--attention-backend", "TRITON_ATTN"),
+            None,
+            {},
+            id="--moe-backend marlin --attention-backend TRITON_ATTN",
+        ),
+        pytest.param(None, Needs(), None, None, {}, id="Needs"),
+        pytest.param(
+            None,
+            None,
+            None,
+            {"MAX_JOBS": "16"},
+            {"FLASHINFER_NVCC_THREADS": "1"},
+            id="MAX_JOBS 16, FLASHINFER_NVCC_THREADS 1",
+        ),
+        # two at once in a job
+        pytest.param(
+            None,
+            None,
+            None,
+            {"FLASHINFER_NVCC_THREADS": "4", "FLASHINFER_CUDA_ARCH_LIST": "12.0f 12.1a"},
+            {"MAX_JOBS": "2"},
+            id="FLASHINFER_NVCC_THREADS 4 FLASHINFER_CUDA_ARCH_LIST",
+        ),
+    ],
+)
+def test_how_many_compilers_a_start_may_run_at_the_same_time(
+    monkeypatch, gib, needs, arguments, variables, bounds
+):
+    """By the memory beside the weights; the attention's compilers are small: one a core. Where
+    nothing is compiled, nothing is set, and what the user gave stays."""
+    available(monkeypatch, gib or SPARK)
+    assert bounding_variables(needs or JIT, arguments or CUTLASS, variables or {}) == bounds
+
+
+def test_a_start_gets_its_bounds():
+    """The shipped profile leaves it to the suite."""
+    gb10 = profile.load("sm121-gpt-oss-120b")
+    arguments = [*gb10.engine.arguments, *gb10.configurations["cutlass"].arguments]
+    added = bounding_variables(gb10.engine.needs, arguments, gb10.engine.environment)
+    assert set(added) == {"MAX_JOBS", "FLASHINFER_NVCC_THREADS"}

@@ -1,0 +1,105 @@
+"""Starts of one build differ, which neither blames a build nor hides one."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from meta_tests.unit.regression.trend_runs import (
+    LIMITS,
+    changed,
+    metric,
+    rounds,
+    run,
+)
+from sm121.core.verdict import Verdict
+from sm121.regression import metric_levels
+from sm121.regression import trend as regression
+from sm121.run.stored_run import StoredMetric
+
+
+def _start(generator: np.random.Generator, rate: float) -> StoredMetric:
+    """A start of a machine on which one in four is 7 % slow."""
+    level = rate * (0.93 if generator.random() < 0.25 else 1.0) * generator.normal(1.0, 0.005)
+    return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
+
+
+@pytest.mark.parametrize(
+    "stored", [1, *(pytest.param(n, marks=pytest.mark.slow("seconds each")) for n in (3, 8, 20))]
+)
+def test_a_slow_start_blames_no_build_and_hides_none(stored):
+    """One run cannot tell a slow start from a slow build; a build that is 15 % slower is red."""
+    worst = [Verdict.PASS, Verdict.NOT_RUN, Verdict.INCONCLUSIVE, Verdict.FAIL]
+    verdicts = {0.85: Counter(), 0.9: Counter(), 1.0: Counter()}
+    for seed, (share, counted) in itertools.product(range(100), verdicts.items()):
+        generator = np.random.default_rng(seed)
+        history = [run(n, _start(generator, 60.0)) for n in range(stored)]
+        now = {"tg32@d0": _start(generator, 60.0 * share)}
+        judged = [
+            *regression.compare(now, history, LIMITS),
+            *metric_levels.find_falls(now, history, LIMITS),
+        ]
+        counted[max((change.verdict for change in judged), key=worst.index)] += 1
+    assert verdicts[1.0][Verdict.FAIL] <= 2, verdicts
+    assert verdicts[0.9][Verdict.PASS] <= (20 if stored < 3 else 4), verdicts
+    assert verdicts[0.85][Verdict.PASS] == 0 and verdicts[0.85][Verdict.FAIL] > 60, verdicts
+
+
+def _of_set(kernels: str, seed: int) -> StoredMetric:
+    """A start with the fast or the slow set of kernels that autotuning chose, 8 % apart."""
+    generator = np.random.default_rng(seed)
+    level = {"F": 60.0, "S": 55.2}[kernels] * generator.normal(1.0, 0.004)
+    return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
+
+
+@pytest.mark.parametrize(
+    ("stored", "now"),
+    [
+        ("FSFSF", "S"),
+        ("FFFFF", "S"),
+        ("FFF", "S"),
+        ("F", "S"),
+        ("SSSSS", "F"),
+        ("SSS", "F"),
+        ("S", "F"),
+        ("FSFS", "F"),
+    ],
+)
+def test_a_lottery_of_starts_is_neither_a_regression_of_code_nor_an_improvement(stored, now):
+    """Whatever the verdict: who reads that one start is 8 % apart reads that starts are so, too."""
+    for seed in range(0, 400, 10):
+        history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
+        change = changed(_of_set(now, seed + 9), *history)
+        better, worse = " better" in change.text, " worse" in change.text
+        if change.ratio is not None and abs(change.ratio - 1.0) <= 0.05:
+            continue
+        assert better is (now == "F") and worse is (now == "S"), change.text
+        assert "starts of one build differ by up to 8%" in change.text, change.text
+        assert "--ab decides over pairs of starts" in change.text, change.text
+        if now == "F":
+            assert change.verdict is Verdict.PASS and "shows no improvement" in change.text
+        if "S" in stored:
+            assert change.verdict is not Verdict.FAIL, change.text
+        if {*stored} == {"F", "S"}:
+            assert f"the {len(stored)} stored ones are between" in change.text, change.text
+
+
+def test_a_start_that_is_as_the_last_ones_or_far_better_has_no_remark_on_starts():
+    fast = [_of_set("F", seed) for seed in range(5)]
+    assert "starts of one build" not in changed(_of_set("F", 9), *fast).text
+    text = changed(metric("tg32@d0", rounds(90, 9)), *fast).text
+    assert "better" in text and "starts of one build" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "of_start"),
+    [
+        ("tg32@d0", "tok/s", True),
+        ("ttft_p50", "ms", True),
+        ("memory_peak_gib", "GiB", False),
+    ],
+)
+def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
+    assert (LIMITS.of_starts(name, unit) > 0.0) == of_start
+    assert LIMITS.model_copy(update={"metrics": {name: 0.05}}).of_starts(name, unit) == 0.0
