@@ -15,7 +15,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -122,7 +122,9 @@ def _config(**values: Any) -> Defect:
 
 def _each_layer(change: Callable[[Weights, Layer], dict[str, Any]]) -> Defect:
     def changed(weights: Weights) -> Weights:
-        layers = [dataclasses.replace(each, **change(weights, each)) for each in weights.layers]
+        layers = []
+        for each in weights.layers:
+            layers.append(dataclasses.replace(each, **change(weights, each)))
         return dataclasses.replace(weights, layers=tuple(layers))
 
     return Defect(changed)
@@ -175,7 +177,8 @@ def _nibbles_swapped(_weights: Weights, layer: Layer) -> dict[str, Any]:
 
 
 def _without_layer(number: int, weights: Weights) -> Weights:
-    sliding, layers = list(weights.config.sliding_layers), list(weights.layers)
+    sliding = list(weights.config.sliding_layers)
+    layers = list(weights.layers)
     del sliding[number], layers[number]
     config = dataclasses.replace(weights.config, sliding_layers=tuple(sliding))
     return dataclasses.replace(weights, config=config, layers=tuple(layers))
@@ -191,7 +194,8 @@ def _full_attention(weights: Weights) -> Weights:
 
 
 def _swiglu_without_one(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate = gate.clamp(max=limit)
+    up = up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * up
 
 
@@ -241,9 +245,10 @@ ABLATIONS: dict[str, Defect] = {
 def load_prompts() -> list[Prompt]:
     """The prompts of fixtures/canary/prompts.json."""
     text = (resources.files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
-    return [
-        Prompt(entry["name"], tuple(entry["token_ids"])) for entry in json.loads(text)["prompts"]
-    ]
+    prompts = []
+    for entry in json.loads(text)["prompts"]:
+        prompts.append(Prompt(entry["name"], tuple(entry["token_ids"])))
+    return prompts
 
 
 def measure(
@@ -262,9 +267,9 @@ def measure(
     if not prompts:
         raise ValueError("an ablation needs at least one prompt")
     weights = small_oracle.load(checkpoint, dtype)
-    intact = [
-        small_oracle.next_token_log_probabilities(weights, prompt.token_ids) for prompt in prompts
-    ]
+    intact = []
+    for prompt in prompts:
+        intact.append(small_oracle.next_token_log_probabilities(weights, prompt.token_ids))
     likely = torch.cat(intact) > math.log(0.5)
     rows = []
     for feature, defect in ablations.items():
@@ -350,6 +355,26 @@ def small_mistakes(file: OracleFile) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _tolerance_rows(tolerances: Mapping[str, LogProbabilityTolerance]) -> str:
+    rows = ""
+    for name, t in tolerances.items():
+        rows += (
+            f"| {name} | {t.max_abs:.3g} | {t.mean_abs:.2g} | {t.likely_max_abs or 0:.2g} "
+            f"| {t.likely_mean_abs or 0:.2g} | {t.source} |\n"
+        )
+    return rows
+
+
+def _missed(rows: Sequence[Row], tolerance: LogProbabilityTolerance) -> list[str]:
+    """Return the features whose defect a tolerance does not catch, without the small mistakes."""
+    small = {Defect(mistake) for mistake, _ in SMALL_MISTAKES.values()}
+    missed = []
+    for row in rows:
+        if not row.noticed(tolerance) and ABLATIONS[row.feature] not in small:
+            missed.append(row.feature)
+    return missed
+
+
 def write_report(
     checkpoint: Path, out_file: Path, of_float32: LogProbabilityTolerance
 ) -> tuple[list[Row], dict[str, list[str]]]:
@@ -366,20 +391,10 @@ def write_report(
     changes = sorted(row.max for row in blocks)
     lengths = ", ".join(str(len(prompt.token_ids)) for prompt in prompts)
     exact = tolerances["float32"].max_abs
-    bounds = "".join(
-        f"| {name} | {t.max_abs:.3g} | {t.mean_abs:.2g} | {t.likely_max_abs or 0:.2g} "
-        f"| {t.likely_mean_abs or 0:.2g} | {t.source} |\n"
-        for name, t in tolerances.items()
-    )
-    caught = {
-        name: sum(bool(row.noticed(tolerance)) for row in blocks)
-        for name, tolerance in tolerances.items()
-    }
-    small = {Defect(mistake) for mistake, _ in SMALL_MISTAKES.values()}
-    missed = {
-        name: [r.feature for r in rows if not r.noticed(t) and ABLATIONS[r.feature] not in small]
-        for name, t in tolerances.items()
-    }
+    caught = {}
+    for name, tolerance in tolerances.items():
+        caught[name] = sum(bool(row.noticed(tolerance)) for row in blocks)
+    missed = {name: _missed(rows, tolerance) for name, tolerance in tolerances.items()}
     out_file.write_text(
         "# What a log-probability check on the canary detects\n\n"
         "Each row is gpt-oss with one thing wrong, computed by the oracle\n"
@@ -392,7 +407,7 @@ def write_report(
         "them; rounding comes on top):\n\n"
         "| dtype | max | mean | max, likely | mean, likely | source |\n"
         "| --- | ---: | ---: | ---: | ---: | --- |\n"
-        + bounds
+        + _tolerance_rows(tolerances)
         + "\n"
         + markdown(rows, tolerances)
         + "\nSome mistakes are smaller than what BF16 rounds. The level asks of each on the\n"

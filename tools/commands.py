@@ -235,7 +235,10 @@ def _canary_train(options: argparse.Namespace) -> int:
     from tools.canary import recipe
 
     chosen = {"steps": options.steps, "seed": options.seed}
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {}
+    for name, value in chosen.items():
+        if value is not None:
+            given[name] = value
     recipe.train(options.file, threads=options.threads, progress=progress, **given)
     return 0
 
@@ -250,7 +253,9 @@ def _ablation(options: argparse.Namespace) -> int:
     print(f"{options.output}: the hardest to see is {weakest.feature!r}: {weakest.max:.3g} nats")
     for name, features in missed.items():
         print(f"{name}: nothing catches: {', '.join(features) or 'none'}")
-    return 1 if missed["float32"] else 0
+    if missed["float32"]:
+        return 1
+    return 0
 
 
 def _tolerances(options: argparse.Namespace) -> int:
@@ -259,7 +264,9 @@ def _tolerances(options: argparse.Namespace) -> int:
     broken = tolerances_page.write(options.output, progress=progress)
     for line in broken:
         print(line, file=sys.stderr)
-    return 1 if broken else 0
+    if broken:
+        return 1
+    return 0
 
 
 def _reference(options: argparse.Namespace) -> int:
@@ -276,7 +283,9 @@ def _testlog(options: argparse.Namespace) -> int:
 
     found = stored.read(options.directory)
     feature = options.feature or found.run.engine.configuration or found.run.engine.name
-    baseline = stored.read(options.baseline) if options.baseline is not None else None
+    baseline = None
+    if options.baseline is not None:
+        baseline = stored.read(options.baseline)
     log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
     if options.output is None:
         print(log)

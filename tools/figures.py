@@ -108,12 +108,14 @@ def sizes(module: str, text: str, tree: ast.Module) -> Iterator[tuple[str, str, 
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield "function", f"{module}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
         elif isinstance(node, ast.ClassDef):
-            methods = [
-                member
-                for member in node.body
-                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
-            ]
-            public = [method for method in methods if not method.name.startswith("_")]
+            methods = []
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+                    methods.append(member)
+            public = []
+            for method in methods:
+                if not method.name.startswith("_"):
+                    public.append(method)
             yield "class", f"{module}:{node.name}", len(public)
 
 
@@ -190,7 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
     lines = problems(root, project["tool"]["sm121-sizes"])
     for line in lines:
         print(line)
-    return 1 if lines else 0
+    if lines:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

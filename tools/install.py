@@ -62,7 +62,10 @@ def pip_settings(listing: str) -> dict[str, list[str]]:
             value = ast.literal_eval(literal)
             # pip ignores an empty value: that of an earlier section stays.
             if value.strip():
-                settings[key] = value.split() if key in LISTS else [value.strip()]
+                if key in LISTS:
+                    settings[key] = value.split()
+                else:
+                    settings[key] = [value.strip()]
     return settings
 
 
@@ -186,7 +189,10 @@ def install(torch_index: str | None, arguments: Sequence[str], log: Path) -> int
     if status != 0:
         print(f"   pip failed (status {status}):", *last_lines(log, 20), sep="\n     ", flush=True)
         return status
-    excluded = [name for name in last_lines(EXCLUDES, 99) if not name.startswith("#")]
+    excluded = []
+    for name in last_lines(EXCLUDES, 99):
+        if not name.startswith("#"):
+            excluded.append(name)
     subprocess.run([*python, "pip", "uninstall", "--yes", *excluded], capture_output=True)
     return status
 

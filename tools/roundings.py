@@ -83,7 +83,9 @@ def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], T
     """A checkpoint like another one, its tensors changed by their names; with the same drafter."""
     shutil.copytree(checkpoint, folder)
     for file in folder.glob("*.safetensors"):
-        tensors = {name: change(name, t).contiguous() for name, t in load_file(file).items()}
+        tensors = {}
+        for name, t in load_file(file).items():
+            tensors[name] = change(name, t).contiguous()
         save_file(tensors, file, {"format": "pt"})
     return folder
 
@@ -99,7 +101,9 @@ def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
 
     def change(name: str, tensor: Tensor) -> Tensor:
         part = part_of(name) if name.endswith(".weight") else None
-        return tensor if part is None else rounding.weight(way, part)(tensor.float()).bfloat16()
+        if part is None:
+            return tensor
+        return rounding.weight(way, part)(tensor.float()).bfloat16()
 
     return write_twin(checkpoint, folder, change)
 
@@ -109,7 +113,9 @@ def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Pa
     rows = torch.tensor(tokens)
 
     def change(name: str, tensor: Tensor) -> Tensor:
-        return tensor[rows] if name in ("lm_head.weight", "model.embed_tokens.weight") else tensor
+        if name in ("lm_head.weight", "model.embed_tokens.weight"):
+            return tensor[rows]
+        return tensor
 
     write_twin(checkpoint, folder, change)
     config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -124,7 +130,9 @@ def two_prompts() -> Iterator[list[int]]:
     every = dict(oracle_texts.prompts())
     texts = {name: every[name] for name in oracle_texts.ROUNDING_PROMPTS}
     tokens = sorted({*range(0, 100_000, 50)}.union(*texts.values()))
-    prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
+    prompts = []
+    for name, ids in texts.items():
+        prompts.append((name, [tokens.index(token) for token in ids]))
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(oracle_texts, "prompts", lambda: prompts))
         long = ("long", prompts[0][1][:4])
@@ -155,7 +163,9 @@ class Told(Asker):
 def reference(file: OracleFile, dtype: str) -> OracleReference:
     """How a server in ``float32`` or ``bf16`` is held against a file, as the profile has it."""
     own = PROFILE.correctness.log_probability_tolerance["float32"]
-    tolerance = computed_tolerance(file, dtype) if dtype in file.rounded else own
+    tolerance = own
+    if dtype in file.rounded:
+        tolerance = computed_tolerance(file, dtype)
     if dtype == "float32" and tolerance is not own:
         tolerance = oracle_tolerance.widened(own, tolerance)
     return OracleReference(
@@ -196,7 +206,9 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
         return weights
 
     def scaled(layer: gpt_oss.Layer) -> gpt_oss.Layer:
-        parts = {name: (getattr(layer, name)[0] * factor, getattr(layer, name)[1]) for name in part}
+        parts = {}
+        for name in part:
+            parts[name] = (getattr(layer, name)[0] * factor, getattr(layer, name)[1])
         return dataclasses.replace(layer, **parts)
 
     return dataclasses.replace(weights, layers=tuple(scaled(layer) for layer in weights.layers))
@@ -210,10 +222,11 @@ def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) 
     server = dataclasses.replace(weights, rounding=way)
     for size in (0.0, *SIZES):
         with _times(part, 1 + size) as change:
-            values = {
-                tuple(ids): small_oracle.next_token_log_probabilities(change(server), ids).tolist()
-                for _, ids in oracle_texts.prompts()
-            }
+            values = {}
+            for _, ids in oracle_texts.prompts():
+                values[tuple(ids)] = small_oracle.next_token_log_probabilities(
+                    change(server), ids
+                ).tolist()
         if failed := failures(Told(values), to):
             assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
             return f"{part} {size:.1%}"
@@ -224,7 +237,8 @@ def rows_of(
     shape: str, checkpoint: Path, dtypes: Sequence[str], formats: Sequence[str]
 ) -> list[str]:
     """A row of the page for each configuration and dtype."""
-    rows, plain = [], _work(Rounding())
+    rows = []
+    plain = _work(Rounding())
     loaded = small_oracle.load(checkpoint, torch.float32)
     for text in formats:
         way = Rounding.parse(text)
@@ -233,14 +247,18 @@ def rows_of(
         weights = dataclasses.replace(
             weights, layers=tuple(weights.layers), head=weights.head[:].float()
         )
-        parts = [part.partition("=")[0] for part in text.split(",") if "=" in part]
+        parts = []
+        for part in text.split(","):
+            if "=" in part:
+                parts.append(part.partition("=")[0])
         for dtype in dtypes:
             try:
                 tolerance = reference(file, dtype).tolerance
                 sizes = [smallest(file, weights, part, dtype) for part in parts or ["lm_head", "o"]]
                 numbers = [f"{tolerance.max_abs:.2g}", f"{tolerance.mean_abs:.2g}"]
             except NotRun as why:
-                numbers, sizes = ["-", "-"], [str(why)]
+                numbers = ["-", "-"]
+                sizes = [str(why)]
             cells = [shape, f"`{text}`", dtype, *numbers, ", ".join(sizes)]
             rows.append(f"| {' | '.join(cells)} | {_work(way) / plain:.2f} |")
             print(rows[-1], flush=True)
@@ -257,7 +275,8 @@ def _work(way: Rounding) -> int:
     return sum(len(text.ids) + text.more for text in texts)
 
 
-_PROMPTS, _LONG = oracle_texts.prompts(), oracle_texts.long_prompt()
+_PROMPTS = oracle_texts.prompts()
+_LONG = oracle_texts.long_prompt()
 
 
 def configurations(layers: int) -> Iterator[list[str]]:
@@ -305,7 +324,9 @@ def others(asker: Asker, draw: random.Random) -> Iterator[None]:
 
 def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     """What the tests of the oracle say of a server in a round that do not pass."""
-    asker, draw, texts = Asker(server), random.Random(seed), list[str]()
+    asker = Asker(server)
+    draw = random.Random(seed)
+    texts = list[str]()
     shuffled = draw.sample(oracle_texts.prompts(), len(oracle_texts.prompts()))
     long = [oracle_texts.long_prompt()]
     checks: dict[str, Callable[[Asker, OracleReference], Any]] = {
@@ -357,18 +378,24 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
     intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     formats = Rounding.parse(SERVERS[name][0])
     file = oracle_making.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
-    began, seconds, red, texts = time.monotonic(), list[float](), 0, set[str]()
+    began = time.monotonic()
+    seconds = list[float]()
+    red = 0
+    texts = set[str]()
     with tempfile.TemporaryDirectory() as folder, started(name, Path(folder)) as server:
         to = oracle_tolerance.reference_for(file, server, PROFILE)
         while len(seconds) < most and time.monotonic() - began < 60 * minutes:
-            begin, seed = time.monotonic(), secrets.randbits(32)
+            begin = time.monotonic()
+            seed = secrets.randbits(32)
             failed = judged(to, server, seed)
             seconds.append(time.monotonic() - begin)
             red += any(text.startswith("Unmet") for text in failed)
             texts |= {*failed}
             print(f"round {len(seconds)}, seed {seed}, {seconds[-1]:.0f} s: {failed}", flush=True)
         version = detect(server).identity
-    cells = ["; ".join(t for t in sorted(texts) if t.startswith(k)) for k in ("Unmet", "NotRun")]
+    cells = []
+    for k in ("Unmet", "NotRun"):
+        cells.append("; ".join(t for t in sorted(texts) if t.startswith(k)))
     wrong, unasked = (cell.replace("|", "\\|") or "nothing" for cell in cells)
     return (
         f"| {name} | vLLM {version} | {len(seconds) - red} of {len(seconds)} | {wrong} | {unasked} "

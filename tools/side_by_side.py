@@ -40,7 +40,9 @@ def parse(text: str) -> Contestant:
     engine = registry.engine(name)
     if path and not Path(path).is_file():
         raise UsageError(f"{text}: there is no file {path}")
-    option = "--engine-binary" if isinstance(engine, Program) else "--engine-python"
+    option = "--engine-python"
+    if isinstance(engine, Program):
+        option = "--engine-binary"
     return Contestant(name, ("--engine", name, *((option, path) if path else ())), path or None)
 
 
@@ -86,7 +88,8 @@ def run(
         raise UsageError(f"--tests {tests}: expected the folder of the levels, with {missing[0]}")
     for one in contestants:  # all of them, before the first has taken its time
         check(one)
-    sources, statuses = [], []
+    sources = []
+    statuses = []
     for one in contestants:
         report = directory / one.name
         before = _written(report)

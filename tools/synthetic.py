@@ -115,7 +115,9 @@ def _write_weights(
 ) -> None:
     """The weights of each file, and the index of them."""
     progress(f"writing {size / 2**30:.1f} GiB of weights")
-    names = [f"model-{k:05d}-of-{len(files):05d}.safetensors" for k in range(1, 1 + len(files))]
+    names = []
+    for k in range(1, 1 + len(files)):
+        names.append(f"model-{k:05d}-of-{len(files):05d}.safetensors")
     # NumPy and the file system let other threads run.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         written = pool.map(
@@ -123,7 +125,10 @@ def _write_weights(
         )
         for done, _ in enumerate(written, 1):
             progress(f"{done} of {len(files)} files")
-    where = {name: file for file, part in zip(names, files, strict=True) for name in part}
+    where = {}
+    for file, part in zip(names, files, strict=True):
+        for name in part:
+            where[name] = file
     index = {"metadata": {"total_size": size}, "weight_map": where}
     _json(folder / "model.safetensors.index.json", index)
 

@@ -16,11 +16,16 @@ from sm121.oracles import mxfp4
 #: Of each shape: layers and experts. All else is the same for both (config.json of either).
 SHAPES = {"gpt-oss-120b": (36, 128), "gpt-oss-20b": (24, 32)}
 HIDDEN = INTERMEDIATE = 2880
-HEADS, KV_HEADS, _HEAD_DIM = 64, 8, 64
+HEADS = 64
+KV_HEADS = 8
+_HEAD_DIM = 64
 
 # The canary's part.
-_C_HIDDEN, _C_EXPERTS, _C_PAIRS = 256, 8, 128
-_C_HEADS, _C_KV_HEADS = 8, 2
+_C_HIDDEN = 256
+_C_EXPERTS = 8
+_C_PAIRS = 128
+_C_HEADS = 8
+_C_KV_HEADS = 2
 #: The median RMS of the canary's hidden state before each of its norms: that of attention and of
 #: the experts of each layer, and the last (measured on the fixed prompts).
 _CANARY_RMS = ((0.47, 1.3), (2.4, 3.0), (5.5, 5.6), (6.2, 6.6), (9.0,))
@@ -163,7 +168,8 @@ class _Layer:
             return {}
         if side != "q":
             return {h: h for h in range(_C_KV_HEADS)}
-        a, b = _C_HEADS // _C_KV_HEADS, HEADS // KV_HEADS
+        a = _C_HEADS // _C_KV_HEADS
+        b = HEADS // KV_HEADS
         return {h // a * b + h % a: h for h in range(_C_HEADS)}
 
     def projection(self, side: str, part: int, std: float) -> Array:
@@ -212,7 +218,8 @@ class _Layer:
 
     def router(self) -> Array:
         """[experts, H]"""
-        experts, groups = self.wanted.experts, self.wanted.experts // _C_EXPERTS
+        experts = self.wanted.experts
+        groups = self.wanted.experts // _C_EXPERTS
         made = np.zeros((experts, HIDDEN), np.uint16)
         expert = np.arange(experts)
         if self._own is None:
@@ -236,7 +243,8 @@ class _Layer:
 
     def tensors(self) -> Tensors:
         """Norms, attention and router."""
-        prefix, of_canary = f"model.layers.{self.n}", f"model.layers.{self._own}"
+        prefix = f"model.layers.{self.n}"
+        of_canary = f"model.layers.{self._own}"
         parts: Tensors = {}
         for half, name in enumerate(("input_layernorm", "post_attention_layernorm")):
             norm = _norm(self.wanted, self.n, half, f"{of_canary}.{name}.weight", 12 + half)
@@ -285,13 +293,16 @@ class _Matrices:
     @property
     def _own(self) -> str | None:
         own = self.wanted.own_layers.get(self.layer)
-        return None if own is None else f"model.layers.{own}.mlp.experts.{self.side}_proj"
+        if own is None:
+            return None
+        return f"model.layers.{own}.mlp.experts.{self.side}_proj"
 
     def packed(self, expert: int) -> tuple[Array, Array]:
         """blocks [rows, columns / 32, 16] and scales [rows, columns / 32] of an expert."""
         shape = (self.rows, self.columns // mxfp4.BLOCK, 16)
         stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part, expert])
-        blocks, scales = bytes_of(stream, shape), scales_of(stream, shape[:2], self.rms)
+        blocks = bytes_of(stream, shape)
+        scales = scales_of(stream, shape[:2], self.rms)
         blocks[: self.empty] = 0
         if self._own is not None:
             here = slice(0, self.own_rows), slice(0, self.own_columns // mxfp4.BLOCK)
@@ -321,7 +332,8 @@ class _Matrices:
 
     def tensors(self, bias_std: float) -> Tensors:
         name = f"model.layers.{self.layer}.mlp.experts.{self.side}_proj"
-        count, blocks = self.wanted.experts, self.columns // mxfp4.BLOCK
+        count = self.wanted.experts
+        blocks = self.columns // mxfp4.BLOCK
 
         def each(of: Callable[[int], Array]) -> Callable[[], Iterator[Array]]:
             return lambda: map(of, range(count))
@@ -332,7 +344,8 @@ class _Matrices:
         if self.wanted.twin == "bf16":
             parts[name] = ("BF16", (count, self.columns, self.rows), each(self.values))
             return parts
-        of_blocks, of_scales = (count, self.rows, blocks, 16), (count, self.rows, blocks)
+        of_blocks = (count, self.rows, blocks, 16)
+        of_scales = (count, self.rows, blocks)
         parts[f"{name}_blocks"] = ("U8", of_blocks, each(lambda e: self.packed(e)[0]))
         parts[f"{name}_scales"] = ("U8", of_scales, each(lambda e: self.packed(e)[1]))
         return parts

@@ -105,12 +105,17 @@ def _metric(run: VerdictFile, kind: str) -> MetricReport | None:
     """A rate at the first depth, or a time."""
     if kind in run.metrics:
         return run.metrics[kind]
-    depths = {
-        rate.depth: metric
-        for name, metric in run.metrics.items()
-        if (rate := metric_names.rate(name)) is not None and rate.kind == kind and rate.streams == 1
-    }
-    return depths[min(depths)] if depths else None
+    depths = {}
+    for name, metric in run.metrics.items():
+        if (
+            (rate := metric_names.rate(name)) is not None
+            and rate.kind == kind
+            and rate.streams == 1
+        ):
+            depths[rate.depth] = metric
+    if depths:
+        return depths[min(depths)]
+    return None
 
 
 def _cell(metric: MetricReport | None) -> str:
@@ -119,14 +124,18 @@ def _cell(metric: MetricReport | None) -> str:
     shown = number(metric.value)
     if metric.ci_low is not None and metric.ci_high is not None:
         shown += f" ({number(metric.ci_low)} to {number(metric.ci_high)})"
-    return shown if metric.verdict in (Verdict.PASS, Verdict.FAIL) else f"{shown} {metric.verdict}"
+    if metric.verdict in (Verdict.PASS, Verdict.FAIL):
+        return shown
+    return f"{shown} {metric.verdict}"
 
 
 def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str, str, str]]:
     """Each metric: its name, the baseline's value, this run's, and by how much it changed."""
     rows = []
     for name, metric in run.metrics.items():
-        before = baseline.metrics.get(name) if baseline is not None else None
+        before = None
+        if baseline is not None:
+            before = baseline.metrics.get(name)
         delta = ""
         if before is not None and before.value and metric.value:
             delta = f"{metric.value / before.value - 1:+.1%}"
@@ -140,13 +149,15 @@ def _duration(run: VerdictFile, level: str) -> str:
 
 
 def _notes(report: StoredReport, level: str) -> list[str]:
-    bad = [test for test in findings.failures(report.run) if test.level == level]
+    bad = []
+    for test in findings.failures(report.run):
+        if test.level == level:
+            bad.append(test)
     notes = [f"{test.verdict.value} {test.id.rpartition('::')[2]}: {test.message}" for test in bad]
-    reasons = {
-        test.message
-        for test in report.run.tests
-        if test.level == level and test.skipped and not test.waived
-    }
+    reasons = set()
+    for test in report.run.tests:
+        if test.level == level and test.skipped and not test.waived:
+            reasons.add(test.message)
     return notes or [f"not run: {reason}" for reason in sorted(reasons)][:3]
 
 
@@ -164,7 +175,9 @@ def _branch(run: VerdictFile) -> str:
     shas = run.environment.get("git_shas") or {}
     engine = shas.get(run.engine.name) or {}
     sha = engine.get("sha")
-    return f"{run.engine.name} {sha[:12]}" if sha else f"{run.engine.name} {run.engine.version}"
+    if sha:
+        return f"{run.engine.name} {sha[:12]}"
+    return f"{run.engine.name} {run.engine.version}"
 
 
 def _result(run: VerdictFile) -> str:

@@ -56,7 +56,9 @@ class Mxfp8Provider(TorchProvider):
         q, scales = self.mxfp8_quantize(x)
         wide = q.float().unflatten(-1, (scales.shape[1], -1)) * self.scale_values(scales)[..., None]
         y = (wide.flatten(-2) @ matrix.float().T).bfloat16().float()
-        return y if bias is None else y + bias[e].float()
+        if bias is None:
+            return y
+        return y + bias[e].float()
 
 
 class AtomicsProvider(Mxfp8Provider):
@@ -169,7 +171,8 @@ def honest(chosen: Iterable[Case]) -> Iterator[Honest]:
         problem = problems.build(case)
         if not _sizeable(problem.reference) or problem.strided:
             continue
-        arguments, keywords = problem.arguments, problem.keywords
+        arguments = problem.arguments
+        keywords = problem.keywords
         references = {
             name: moe.fused_moe(*arguments, **keywords, roundings=each)
             for name, each in DEFINITIONS.items()
@@ -214,11 +217,15 @@ def _of_case(
     # An output that is as good as zero, as under sinks of +30, has no errors relative to its size.
     relative = float(reference.square().mean().sqrt()) > limit.floor
     for kind, defects in _output_defects(reference, limit.floor).items() if relative else ():
-        sizes = [_smallest(actual, reference, limit, defect) for defect in defects]
+        sizes = []
+        for defect in defects:
+            sizes.append(_smallest(actual, reference, limit, defect))
         yield Finding(group, case.name, kind, max(sizes))
     if isinstance(case, MoeCase):
         parts = [_times(part) for part in _expert_parts(problem)]
-        sizes = [_smallest(actual, reference, limit, part) for part in parts]
+        sizes = []
+        for part in parts:
+            sizes.append(_smallest(actual, reference, limit, part))
         yield Finding(group, case.name, "one expert", max(sizes))
     elif relative and not isinstance(case, LinearCase):
         yield from _attention_findings(group, case, problem, actual, limit)
@@ -269,7 +276,8 @@ def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect:
             for signed in (size, -size)
         )
 
-    low, high = 1e-5, 10.0
+    low = 1e-5
+    high = 10.0
     if not noticed(high):
         return math.inf
     for _ in range(_STEPS):
@@ -280,7 +288,9 @@ def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect:
 
 def _ratio(errors: Errors, limit: KernelTolerance) -> float:
     """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
-    ratios = [getattr(errors, measure) / getattr(limit, measure) for measure in MEASURES]
+    ratios = []
+    for measure in MEASURES:
+        ratios.append(getattr(errors, measure) / getattr(limit, measure))
     return max(math.inf if math.isnan(ratio) else ratio for ratio in ratios)
 
 
@@ -288,12 +298,11 @@ def _expert_parts(problem: Problem) -> list[Tensor]:
     """What single experts give to the output, for some that have tokens with a share."""
     x, shares, ids, w1, b1, w2, b2 = problem.arguments
     used = ids[shares > 0].unique().tolist()[:_SAMPLES]
-    return [
-        moe.fused_moe(
-            x, torch.where(ids == e, shares, 0.0), ids, w1, b1, w2, b2, **problem.keywords
-        )
-        for e in used
-    ]
+    parts = []
+    for expert in used:
+        own = torch.where(ids == expert, shares, 0.0)
+        parts.append(moe.fused_moe(x, own, ids, w1, b1, w2, b2, **problem.keywords))
+    return parts
 
 
 def _attention_findings(
@@ -344,7 +353,8 @@ def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
     """
     problem = problems.build(case)
     declared = declaration(clean)
-    arguments, keywords = problem.arguments, problem.keywords
+    arguments = problem.arguments
+    keywords = problem.keywords
     keywords = keywords | {"roundings": expert_problems.roundings(declared)}
     if not case.readout:
         output = clean.fused_moe(*arguments, **problem.keywords)
@@ -383,18 +393,24 @@ def _read_out(
 
 def broken_promises(found: list[Finding], scales: list[BlockScales]) -> list[str]:
     """One line for each case in which a scale error of 1 % or a wrong block scale passes."""
-    loose = [
-        Fact("a scale error of 1 % is detected", f"from {f.size:.2%}", f"{f.group} ({f.case})")
-        for f in found
-        if f.kind == "scale" and not f.size <= 0.01
-    ]
-    missed = [
-        Fact(
-            f"every block scale of {s.matrix}",
-            f"{s.detected} of {s.total}",
-            f"{s.case}, activations of {s.activations}",
-        )
-        for s in scales
-        if s.detected < s.total * _LEAST_DETECTED[s.activations]
-    ]
+    loose = []
+    for f in found:
+        if f.kind == "scale" and not f.size <= 0.01:
+            loose.append(
+                Fact(
+                    "a scale error of 1 % is detected",
+                    f"from {f.size:.2%}",
+                    f"{f.group} ({f.case})",
+                )
+            )
+    missed = []
+    for s in scales:
+        if s.detected < s.total * _LEAST_DETECTED[s.activations]:
+            missed.append(
+                Fact(
+                    f"every block scale of {s.matrix}",
+                    f"{s.detected} of {s.total}",
+                    f"{s.case}, activations of {s.activations}",
+                )
+            )
     return [str(fact) for fact in loose + missed]

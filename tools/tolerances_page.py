@@ -1,12 +1,13 @@
 """docs/tables/tolerances.md: what `tools.tolerances` computes, as a page."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from sm121.kernels import block_scales, cases, comparison
-from sm121.kernels.cases import MoeCase
+from sm121.kernels.cases import Case, MoeCase
 from sm121.kernels.comparison import MEASURES
 from sm121.kernels.torch_provider import TorchProvider
 from tools import tolerances
@@ -91,17 +92,21 @@ def write(output: Path, progress: Callable[[str], None]) -> list[str]:
             assert isinstance(case, MoeCase)
             scales.append(tolerances.found_block_scales(case, clean()))
             progress(f"block scales of {case}, activations of {scales[-1].activations}")
-    every = (case for group in tolerances.HONEST_GROUPS for case in cases.select(group, full=False))
+    every: list[Case] = []
+    for group in tolerances.HONEST_GROUPS:
+        every += cases.select(group, full=False)
     output.write_text(_page(found, scales, list(tolerances.honest(every))), "utf-8")
-    return tolerances.broken_promises([f for each in found.values() for f in each], scales)
+    findings = list(itertools.chain.from_iterable(found.values()))
+    return tolerances.broken_promises(findings, scales)
 
 
 def _page(found: dict[str, list[Finding]], scales: list[BlockScales], right: list[Honest]) -> str:
-    limits = [
-        f"| {t.operation} | {t.dtype} | {t.max:g} | {t.rms:g} | {t.slope:g} | {t.bias:g} "
-        f"| {t.source} |"
-        for t in comparison.tolerances()
-    ]
+    limits = []
+    for t in comparison.tolerances():
+        limits.append(
+            f"| {t.operation} | {t.dtype} | {t.max:g} | {t.rms:g} | {t.slope:g} | {t.bias:g} "
+            f"| {t.source} |"
+        )
     rows = []
     for group, each in found.items():
         for kind in dict.fromkeys(f.kind for f in each):
@@ -117,10 +122,10 @@ def _page(found: dict[str, list[Finding]], scales: list[BlockScales], right: lis
                 else:
                     sizes = [f"{f.size * 100:.2g} % ({f.case})" for f in ends]
             rows.append(f"| {group} | {kind} | {sizes[0]} | {sizes[1]} |")
-    blocks = [
-        f"| {s.case} | {s.activations} | {s.matrix} | {s.total} | {s.detected} | {s.least:.2f} |"
-        for s in scales
-    ]
+    blocks = []
+    for s in scales:
+        counts = f"{s.total} | {s.detected} | {s.least:.2f}"
+        blocks.append(f"| {s.case} | {s.activations} | {s.matrix} | {counts} |")
     return "\n".join(
         [
             _PREFACE.rstrip("\n"),
@@ -142,17 +147,17 @@ def _honest_rows(right: list[Honest]) -> list[str]:
     limit = comparison.tolerance("fused_moe", torch.bfloat16, tolerances.MXFP8)
     assert limit is not None
     last = list(tolerances.DEFINITIONS)[-1]
-    seen = {m: max(h.errors[m] for h in right if h.definition == last) for m in MEASURES}
+    seen = {}
+    for m in MEASURES:
+        seen[m] = max(h.errors[m] for h in right if h.definition == last)
     allowed = {m: getattr(limit, m) for m in MEASURES}
 
     def row(first: str, second: str, values: Iterable[str]) -> str:
         return f"| {first} | {second} | {' | '.join(values)} |"
 
-    return [
-        *(
-            row(h.kernel, h.definition, (f"{h.errors[m]:.2g}" for m in MEASURES))
-            for h in sorted(right, key=lambda h: list(tolerances.DEFINITIONS).index(h.definition))
-        ),
-        row("tolerance", last, (f"{allowed[m]:g}" for m in MEASURES)),
-        row("margin", last, (f"{allowed[m] / seen[m]:.1f} x" for m in MEASURES)),
-    ]
+    rows = []
+    for h in sorted(right, key=lambda h: list(tolerances.DEFINITIONS).index(h.definition)):
+        rows.append(row(h.kernel, h.definition, (f"{h.errors[m]:.2g}" for m in MEASURES)))
+    rows.append(row("tolerance", last, (f"{allowed[m]:g}" for m in MEASURES)))
+    rows.append(row("margin", last, (f"{allowed[m] / seen[m]:.1f} x" for m in MEASURES)))
+    return rows

@@ -153,35 +153,33 @@ def unknown(release: str, state: Path) -> list[str]:
     run = stored_run.file_of(report)
     pages = sorted(report.glob("metrics-*.txt"))
     has = counters.read(pages[-1].read_text("utf-8")).values if pages else {}
-    found = [
-        f"metric {name}" for name in sorted(counters.names("vllm") - _SPECULATION - has.keys())
-    ]
+    found = []
+    for name in sorted(counters.names("vllm") - _SPECULATION - has.keys()):
+        found.append(f"metric {name}")
     found += [f"log: {fact}" for fact in _FACTS if getattr(run.engine.path, fact) is None]
     python = str(state / release / "environment" / "bin" / "python")
     engine = registry.engine("vllm")
     assert isinstance(engine, ChecksArguments)
     for file in ("cpu", "sm121"):
         space = Space(axes.load(file), "vllm", release)
-        values = {
-            f"{axis}={value}": space.settings[axis][value].arguments
-            for axis in space.axes
-            for value in space.values(axis)
-        }
+        values = {}
+        for axis in space.axes:
+            for value in space.values(axis):
+                values[f"{axis}={value}"] = space.settings[axis][value].arguments
         answers = engine.check_arguments(python, list(values.values()), dict(os.environ))
-        found += [
-            f"argument of {file} {name}: {_plain(answer)}"
-            for name, answer in zip(values, answers, strict=True)
-            if answer is not None
-        ]
+        for name, answer in zip(values, answers, strict=True):
+            if answer is not None:
+                found.append(f"argument of {file} {name}: {_plain(answer)}")
     return found
 
 
 def _failed(run: VerdictFile) -> list[dict[str, str]]:
-    return [
-        {"test": test.id, "severity": test.severity.value, **_said(test.message)}
-        for test in run.tests
-        if test.counted is Verdict.FAIL
-    ]
+    failed = []
+    for test in run.tests:
+        if test.counted is Verdict.FAIL:
+            said = _said(test.message)
+            failed.append({"test": test.id, "severity": test.severity.value, **said})
+    return failed
 
 
 def _said(message: str) -> dict[str, str]:
@@ -200,7 +198,9 @@ def _plain(text: str) -> str:
 def page(known: dict[str, Any]) -> str:
     """The page of all releases that are known."""
     file = capabilities.shipped()["vllm"]
-    rows = [(release, known[release]) for release in sorted(known, key=Version)]
+    rows = []
+    for release in sorted(known, key=Version):
+        rows.append((release, known[release]))
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -210,16 +210,16 @@ def page(known: dict[str, Any]) -> str:
     )
     environment.filters["cell"] = _cell
     environment.tests["deviation_seen"] = lambda line: _NOT_SHOWN not in line
+    mended = []
+    for release, row in rows:
+        for line in row.get("remarks", ()):
+            if _NOT_SHOWN in line:
+                mended.append((release, line))
     return environment.get_template("versions.md.j2").render(
         known=rows,
         bugs=file.bugs,
         deviations=file.deviations,
-        mended=[
-            (release, line)
-            for release, row in rows
-            for line in row.get("remarks", ())
-            if _NOT_SHOWN in line
-        ],
+        mended=mended,
     )
 
 

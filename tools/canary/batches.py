@@ -12,7 +12,9 @@ from torch import Tensor
 
 from tools.canary.corpus import Corpus, Piece
 
-ROW, LONG_ROW, WINDOW = 256, 512, 128
+ROW = 256
+LONG_ROW = 512
+WINDOW = 128
 
 _FILLER = (
     " What Which Name Tell Hi Hello Please is the of a in to me like How today right now"
@@ -120,13 +122,15 @@ def make_batch(corpus: Corpus, encoder: Encoder, rows: int, length: int) -> Batc
                 if number > 40:
                     break
                 continue
-            new, weight = new[: length + 1 - used], weight[: length + 1 - used]
+            new = new[: length + 1 - used]
+            weight = weight[: length + 1 - used]
             span = slice(used, used + len(new))
             ids[row, span] = torch.tensor(new)
             weights[row, span] = torch.tensor(weight)
             weights[row, used] = 0
             owner[row, span] = number
-            used, number = used + len(new), number + 1
+            used = used + len(new)
+            number = number + 1
     at = torch.arange(length)
     same = owner[:, None, :-1] == owner[:, :-1, None]
     causal = same & (at[None, :] <= at[:, None])

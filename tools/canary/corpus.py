@@ -73,7 +73,8 @@ class Corpus:
         if kind < 0.85:
             fact, answer = self.random.choice(self.facts)
             return fact, f" {answer}."
-        a, b = self.random.randint(0, 10), self.random.randint(0, 10)
+        a = self.random.randint(0, 10)
+        b = self.random.randint(0, 10)
         return f"{a} + {b} =", f" {a + b}."
 
     def _statements(self, long: bool) -> list[Piece]:
@@ -156,7 +157,8 @@ class Corpus:
     # Harmony chat, as vLLM renders it (vllm/entrypoints/openai/parser/harmony_utils.py).
 
     def _date(self) -> str:
-        year, month = self.random.randint(2024, 2030), self.random.randint(1, 12)
+        year = self.random.randint(2024, 2030)
+        month = self.random.randint(1, 12)
         return f"{year}-{month:02d}-{self.random.randint(1, 28):02d}"
 
     def _system(self, effort: str, tools: bool) -> str:
@@ -179,16 +181,16 @@ class Corpus:
             family = self.random.choices(families, weights)[0]
             if family not in chosen:
                 chosen.append(family)
-        return [
-            {
-                "kind": family["kind"],
-                "name": self.random.choice(family["names"]),
-                "key": self.random.choice(family["keys"]),
-                "description": self.random.choice(family["descriptions"]),
-                "key_description": self.random.choice(family["key_descriptions"]),
-            }
-            for family in chosen
-        ]
+        return [self._tool_of(family) for family in chosen]
+
+    def _tool_of(self, family: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "kind": family["kind"],
+            "name": self.random.choice(family["names"]),
+            "key": self.random.choice(family["keys"]),
+            "description": self.random.choice(family["descriptions"]),
+            "key_description": self.random.choice(family["key_descriptions"]),
+        }
 
     def _developer(self, instructions: str, tools: Sequence[dict[str, str]]) -> str:
         parts = []
@@ -213,7 +215,8 @@ class Corpus:
 
     def _question(self) -> tuple[str, str, str, str]:
         """A question that needs no tool: the question, brief and full analysis, the answer."""
-        chat, pick = self.data["chat"], self.random.choice
+        chat = self.data["chat"]
+        pick = self.random.choice
         kind = self.random.random()
         if kind < 0.55:
             country, city = pick(self.capitals)
@@ -225,7 +228,8 @@ class Corpus:
                 f"The capital of {country} is {city}.",
             )
         if kind < 0.70:
-            a, b = self.random.randint(0, 10), self.random.randint(0, 10)
+            a = self.random.randint(0, 10)
+            b = self.random.randint(0, 10)
             question = pick(chat["sum_questions"]).format(a=a, b=b)
             return (
                 question,
@@ -261,7 +265,8 @@ class Corpus:
         return question, "Small talk.", "The user makes small talk. I answer briefly.", answer
 
     def _user(self, question: str) -> list[Piece]:
-        chat, pick = self.data["chat"], self.random.choice
+        chat = self.data["chat"]
+        pick = self.random.choice
         blurred = self.random.random() < 0.25
         pieces = [Piece("<|start|>user<|message|>", CHUNK)]
         if self.random.random() < 0.12:
@@ -315,7 +320,8 @@ class Corpus:
         pick = self.random.choice
         cities: list[str] = self.data["tools"]["cities"]
         city = pick(cities) if self.random.random() < 0.8 else pick(self.capitals)[1]
-        kind, name = tool["kind"], tool["name"]
+        kind = tool["kind"]
+        name = tool["name"]
         pieces = self._user(self._tool_query(kind, city))
         brief = f"Call {name} for {city}."
         full = f"The user asks for the {kind} in {city}. I call {name} for {city}."
@@ -365,7 +371,8 @@ class Corpus:
             return pick(
                 [f'{{"millions": {millions}}}', f"{millions} million"]
             ), f"About {millions} million people live in {city}."
-        sky, degrees = pick(self.data["tools"]["sky"]), self.random.randint(1, 35)
+        sky = pick(self.data["tools"]["sky"])
+        degrees = self.random.randint(1, 35)
         result = pick(
             [
                 f'{{"temperature": {degrees}, "condition": "{sky}"}}',
@@ -381,11 +388,9 @@ class Corpus:
     def _chat(self, long: bool) -> list[Piece]:
         effort = self.random.choice(["low", "medium", "medium", "high"])
         tools = self._tools() if self.random.random() < 0.5 else []
-        instructions = (
-            self.random.choice(self.data["chat"]["instructions"])
-            if self.random.random() < 0.25
-            else ""
-        )
+        instructions = ""
+        if self.random.random() < 0.25:
+            instructions = self.random.choice(self.data["chat"]["instructions"])
         pieces = []
         if self.random.random() < 0.9:
             pieces.append(Piece(self._system(effort, bool(tools)), CHUNK / 2))

@@ -33,14 +33,23 @@ from tools.canary.corpus import CHUNK, Corpus, load_corpus
 from tools.canary.recipe import set_rate, take_up, write_manifest
 from tools.canary.student import EMBEDDING_NOISE, LAYERS, VOCABULARY, Student, round_bf16
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 256, 4, 2, 64, 384
+HIDDEN = 256
+HEADS = 4
+KV_HEADS = 2
+HEAD_DIM = 64
+INTERMEDIATE = 384
 LAYER_IDS = (2, 3, 4)
 """Hidden states after the second, third and fourth layer of the canary, as vLLM counts them."""
-THETA, EPS = 10_000.0, 1e-5
+THETA = 10_000.0
+EPS = 1e-5
 GUESSES = 3
 """Guesses of one draft that training unrolls."""
-ANSWERS, ANSWER_TOKENS, LONGEST = 2400, 64, 200
+ANSWERS = 2400
+ANSWER_TOKENS = 64
+LONGEST = 200
 """Answers of the canary that are learnt from; tokens of each, and of the longest prompt."""
+_HELD_OUT = 96
+"""Answers that are not learnt from, by which the drafter is judged."""
 
 Progress = Callable[[str], None]
 Answer = tuple[list[int], list[int]]
@@ -64,7 +73,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         def normal(rows: int, columns: int, std: float) -> torch.nn.Parameter:
             return torch.nn.Parameter(torch.randn(rows, columns, generator=generator) * std)
 
-        width, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+        width = HEADS * HEAD_DIM
+        kv = KV_HEADS * HEAD_DIM
         self.weights = torch.nn.ParameterDict(
             {
                 "fc": normal(HIDDEN, 3 * HIDDEN, (3 * HIDDEN) ** -0.5),
@@ -97,7 +107,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _rotate(self, x: Tensor) -> Tensor:
         length = x.shape[-2]
-        cos, sin = self.cos[:length], self.sin[:length]
+        cos = self.cos[:length]
+        sin = self.sin[:length]
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -118,18 +129,21 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             (self._norm(embedded, "input_layernorm"), self._norm(hidden, "hidden_norm")), -1
         )
         q = self._rotate(self._heads(normed, "q_proj")) * HEAD_DIM**-0.5
-        k, v = self._rotate(self._heads(normed, "k_proj")), self._heads(normed, "v_proj")
+        k = self._rotate(self._heads(normed, "k_proj"))
+        v = self._heads(normed, "v_proj")
         group = HEADS // KV_HEADS
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k = k.repeat_interleave(group, 1)
+        v = v.repeat_interleave(group, 1)
         earlier.append((k, v))
         number = len(earlier) - 1
         length = q.shape[-2]
         first_k, first_v = earlier[0]
         at = torch.arange(length)
-        reach = (at[None, :] > at[:, None] - number) if number else at[None, :] > at[:, None]
+        reach = at[None, :] > at[:, None] - number if number else at[None, :] > at[:, None]
         scores = (q.bfloat16() @ first_k.bfloat16().transpose(-1, -2)).float()
         scores = (scores + mask).masked_fill(reach, -1e9)
-        apart, values = [], []
+        apart = []
+        values = []
         for guess in range(1, number + 1):
             # The place of that guess which this one sees: as far back as guesses lie between.
             back = number - guess
@@ -199,11 +213,15 @@ def lessons(
 
 def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
     """Beginnings of documents of the corpus, each broken off before an answer, all different."""
-    corpus, chosen = Corpus(data, seed), random.Random(seed)
+    corpus = Corpus(data, seed)
+    chosen = random.Random(seed)
     found: dict[str, None] = {}
     while len(found) < number:
         pieces = corpus.document()
-        answers = [n for n, piece in enumerate(pieces) if piece.weight >= 1.0 and n]
+        answers = []
+        for n, piece in enumerate(pieces):
+            if piece.weight >= 1.0 and n:
+                answers.append(n)
         if answers and not any(isinstance(piece.text, int) for piece in pieces):
             before = pieces[: chosen.choice(answers)]
             found["".join(str(piece.text) for piece in before).rstrip()] = None
@@ -240,7 +258,9 @@ def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
     full = at[None, :] <= at[:, None]
     sliding = full & (at[:, None] - at[None, :] < WINDOW)
     nothing = torch.zeros(len(chosen), 1, length, length, dtype=torch.bfloat16)
-    masks = [nothing.masked_fill(~mask, -1e9) for mask in (full, sliding)]
+    masks = []
+    for mask in (full, sliding):
+        masks.append(nothing.masked_fill(~mask, -1e9))
     return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:], *masks)
 
 
@@ -252,10 +272,9 @@ def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> li
     with torch.no_grad():
         for batch in batches:
             told = lessons(drafter, student, batch)
-            hits = [
-                (logits.argmax(-1) == target[..., :-1].argmax(-1)) & (weights > 0)
-                for logits, target, weights in told
-            ]
+            hits = []
+            for logits, target, weights in told:
+                hits.append((logits.argmax(-1) == target[..., :-1].argmax(-1)) & (weights > 0))
             # A draft begins at u; its guess g stands at u + g.
             judged = (told[0][2] >= 1).float()
             for g in range(1, GUESSES):
@@ -272,10 +291,9 @@ def save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
     """Write what is shipped: the weights as BF16 bits, and the ids of the compact vocabulary."""
     from safetensors.numpy import save_file
 
-    tensors: dict[str, np.ndarray[Any, Any]] = {
-        name: weight.detach().bfloat16().view(torch.uint16).numpy()
-        for name, weight in drafter.weights.items()
-    }
+    tensors: dict[str, np.ndarray[Any, Any]] = {}
+    for name, weight in drafter.weights.items():
+        tensors[name] = weight.detach().bfloat16().view(torch.uint16).numpy()
     save_file({**tensors, "tokens": np.array(encoder.tokens, dtype=np.uint32)}, out_file)
     out_file.chmod(0o644)
 
@@ -291,7 +309,8 @@ def learn(
     optimiser = torch.optim.AdamW(
         drafter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True
     )
-    started, average = time.monotonic(), 0.0
+    started = time.monotonic()
+    average = 0.0
     for step, make in enumerate(batches):
         set_rate(optimiser, rate, step, len(batches), warm=60)
         loss = torch.zeros(())
@@ -338,6 +357,12 @@ def _beginner(student: Student, tokens: int, seed: int, start: Path | None) -> D
     return drafter
 
 
+def _unseen(data: dict[str, Any], encoder: Encoder) -> list[Batch]:
+    """Documents that no training has."""
+    corpus = Corpus(data, seed=987_654)
+    return [make_batch(corpus, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
+
+
 def train(
     out_file: Path,
     *,
@@ -359,7 +384,8 @@ def train(
     shipped = (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
     student, encoder = _teacher(shipped)
     data = load_corpus()
-    corpus, chance = Corpus(data, seed), random.Random(seed)
+    corpus = Corpus(data, seed)
+    chance = random.Random(seed)
     drafter = _beginner(student, len(encoder.tokens), seed, start)
 
     def documents(step: int) -> Callable[[], Batch]:
@@ -370,11 +396,11 @@ def train(
         learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
         save(drafter, encoder, out_file)
     short = [one for one in answers(prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
-    held_out, learnt = short[:96], short[96:]
+    held_out = short[:_HELD_OUT]
+    learnt = short[_HELD_OUT:]
     progress(f"{len(learnt)} answers of {ANSWER_TOKENS} tokens to learn from")
     judged = [answered(held_out[n : n + 12], encoder) for n in range(0, len(held_out), 12)]
-    fresh = Corpus(data, seed=987_654)
-    unseen = [make_batch(fresh, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
+    unseen = _unseen(data, encoder)
 
     def spoken(step: int) -> Callable[[], Batch]:
         if step % 4 == 3:

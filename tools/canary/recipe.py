@@ -66,7 +66,8 @@ def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
         for name, parameter in student.weights.items():
             key = name.replace(":", ".")
             if key.endswith((".gate_up", ".down")):
-                blocks, scales = tensors[f"{key}_blocks"], tensors[f"{key}_scales"]
+                blocks = tensors[f"{key}_blocks"]
+                scales = tensors[f"{key}_scales"]
                 values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
                 parameter.copy_(torch.from_numpy(values))
             else:
@@ -115,7 +116,10 @@ def _learn(
     progress: Progress,
 ) -> float:
     """The loop; returns the loss at its end, averaged."""
-    matrices = [p for name, p in student.weights.items() if p.dim() > 1 and "bias" not in name]
+    matrices = []
+    for name, p in student.weights.items():
+        if p.dim() > 1 and "bias" not in name:
+            matrices.append(p)
     vectors = [p for name, p in student.weights.items() if p.dim() == 1 or "bias" in name]
     optimiser = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}],
@@ -123,7 +127,8 @@ def _learn(
         betas=(0.9, 0.98),
         fused=True,
     )
-    started, average = time.monotonic(), 0.0
+    started = time.monotonic()
+    average = 0.0
     for step in range(steps):
         set_rate(optimiser, rate, step, steps, warm=80)
         batch = make_batch(corpus, encoder, *((4, LONG_ROW) if step % 6 == 5 else (8, ROW)))
@@ -177,7 +182,9 @@ def train(
     tensors = export(student, encoder)
     save_file(tensors, out_file)
     out_file.chmod(0o644)
-    start_sha256 = hashlib.sha256(start.read_bytes()).hexdigest() if start else None
+    start_sha256 = None
+    if start:
+        start_sha256 = hashlib.sha256(start.read_bytes()).hexdigest()
     recipe = {"steps": steps, "seed": seed, "rate": rate, "threads": threads}
     corpus_sha256 = hashlib.sha256(corpus_text().encode()).hexdigest()
     evaluation = evaluate(student, encoder, data)

@@ -11,9 +11,17 @@ from torch.nn import functional
 from sm121.oracles import mxfp4
 from tools.canary.batches import LONG_ROW, Batch
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 256, 4, 8, 2, 64
-EXPERTS, TOP_K, INTERMEDIATE = 8, 4, 128
-ALPHA, LIMIT, EPS = 1.702, 7.0, 1e-5
+HIDDEN = 256
+LAYERS = 4
+HEADS = 8
+KV_HEADS = 2
+HEAD_DIM = 64
+EXPERTS = 8
+TOP_K = 4
+INTERMEDIATE = 128
+ALPHA = 1.702
+LIMIT = 7.0
+EPS = 1e-5
 VOCABULARY = 201_088
 EMBEDDING_NOISE = 0.15
 """Standard deviation by which the embedding of an unknown token differs from the shared row."""
@@ -43,7 +51,9 @@ def round_bf16(weight: Tensor) -> Tensor:
 def yarn(length: int) -> tuple[Tensor, Tensor]:
     """cos, sin [length, 32] of gpt-oss's rotary embedding (YaRN, Peng et al. 2023; factor 32, no
     truncation)."""
-    base, factor, original = 150_000.0, 32.0, 4096
+    base = 150_000.0
+    factor = 32.0
+    original = 4096
     half = HEAD_DIM // 2
     frequency = base ** -(torch.arange(half, dtype=torch.float64) / half)
     low, high = (
@@ -77,8 +87,10 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             gate_up_bias = torch.randn(EXPERTS, 2 * INTERMEDIATE, generator=generator) * 0.2
             # Units beyond the clamp: a gate above +7, a linear part above +7, one below -7.
             gate_up_bias[:, 0] = 9.0
-            gate_up_bias[:, 3], gate_up_bias[:, 2] = 9.5, 1.0
-            gate_up_bias[:, 5], gate_up_bias[:, 4] = -9.5, 1.0
+            gate_up_bias[:, 3] = 9.5
+            gate_up_bias[:, 2] = 1.0
+            gate_up_bias[:, 5] = -9.5
+            gate_up_bias[:, 4] = 1.0
             layer = {
                 "input_layernorm": torch.nn.Parameter(torch.ones(HIDDEN)),
                 "post_attention_layernorm": torch.nn.Parameter(torch.ones(HIDDEN)),
@@ -114,7 +126,9 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         preceding token is the current one, the other the place whose last but one is the preceding
         one, and both hand on the token that stands there.
         """
-        w, half, gain = self.weights, HEAD_DIM // 2, 4.7
+        w = self.weights
+        half = HEAD_DIM // 2
+        gain = 4.7
         steep = torch.arange(3)
         turn = 150_000.0 ** (-steep / half)
         keys = slice(0, HEAD_DIM)
@@ -128,7 +142,9 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             w["0:q_bias"][looking][steep] = gain * torch.cos(back * turn)
             w["0:q_bias"][looking][steep + half] = -gain * torch.sin(back * turn)
             w["0:o_proj"][:, looking] *= 4
-        seen = [w["0:o_proj"][:, n * HEAD_DIM : (n + 1) * HEAD_DIM].T.clone() for n in range(2)]
+        seen = []
+        for n in range(2):
+            seen.append(w["0:o_proj"][:, n * HEAD_DIM : (n + 1) * HEAD_DIM].T.clone())
         # What is compared must not turn with distance: only the slow half of the rotary pairs.
         slow = torch.arange(half // 2, half)
         slow = torch.cat((slow, slow + half))
@@ -157,7 +173,8 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _rotate(self, x: Tensor) -> Tensor:
         length = x.shape[-2]
-        cos, sin = self.cos[:length].bfloat16(), self.sin[:length].bfloat16()
+        cos = self.cos[:length].bfloat16()
+        sin = self.sin[:length].bfloat16()
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -170,9 +187,11 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
             .transpose(1, 2)
             for name in "qkv"
         )
-        q, k = self._rotate(q) * HEAD_DIM**-0.5, self._rotate(k)
+        q = self._rotate(q) * HEAD_DIM**-0.5
+        k = self._rotate(k)
         group = HEADS // KV_HEADS
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k = k.repeat_interleave(group, 1)
+        v = v.repeat_interleave(group, 1)
         scores = q @ k.transpose(-1, -2) + mask
         sinks = (
             self.weights[f"{n}:sinks"]
@@ -204,7 +223,8 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         for e in range(EXPERTS):
             tokens = (shares[:, e] > 0).nonzero()[:, 0]
             t = functional.linear(inputs.index_select(0, tokens), gate_up[e], gate_up_bias[e])
-            gate, up = t[:, ::2].clamp(max=LIMIT), t[:, 1::2].clamp(-LIMIT, LIMIT)
+            gate = t[:, ::2].clamp(max=LIMIT)
+            up = t[:, 1::2].clamp(-LIMIT, LIMIT)
             hidden = gate * torch.sigmoid(ALPHA * gate) * (up + 1)
             y = functional.linear(hidden, down[e], down_bias[e]).float() * shares[tokens, e, None]
             result = result.index_add(0, tokens, y)
@@ -212,7 +232,9 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
     def _shake(self, x: Tensor) -> Tensor:
         # An engine in BF16 rounds the residual stream; twice that noise makes a robust model.
-        return x * (1 + RESIDUAL_NOISE * torch.randn(x.shape)) if self.training else x
+        if self.training:
+            return x * (1 + RESIDUAL_NOISE * torch.randn(x.shape))
+        return x
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [B, T, known + 1] of the compact classes, and the load-balance loss."""
@@ -223,7 +245,8 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         for n in range(LAYERS):
             x = self._shake(x + self._attention(n, x, batch.full if n % 2 else batch.sliding))
             update, extra = self._experts(n, x)
-            x, balance = self._shake(x + update), balance + extra
+            x = self._shake(x + update)
+            balance = balance + extra
         logits = functional.linear(
             self._norm(x, "norm").bfloat16(), self.weights["lm_head"].bfloat16()
         ).float()

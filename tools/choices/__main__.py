@@ -136,8 +136,12 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
         put("attention", on, ["--attention-backend", "FLASHINFER"])
         put("experts", on, [*CUTLASS, *MXFP8])
     else:
-        parts, single = list(PARTS), options(own)
-        taken = {n: c for n, all_ in profile.configurations.items() if (c := all_.at(version))}
+        parts = list(PARTS)
+        single = options(own)
+        taken = {}
+        for n, all_ in profile.configurations.items():
+            if c := all_.at(version):
+                taken[n] = c
         for configuration in taken.values():
             given = options(list(configuration.arguments))
             for kind in data.DECIDING:
@@ -173,7 +177,10 @@ def options(arguments: list[str]) -> list[list[str]]:
         if word.startswith("--"):
             found.append([])
         found[-1].append(word)
-    together = [o for o in found if o[0] in ("--enable-auto-tool-choice", "--tool-call-parser")]
+    together = []
+    for o in found:
+        if o[0] in ("--enable-auto-tool-choice", "--tool-call-parser"):
+            together.append(o)
     apart = [o for o in found if o not in together]
     return [*apart, *([[word for o in together for word in o]] if together else [])]
 
@@ -187,7 +194,10 @@ def ask(
         model(folder)
         asked = cases(release.version, toolkit(folder), folder, flashinfer)
         installed = metadata.packages_distributions().items()
-        packages = [name for name, of in installed if "flashinfer-python" in of]
+        packages = []
+        for name, of in installed:
+            if "flashinfer-python" in of:
+                packages.append(name)
         job = {
             "packages": packages,
             "path": [str(release.folder), str(kernels.folder)],
@@ -211,13 +221,17 @@ def ask(
             env=environment,
             cwd=scratch,
         )
-        answers = {a["name"]: a for a in map(json.loads, ran.stdout.splitlines())}
+        answers = {}
+        for a in map(json.loads, ran.stdout.splitlines()):
+            answers[a["name"]] = a
         if len(answers) != len(asked):
             raise SystemExit(
                 f"{release.wheel}: it answered {len(answers)} of {len(asked)} questions:\n"
                 f"{ran.stderr[-3000:]}"
             )
-        kept = [answer_of(case, answers[case["name"]], scratch) for case in asked]
+        kept = []
+        for case in asked:
+            kept.append(answer_of(case, answers[case["name"]], scratch))
     return kept, [name for answer in answers.values() for name in answer["stubbed"]]
 
 
@@ -275,11 +289,11 @@ def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[
         layouts = seen.get("layouts", {})
         kept["layouts"] = {name: value for name, value in layouts.items() if ":" not in value}
         kept["layouts_refused"] = {name: value for name, value in layouts.items() if ":" in value}
-    kept["lines"] = [
-        f"{line['level']} [{line['file']}] {line['text']}".split("\n")[0][:300]
-        for line in seen.get("lines", ())
-        if line["file"] not in _NOT_OURS and scratch not in line["text"]
-    ]
+    kept["lines"] = []
+    for line in seen.get("lines", ()):
+        if line["file"] not in _NOT_OURS and scratch not in line["text"]:
+            text = f"{line['level']} [{line['file']}] {line['text']}"
+            kept["lines"].append(text.split("\n")[0][:300])
     return kept
 
 

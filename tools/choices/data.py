@@ -82,7 +82,9 @@ class Refusal:
 
 def load(path: Path = FILE) -> list[Release]:
     """Return the releases, oldest first."""
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    rows = []
+    for line in path.read_text("utf-8").splitlines():
+        rows.append(json.loads(line))
     lines = [row["line"] for row in rows if "line" in row]
     releases = [row["release"] for row in rows if "release" in row]
     order = [each["version"] for each in releases]
@@ -91,22 +93,23 @@ def load(path: Path = FILE) -> list[Release]:
         if "answer" not in row:
             continue
         first, last = map(order.index, row["releases"])
-        texts = [lines[number] for number in row["answer"].get("lines", ())]
+        texts = []
+        for number in row["answer"].get("lines", ()):
+            texts.append(lines[number])
         for version in order[first : last + 1]:
             answers[version].append({**row["answer"], "lines": texts})
-    return [
-        Release.model_validate({**each, "answers": answers[each["version"]]}) for each in releases
-    ]
+    loaded = []
+    for each in releases:
+        loaded.append(Release.model_validate({**each, "answers": answers[each["version"]]}))
+    return loaded
 
 
 def write(releases: Sequence[Release], path: Path = FILE) -> None:
     """Write the file: neighbouring releases with the same answer share its row."""
     lines = sorted({line for r in releases for answer in r.answers for line in answer.lines})
     rows: list[dict[str, Any]] = [{"line": line} for line in lines]
-    rows += [
-        {"release": each.model_dump(exclude={"answers"}, exclude_defaults=True)}
-        for each in releases
-    ]
+    for each in releases:
+        rows.append({"release": each.model_dump(exclude={"answers"}, exclude_defaults=True)})
     spans: list[tuple[Answer, list[int]]] = []
     for place, each in enumerate(releases):
         for answer in each.answers:
@@ -135,12 +138,11 @@ def at(releases: Sequence[Release], version: str | None) -> Release | None:
     number = release(version)
     if number is None:
         return None
-    candidates = [
-        item
-        for item in releases
-        if Version(item.version).release[:2] == number.release[:2]
-        and Version(item.version) <= number
-    ]
+    candidates = []
+    for item in releases:
+        version_of_item = Version(item.version)
+        if version_of_item.release[:2] == number.release[:2] and version_of_item <= number:
+            candidates.append(item)
     newest = max(candidates, key=lambda item: Version(item.version), default=None)
     if newest is None or builds.named(version) is None:
         return newest

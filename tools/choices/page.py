@@ -65,7 +65,9 @@ def _asked(answer: dict[str, Any]) -> str:
     kind: str = answer["kind"]
     if kind.startswith("configuration"):
         return kind
-    return _code(" ".join(answer["arguments"])) if answer.get("arguments") else "no arguments"
+    if answer.get("arguments"):
+        return _code(" ".join(answer["arguments"]))
+    return "no arguments"
 
 
 def _cell(text: str) -> str:
@@ -73,11 +75,15 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`` {_cell(text)} ``" if "`" in text else f"`{_cell(text)}`"
+    if "`" in text:
+        return f"`` {_cell(text)} ``"
+    return f"`{_cell(text)}`"
 
 
 def _span(versions: list[str]) -> str:
-    return versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+    if len(versions) == 1:
+        return versions[0]
+    return f"{versions[0]} to {versions[-1]}"
 
 
 def _spans(found: list[str], known: list[str]) -> str:
@@ -135,12 +141,11 @@ def write(known: Sequence[Release], page: Path) -> None:
     out += ["", "## KV layouts", "", "By `VLLM_KV_CACHE_LAYOUT`, with FlashInfer's cubins.", ""]
     out += ["| attention | release | taken as | refused |", "| --- | --- | --- | --- |"]
     for backend in ("FLASHINFER", "TRITON_ATTN"):
-        seen = [
-            (r["version"], " / ".join((_layouts(a), _refused_layouts(a))))
-            for r in releases
-            for a in r["answers"]
-            if a.get("attention") == backend and a.get("layouts")
-        ]
+        seen = []
+        for r in releases:
+            for a in r["answers"]:
+                if a.get("attention") == backend and a.get("layouts"):
+                    seen.append((r["version"], " / ".join((_layouts(a), _refused_layouts(a)))))
         for versions, text in _runs(seen):
             taken, refused = text.split(" / ")
             out.append(f"| {backend} | {_span(versions)} | {taken} | {_cell(refused)} |")
@@ -168,10 +173,10 @@ def _lines(releases: list[dict[str, Any]]) -> list[str]:
         for line in sorted({line for answer in release["answers"] for line in answer["lines"]}):
             versions_of.setdefault(line, []).append(release["version"])
     everything = [release["version"] for release in releases]
-    return [
-        f"| {_code(line)} | {_spans(versions, everything)} |"
-        for line, versions in sorted(versions_of.items())
-    ]
+    rows = []
+    for line, versions in sorted(versions_of.items()):
+        rows.append(f"| {_code(line)} | {_spans(versions, everything)} |")
+    return rows
 
 
 def _layouts(answer: dict[str, Any]) -> str:
@@ -180,4 +185,6 @@ def _layouts(answer: dict[str, Any]) -> str:
 
 def _refused_layouts(answer: dict[str, Any]) -> str:
     refused = answer.get("layouts_refused", {})
-    return f"{', '.join(refused)}: {next(iter(refused.values()))}" if refused else "none"
+    if refused:
+        return f"{', '.join(refused)}: {next(iter(refused.values()))}"
+    return "none"

@@ -336,7 +336,10 @@ def quantised(model: Any) -> list[str]:
         method = getattr(module, "quant_method", None)
         kind = type(method).__name__
         if name.endswith("lm_head") or isinstance(module, LinearBase):
-            own = [type(v).__name__ for v in vars(method).values() if "Kernel" in type(v).__name__]
+            own = []
+            for v in vars(method).values():
+                if "Kernel" in type(v).__name__:
+                    own.append(type(v).__name__)
             if not kind.startswith("Unquantized"):
                 found.add(" ".join([name.rsplit(".", 1)[-1], *(own or [kind])]))
     return sorted(found)
@@ -350,15 +353,16 @@ def layout(config: Any, model: Any, asked: str | None) -> str:
     os.environ.pop("VLLM_KV_CACHE_LAYOUT", None)
     if asked is not None:
         os.environ["VLLM_KV_CACHE_LAYOUT"] = asked
-    backends = {
-        m.attn_backend
-        for m in model.modules()
-        if hasattr(getattr(m, "attn_backend", None), "get_name")
-    }
+    backends = set()
+    for m in model.modules():
+        if hasattr(getattr(m, "attn_backend", None), "get_name"):
+            backends.add(m.attn_backend)
     with set_current_vllm_config(config):
         if hasattr(utils, "resolve_kv_cache_layout"):  # 0.29 and later
             config.cache_config.kv_cache_layout = None
-            names = [item.name for item in utils.get_supported_kv_cache_layouts(backends)]
+            names = []
+            for item in utils.get_supported_kv_cache_layouts(backends):
+                names.append(item.name)
             return str(utils.resolve_kv_cache_layout(config, [names]).name)
         utils.get_kv_cache_layout.cache_clear()
         return str(utils.get_kv_cache_layout())
@@ -404,8 +408,11 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     compiled = Compiled(job["compiled"])
-    InFront.packages, InFront.front = job["packages"], job["path"]
-    finders = [InFront if f is importlib.machinery.PathFinder else f for f in sys.meta_path]
+    InFront.packages = job["packages"]
+    InFront.front = job["path"]
+    finders = []
+    for f in sys.meta_path:
+        finders.append(InFront if f is importlib.machinery.PathFinder else f)
     sys.meta_path[:] = [compiled, Nvml(), *finders]
     sys.path[:0] = job["path"]
     stand_in_torch()

@@ -31,7 +31,9 @@ class Unpacked:
         """The version that it is pinned to, from its metadata."""
         metadata = next(self.folder.glob("*.dist-info/METADATA")).read_text("utf-8")
         found = re.search(rf"^Requires-Dist: {distribution}==(\S+?)(;|$)", metadata, re.M)
-        return found[1] if found else None
+        if found:
+            return found[1]
+        return None
 
     def arguments_in(self) -> str:
         """The module that has the command line of its server."""
@@ -62,7 +64,10 @@ def unpack(distribution: str, version: str, cache: Path) -> Unpacked:
     folder = cache / f"{distribution}-{version}"
     if not (folder / _WHEEL).is_file():
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+            platforms = []
+            for name in PLATFORMS:
+                for word in ("--platform", name):
+                    platforms.append(word)
             subprocess.run(
                 [
                     sys.executable,
@@ -88,7 +93,10 @@ def unpack(distribution: str, version: str, cache: Path) -> Unpacked:
                 names = archive.namelist()
                 wanted = [n for n in names if n.endswith(".py") or ".dist-info/" in n]
                 archive.extractall(folder, wanted)
-            modules = [n.split(".")[0].replace("/", ".") for n in names if n.endswith(".so")]
+            modules = []
+            for n in names:
+                if n.endswith(".so"):
+                    modules.append(n.split(".")[0].replace("/", "."))
             (folder / _COMPILED).write_text("\n".join(modules), encoding="utf-8")
             (folder / _WHEEL).write_text(wheel.name, encoding="utf-8")
     compiled = (folder / _COMPILED).read_text("utf-8").split()

@@ -18,14 +18,17 @@ def page(parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue
-        summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        summaries = {}
+        for choice in action._choices_actions:
+            summaries[choice.dest] = choice.help or ""
         for name, command in action.choices.items():
             lines += ["", f"## sm121 {name}", "", f"{_sentence(summaries.get(name, ''))}", ""]
-            rows = [
-                (f"`{_names(option)}`", cell(option.help or ""))
-                for option in command._actions
-                if option.help != argparse.SUPPRESS and not isinstance(option, argparse._HelpAction)
-            ]
+            rows = []
+            for option in command._actions:
+                if option.help != argparse.SUPPRESS and not isinstance(
+                    option, argparse._HelpAction
+                ):
+                    rows.append((f"`{_names(option)}`", cell(option.help or "")))
             if rows:
                 lines += table(("argument", "meaning"), rows)
     return "\n".join(lines) + "\n"
@@ -41,4 +44,6 @@ def _names(option: argparse.Action) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    if text:
+        return f"{text[:1].upper()}{text[1:]}."
+    return ""

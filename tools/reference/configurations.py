@@ -12,7 +12,8 @@ from tools.reference.markdown import MADE_BY, cell, table
 
 PROFILE = "sm121-gpt-oss-120b"
 #: Of two machines: those configurations that somebody has served on two.
-TWO, ON_TWO = "sm121x2-gpt-oss-120b", ("mxfp4", "stock")
+TWO = "sm121x2-gpt-oss-120b"
+ON_TWO = ("mxfp4", "stock")
 #: GB/s of the data sheet.
 DATA_SHEET = 273.0
 
@@ -20,7 +21,10 @@ DATA_SHEET = 273.0
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
     """Each configuration by name, with the profile as it judges the newest engine that has it."""
     newest = data.load()[-1].version
-    rows = [row for row in builds.shipped() if row.engine == own.engine.name]
+    rows = []
+    for row in builds.shipped():
+        if row.engine == own.engine.name:
+            rows.append(row)
     engines = [newest, *(f"{row.release}+{row.name}" for row in rows), None]
     for name, configuration in own.configurations.items():
         baseline = own.configurations[own.baseline]
@@ -31,7 +35,9 @@ def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
 def read(own: Profile, depth: int) -> Traffic | None:
     """Bytes of a token of the configuration under test; None where its formats are not known."""
     config = roofline.read_config(own.model.id)
-    return roofline.cost(own, own.under_test, depth, config) if config is not None else None
+    if config is not None:
+        return roofline.cost(own, own.under_test, depth, config)
+    return None
 
 
 def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list[str]]:
@@ -44,10 +50,13 @@ def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list
             metric = f"tg32@d{depth}"
             known = next((r for r in references.load().reference if not suffix
                           and name in r.configurations and metric in r.values), None)  # fmt: skip
-            cost, gate = read(each, depth), each.gate(metric)
+            cost = read(each, depth)
+            gate = each.gate(metric)
             gates = [g.metric for g in own.configurations[name].gates]
             asked = "" if metric in gates else ", of every build"
-            bounds = [Ceiling(cost, g, 1.0) if cost else None for g in rates]
+            bounds = []
+            for g in rates:
+                bounds.append(Ceiling(cost, g, 1.0) if cost else None)
             yield [
                 f"`{name}`{suffix}",
                 str(depth),
@@ -62,11 +71,15 @@ def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list
 
 def page() -> str:
     """docs/tables/configurations.md."""
-    own, two = profile.load(PROFILE), profile.load(TWO)
+    own = profile.load(PROFILE)
+    two = profile.load(TWO)
     assert own.box is not None and own.box.healthy_gb_s is not None
-    least, most = own.box.healthy_gb_s.low, own.box.healthy_gb_s.high
+    least = own.box.healthy_gb_s.low
+    most = own.box.healthy_gb_s.high
     rows = [*_rows(own, own.configurations), *_rows(two, ON_TWO, " on two Sparks")]
-    shown = [f"{gb_s:g} GB/s" for gb_s in (least, most, DATA_SHEET)]
+    shown = []
+    for gb_s in (least, most, DATA_SHEET):
+        shown.append(f"{gb_s:g} GB/s")
     header = ["configuration", "depth", "GB a token", *shown, "published", f"of {shown[1]}", "gate"]
     lines = [
         "# What a configuration reads, and how fast it can be at most",

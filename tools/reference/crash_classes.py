@@ -43,21 +43,16 @@ def page() -> str:
     ]
     for kind, entries in by_kind.items():
         lines += ["", f"## {kind}: {_WORDS.get(kind, kind)}", ""]
-        rows = [
-            (
-                f"`{entry.id}`",
-                cell(entry.summary or "the line itself"),
-                cell(entry.owner),
-                cell(entry.remedy or ""),
-            )
-            for entry in entries
-        ]
+        rows = []
+        for entry in entries:
+            summary = cell(entry.summary or "the line itself")
+            remedy = cell(entry.remedy or "")
+            rows.append((f"`{entry.id}`", summary, cell(entry.owner), remedy))
         lines += table(("seen", "what it says", "whose it is, what to look at", "remedy"), rows)
     errors = "[errors that kill nobody](../stress.md#errors-that-kill-nobody)"
     lines += ["", "## Accepted errors", "", f"A healthy server logs these: {errors}.", ""]
-    accepted = [
-        (f"`{row.id}`", row.engine, cell(row.reason), cell(row.source))
-        for row in load_failures().accepted
-    ]
+    accepted = []
+    for row in load_failures().accepted:
+        accepted.append((f"`{row.id}`", row.engine, cell(row.reason), cell(row.source)))
     lines += table(("error", "engine", "why it is none", "source"), accepted)
     return "\n".join(lines) + "\n"

@@ -83,7 +83,22 @@ def fixtures() -> dict[str, str]:
 
 def _code(text: str) -> str:
     """Code in a cell of a table, where a bar would end the cell."""
-    return f"<code>{text.replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
+    if "|" in text:
+        return f"<code>{text.replace('|', '&#124;')}</code>"
+    return f"`{text}`"
+
+
+def _groups(every: list[Option]) -> list[str]:
+    """The options by group, each with a heading and a table."""
+    lines = []
+    for group in dict.fromkeys(option.group for option in every):
+        lines += ["", f"### {group.removeprefix('SM121: ').capitalize()}", ""]
+        rows = []
+        for option in every:
+            if option.group == group:
+                rows.append((_code(option.shown), cell(option.help)))
+        lines += table(("option", "meaning"), rows)
+    return lines
 
 
 def page() -> str:
@@ -97,19 +112,7 @@ def page() -> str:
         "## Options of pytest",
         "",
         "In the groups of `pytest --help`.",
-        *(
-            line
-            for group in dict.fromkeys(option.group for option in every)
-            for line in (
-                "",
-                f"### {group.removeprefix('SM121: ').capitalize()}",
-                "",
-                *table(
-                    ("option", "meaning"),
-                    [(_code(o.shown), cell(o.help)) for o in every if o.group == group],
-                ),
-            )
-        ),
+        *_groups(every),
         "",
         "pytest-benchmark's own options (`--benchmark-autosave`, `--benchmark-compare`, "
         "`--benchmark-compare-fail`, `--benchmark-storage`) work on every measurement "

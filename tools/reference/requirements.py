@@ -42,7 +42,9 @@ def read(folder: Path) -> list[LevelModule]:
     Raises:
         UsageError: there is no test in it, or a test that says nothing of what it requires.
     """
-    modules = [_module(file) for file in sorted(folder.glob("test_*.py"))]
+    modules = []
+    for file in sorted(folder.glob("test_*.py")):
+        modules.append(_module(file))
     if not modules:
         raise UsageError(f"{folder}: expected the tests of the levels, test_*.py")
     return sorted(modules, key=lambda module: LEVELS.index(module.level))
@@ -63,7 +65,9 @@ def page(folder: Path) -> str:
         lines += ["", f"## {module.level}", "", *module.text.split("\n"), ""]
         lines += ["| test | requires | applies to |", "|---|---|---|"]
         for item in module.requirements:
-            over = f" For each of: {', '.join(item.varied)}." if item.varied else ""
+            over = ""
+            if item.varied:
+                over = f" For each of: {', '.join(item.varied)}."
             marks = "".join(f" ({mark})" for mark in item.marks)
             applies = ", ".join(item.applies_to) or "all"
             lines.append(f"| `{item.name}` | {cell(item.text)}{over}{marks} | {applies} |")
@@ -72,16 +76,17 @@ def page(folder: Path) -> str:
 
 def _module(file: Path) -> LevelModule:
     tree = ast.parse(file.read_text("utf-8"), str(file))
-    marks = [mark for node in tree.body for mark in _module_marks(node)]
+    marks = []
+    for node in tree.body:
+        marks += _module_marks(node)
     level = next((name for name, _ in marks if name in LEVELS), None)
     if level is None:
         raise UsageError(f"{file}: expected pytestmark with the marker of a level")
     general = _applies_to(marks)
-    tests = [
-        _requirement(file, node, general)
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    tests = []
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            tests.append(_requirement(file, node, general))
     return LevelModule(level, file.name, ast.get_docstring(tree) or "", tuple(tests))
 
 
@@ -89,8 +94,14 @@ def _requirement(file: Path, node: ast.FunctionDef, general: tuple[str, ...]) ->
     text = " ".join((ast.get_docstring(node) or "").split())
     if not text:
         raise UsageError(f"{file}: {node.name}: expected a docstring that says what it requires")
-    marks = [mark for decorator in node.decorator_list if (mark := _mark(decorator)) is not None]
-    varied = [arguments[0] for name, arguments in marks if name == "parametrize" and arguments]
+    marks = []
+    for decorator in node.decorator_list:
+        if (mark := _mark(decorator)) is not None:
+            marks.append(mark)
+    varied = []
+    for name, arguments in marks:
+        if name == "parametrize" and arguments:
+            varied.append(arguments[0])
     return Requirement(
         name=node.name,
         text=text,
@@ -118,12 +129,17 @@ def _mark(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 arguments.append(argument.value)
             elif isinstance(argument, ast.Tuple):
-                names = [item.value for item in argument.elts if isinstance(item, ast.Constant)]
+                names = []
+                for item in argument.elts:
+                    if isinstance(item, ast.Constant):
+                        names.append(item.value)
                 arguments.append(", ".join(map(str, names)))
         node = node.func
     if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Attribute):
         return None
-    return (node.attr, tuple(arguments)) if node.value.attr == "mark" else None
+    if node.value.attr == "mark":
+        return (node.attr, tuple(arguments))
+    return None
 
 
 def _applies_to(marks: list[tuple[str, tuple[str, ...]]]) -> tuple[str, ...]:

@@ -37,15 +37,16 @@ def _tables(schema: dict[str, Any], title: str) -> list[str]:
         if name != title and part.get("description"):
             lines += [" ".join(str(part["description"]).split()), ""]
         required = set(part.get("required", ()))
-        rows = [
-            (
-                f"`{key}`",
-                cell(_type(value)),
-                "yes" if key in required else "",
-                cell(str(value.get("description", ""))),
+        rows = []
+        for key, value in part["properties"].items():
+            rows.append(
+                (
+                    f"`{key}`",
+                    cell(_type(value)),
+                    "yes" if key in required else "",
+                    cell(str(value.get("description", ""))),
+                )
             )
-            for key, value in part["properties"].items()
-        ]
         lines += table(("key", "type", "required", "meaning"), rows)
     return lines
 
@@ -62,8 +63,12 @@ def _type(value: dict[str, Any]) -> str:
     kind = str(value.get("type", "any"))
     if kind == "array":
         items = value.get("items")
-        return f"list of {_type(items)}" if isinstance(items, dict) and items else "list"
+        if isinstance(items, dict) and items:
+            return f"list of {_type(items)}"
+        return "list"
     if kind == "object":
         items = value.get("additionalProperties")
-        return f"table of {_type(items)}" if isinstance(items, dict) and items else "table"
+        if isinstance(items, dict) and items:
+            return f"table of {_type(items)}"
+        return "table"
     return kind
