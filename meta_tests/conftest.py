@@ -89,7 +89,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     """So is a test that imports it."""
-    report, error = (yield), call.excinfo.value if call.excinfo is not None else None
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
     if LIGHT and isinstance(error, ModuleNotFoundError) and error.name == "torch":
         report.outcome, report.longrepr = "skipped", (str(item.path), 0, "it needs torch")
     return report

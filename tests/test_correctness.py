@@ -254,7 +254,8 @@ def test_answers_are_as_long_as_they_should_be(sdk, profile, conformance):
 @pytest.mark.asked_for("--record-golden")
 def test_golden_file_is_recorded(recorder, conformance):
     """Two recordings of the same server have the same tokens. The first is kept."""
-    first, path = recorder(), conformance.settings.record_golden
+    first = recorder()
+    path = conformance.settings.record_golden
     golden.save_repeated(first, recorder(), path)
     conformance.remark(f"golden file: {path} ({len(first.answers)} prompts)")
 
@@ -286,7 +287,8 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 @pytest.mark.timeout(0)  # each score has its own limit
 def test_scores_are_as_published(server, profile, conformance):
     """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
-    python, folder = conformance.settings.scores, conformance.directory / "scores"
+    python = conformance.settings.scores
+    folder = conformance.directory / "scores"
     published.judge(profile, python, server.endpoint, folder, conformance.remark)
 
 

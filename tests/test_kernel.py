@@ -261,7 +261,8 @@ def test_kernel_speed(kernels, case, time_kernel):
 
 def test_flashinfer_compiles_for_gb10(compilation):
     """FLASHINFER_CUDA_ARCH_LIST resolves to architectures that have FP4 instructions."""
-    installed, compiler = compilation.flashinfer, compilation.tools.compiler
+    installed = compilation.flashinfer
+    compiler = compilation.tools.compiler
     require_none(flashinfer.contradictions(installed, compiler))
 
 

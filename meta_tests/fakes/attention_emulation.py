@@ -100,7 +100,9 @@ class Attention:
                     assert part.dtype == torch.int32
                 self.q_edges, self.edges = qo_indptr.tolist(), paged_kv_indptr.tolist()
                 self.pages, self.last = paged_kv_indices.long(), paged_kv_last_page_len.tolist()
-                self.page, self.left, self.cache = page_size, window_left, kv_data_type
+                self.page = page_size
+                self.left = window_left
+                self.cache = kv_data_type
 
             def run(self, q, paged_kv_cache, sink, sm_scale):
                 attention.caches.append(paged_kv_cache)
@@ -176,7 +178,8 @@ def tokens(pages: Tensor, chosen: Tensor, layout: str) -> Tensor:
 
 def write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
     """vLLM's reshape_and_cache_flash with scales of one: it takes the stride of a token alone."""
-    page, offset = slots // keys.shape[1], slots % keys.shape[1]
+    page = slots // keys.shape[1]
+    offset = slots % keys.shape[1]
     for part, cache in ((k, keys), (v, values)):
         part = part.as_strided(part.shape, (part.stride(0), part.shape[2], 1))
         near = part.float().clamp(-448, 448).to(torch.float8_e4m3fn)

@@ -36,7 +36,8 @@ def old_name(jit_args_of):
 
 
 def build(cache: torch.dtype, how: str) -> None:
-    nothing, empty = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int32)
+    nothing = torch.empty(0, dtype=torch.uint8)
+    empty = torch.empty(0, dtype=torch.int32)
     if how == "xqa":
         from flashinfer.xqa import get_xqa_module
 
@@ -51,7 +52,9 @@ def build(cache: torch.dtype, how: str) -> None:
 
 
 def main() -> None:
-    folder, kind, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    folder = Path(sys.argv[1])
+    kind = sys.argv[2]
+    how = sys.argv[3]
     tvm_ffi.load_module = load_nothing
     Sinks._sink_jit_args = old_name(Sinks._sink_jit_args)
     (folder / f"ready-{kind}").touch()

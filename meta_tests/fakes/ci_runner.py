@@ -82,7 +82,9 @@ class Scripts:
     and pass. `texts`: of the examples, where they are not those of docs/ci."""
 
     def __init__(self, folder: Path, **texts: str) -> None:
-        self.folder, self.history, self.jobs = folder, folder / "home" / "sm121-history", 0
+        self.folder = folder
+        self.history = folder / "home" / "sm121-history"
+        self.jobs = 0
         self.history.mkdir(parents=True)
         self.texts = EXAMPLES | texts
         self.suite = folder / "suite"
@@ -111,7 +113,8 @@ class Scripts:
 
     def shell(self, script: str, variables: dict[str, str], folder: Path) -> tuple[int, str]:
         variables = {"INSTALL": "true", **variables}
-        git, around = shutil.which("git"), self.surroundings()
+        git = shutil.which("git")
+        around = self.surroundings()
         assert git is not None
         environment = {
             **around, "HOME": str(self.folder / "home"), "REAL_GIT": git,
@@ -177,8 +180,11 @@ class Scripts:
         )
 
     def _image_of_github(self, loaded: dict, build: str) -> Image:
-        job, values = loaded["jobs"]["image"], {"vars.BUILD": build}
-        status, output, name = 0, "", ""
+        job = loaded["jobs"]["image"]
+        values = {"vars.BUILD": build}
+        status = 0
+        output = ""
+        name = ""
         is_started = expression("${{ " + job["if"] + " }}", "pull_request", values=values) == "True"
         if is_started:
             (step,) = [step for step in job["steps"] if step.get("id") == "build"]
@@ -213,7 +219,9 @@ class Scripts:
         if build:
             variables |= chosen["variables"]
         variables = _named(_named(variables))  # a variable may name another one
-        job, status, output = loaded["image"], 0, ""
+        job = loaded["image"]
+        status = 0
+        output = ""
         assert job["rules"] == [{"if": "$BUILD"}]
         if build:
             folder = self.folder / "image"
@@ -290,7 +298,8 @@ class Answers(JsonHandler):
 
     def do_POST(self) -> None:
         request = self.asked()
-        is_chat, choice = "messages" in request, {"index": 0, "logprobs": None}
+        is_chat = "messages" in request
+        choice = {"index": 0, "logprobs": None}
         if is_chat:
             message = {"role": "assistant", "content": "Paris"}
             choice |= {"finish_reason": "stop", "message": message, "delta": message}

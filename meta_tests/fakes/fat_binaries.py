@@ -36,5 +36,6 @@ def library(path: Path, *entries: bytes) -> Path:
     return path
 
 
-SASS, PTX = 2, 1
+SASS = 2
+PTX = 1
 SMALL_KERNEL = "__global__ void kernel_mha(int* p) { p[0] = 1; }\n"

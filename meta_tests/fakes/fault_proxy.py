@@ -133,7 +133,9 @@ class FaultProxy:
     server's, for the fault that lets anybody in."""
 
     def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
-        self._upstream, self._key, self._http = upstream, key, http
+        self._upstream = upstream
+        self._key = key
+        self._http = http
         #: Where it listens.
         self.base_url = ""
         self.switch(fault)
@@ -161,7 +163,8 @@ class FaultProxy:
         return replace(answer, status=status) if status else answer
 
     def _forward(self, request: Request) -> Answer:
-        fault, content = self._fault, request.content
+        fault = self._fault
+        content = request.content
         if (body := request.body) is not None and request.path in (COMPLETIONS, CHAT, RESPONSES):
             content = json.dumps(fault.request(body)).encode()
         answer = self._ask(replace(request, content=content))

@@ -21,7 +21,9 @@ from torch import Tensor
 from meta_tests.fakes.attention_emulation import Attention, write_fp8
 from sm121.kernels import flashinfer_provider, torch_provider
 
-BLOCK, TILE, BLOCKS = 32, 128, 4
+BLOCK = 32
+TILE = 128
+BLOCKS = 4
 """Elements a scale; rows and scales of a tile of scales."""
 GARBAGE = 0x5A
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -54,7 +56,8 @@ class Emulation:
     # Scales in tiles: get_sf_out_offset_128x4 (quantization_utils.cuh).
 
     def offsets(self, rows: int, blocks: int) -> Tensor:
-        row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+        row = torch.arange(rows)[:, None]
+        block = torch.arange(blocks)[None, :]
         tile = row // TILE * (up_to(blocks, BLOCKS) // BLOCKS) + block // BLOCKS
         return tile * (TILE * BLOCKS) + row % 32 * 16 + row % TILE // 32 * 4 + block % 4
 
@@ -162,7 +165,8 @@ class Emulation:
         assert output is not None and input_sf is not None and use_mxfp8_act_scaling
         assert swiglu_alpha is not None and swiglu_beta is not None and swiglu_limit is not None
         _, rows, packed = fc1_expert_weights.shape
-        hidden, inter = packed * 16, fc2_expert_weights.shape[2] * 16
+        hidden = packed * 16
+        inter = fc2_expert_weights.shape[2] * 16
         self.check(
             input, token_selected_experts, token_final_scales, fc1_expert_weights,
             fc2_expert_weights, quant_scales, fc1_expert_biases, fc2_expert_biases, output,
@@ -193,7 +197,9 @@ class Emulation:
         b1: Tensor | None, b2: Tensor | None, output: Tensor,
     ) -> None:  # fmt: skip
         """What the binding checks (runMoe, getQuantParams of the fused MoE's binding)."""
-        experts, hidden, inter = len(w1), w2.shape[1], w2.shape[2] * 16
+        experts = len(w1)
+        hidden = w2.shape[1]
+        inter = w2.shape[2] * 16
         require(x.dtype == torch.float8_e4m3fn and x.shape[1] == hidden, "input")
         require(ids.dtype == torch.int32 and ids.is_contiguous(), "token_selected_experts")
         require(shares.dtype == torch.float32 and shares.shape == ids.shape, "token_final_scales")
@@ -251,7 +257,8 @@ class Emulation:
     def activation(
         self, gate: Tensor, up: Tensor, alpha: Tensor, beta: Tensor, limit: Tensor
     ) -> Tensor:
-        gate, up = gate.minimum(limit), up.minimum(limit).maximum(-limit)
+        gate = gate.minimum(limit)
+        up = up.minimum(limit).maximum(-limit)
         return gate * torch.sigmoid(gate * alpha) * (up + beta)
 
     def finalize(

@@ -73,6 +73,11 @@ class Faulty(TorchProvider):
         return super().route(logits, k)
 
 
-clean, wrong, slow, tuned, faulty = TorchProvider(), Wrong(), Slow(), Tuned(), Faulty()
-steady, slower = Steady(), Slower()
+clean = TorchProvider()
+wrong = Wrong()
+slow = Slow()
+tuned = Tuned()
+faulty = Faulty()
+steady = Steady()
+slower = Slower()
 empty = object()

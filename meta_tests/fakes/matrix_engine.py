@@ -123,7 +123,8 @@ def server_of(faults: Collection[str]) -> tuple[Any, Any]:
             self.running += 1
             await asyncio.sleep(0.02)  # so that those that come together are together
             together = "corrupt-together" in faults and self.running > 1
-            prompt, tokens = body["prompt"], int(body["max_tokens"])
+            prompt = body["prompt"]
+            tokens = int(body["max_tokens"])
             ids = ids_of(prompt, tokens, corrupt=together or "corrupt" in faults)
             self.prompted += len(prompt)
             self.generated += tokens

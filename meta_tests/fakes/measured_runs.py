@@ -25,7 +25,8 @@ LOG = ROOT / "docs" / "evidence" / "h200-120b-shape.log"
 _RATE = re.compile(r"^(\S+@d\d+) ([\d.]+) ([\d.]+) ([\d.]+) tok/s PASS usage$", re.M)
 #: GB/s of the H200's memory as that log has it, over the bytes that a token reads at depth 0.
 _H200_ROOFLINE = 4092.0 / 5.0
-_CUTLASS, _BEFORE = "vLLM, CUTLASS FP8 x FP4", "vLLM, best before"
+_CUTLASS = "vLLM, CUTLASS FP8 x FP4"
+_BEFORE = "vLLM, best before"
 _VERSION = {
     "h200": "0.24.0 (rates of an H200, docs/evidence/h200-120b-shape.log)",
     _CUTLASS: "(rates as published: vLLM, CUTLASS FP8 x FP4)",
@@ -83,7 +84,8 @@ def write(kind: str, directory: Path) -> Path:
     _of(run, source)
     if kind in ("invalid", "inconclusive"):
         for metric in run.metrics.values():
-            metric.verdict, metric.grade = Verdict(kind.upper()), None
+            metric.verdict = Verdict(kind.upper())
+            metric.grade = None
     if kind == "fail":
         _slower(run, published(_BEFORE))
     verdict_file.write(run, directory / "verdict.json")
@@ -93,10 +95,12 @@ def write(kind: str, directory: Path) -> Path:
 
 def _of(run: VerdictFile, source: str) -> None:
     run.engine.version = _VERSION[source]
-    run.engine.startup_s, run.engine.kernels = None, None
+    run.engine.startup_s = None
+    run.engine.kernels = None
     run.remarks = [f"The rates were measured {_VERSION[source]}; all else was constructed."]
     if source == "h200":
-        run.arch, run.profile = "sm90", "h200-gpt-oss-120b"
+        run.arch = "sm90"
+        run.profile = "h200-gpt-oss-120b"
         run.engine.configuration = "marlin"
         run.engine.path = run.engine.path.model_copy(
             update={**_H200, "requested": [], "kv_layout": None, "evidence": {
@@ -111,7 +115,8 @@ def _of(run: VerdictFile, source: str) -> None:
 
 def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
     """The published rate of decoding is below what is required, and below the one before it."""
-    now, earlier = run.metrics["tg32@d0"].value, before["tg32@d0"].value
+    now = run.metrics["tg32@d0"].value
+    earlier = before["tg32@d0"].value
     share = 1 - now / earlier
     for test in run.tests:
         if test.id.endswith("test_decode_rate[tg32-d0]"):
@@ -136,7 +141,8 @@ def _judge(run: VerdictFile) -> None:
 def _forget(directory: Path) -> None:
     """What was constructed of measurements that are not among the figures."""
     contents = details.read(directory)
-    contents.samples, contents.history = {}, {}
+    contents.samples = {}
+    contents.history = {}
     details.write(contents, directory)
     for name in ("records", "matrix"):
         shutil.rmtree(directory / name, ignore_errors=True)
@@ -145,7 +151,8 @@ def _forget(directory: Path) -> None:
 
 def _below(test: TestReport, value: float, limit: float) -> None:
     fact = unmet.Fact("at least", about="tg32@d0", value=value, limit=limit, unit="tok/s")
-    test.message, test.unmet = str(fact), [fact]
+    test.message = str(fact)
+    test.unmet = [fact]
 
 
 def ab(folder: Path) -> Path:
@@ -159,10 +166,12 @@ def ab(folder: Path) -> Path:
             test.message = "pp2048@d0: B is 2.6 % worse [-6.4, +0.7]; 5% allowed"
     _judge(run)
     verdict_file.write(run, folder / "verdict.json")
-    one, two = h200(0), h200(1)
+    one = h200(0)
+    two = h200(1)
 
     def compared(name: str) -> change.Change:
-        a, b = one[name], two[name]
+        a = one[name]
+        b = two[name]
         return change.Change(
             name, "tok/s", True, a.value, b.value, b.value / a.value, b.ci_low / a.ci_high,
             b.ci_high / a.ci_low, 4, 0.05,

@@ -34,16 +34,19 @@ def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) ->
             run.engine.version = run.engine.identity = "0.33.0"
             run.environment["gpus"] = [{"name": "NVIDIA GB10", "unit": unit}]
             run.environment["git_shas"] = {"vllm": {"sha": f"{build:09x}"}}
-            sources, machine = {"vllm": f"{build}"}, {"gpu": "NVIDIA GB10"}
+            sources = {"vllm": f"{build}"}
+            machine = {"gpu": "NVIDIA GB10"}
             run.fingerprint = Fingerprint(profile="p1", sources=sources, machine=machine)
-            contents, run.metrics = Details(), {}
+            contents = Details()
+            run.metrics = {}
             for name, level in (_LOWER | _HIGHER).items():
                 factor = planted.get("slow", 1.0) * float(np.exp(random.normal(0, 0.005)))
                 value = level * factor if name in _LOWER else level / factor
                 _measured(run, contents, name, value)
             for test in run.tests:
                 if test.id in planted.get("red", ()):
-                    test.verdict, test.message = Verdict.FAIL, "planted"
+                    test.verdict = Verdict.FAIL
+                    test.message = "planted"
             run.judge()
             run.reason = run.why()
             directory = folder / unit / f"{nth:04}"
@@ -55,7 +58,8 @@ def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) ->
 
 
 def _measured(run, contents, name, value):
-    higher, unit = name in _HIGHER, "tok/s" if name in _HIGHER else "ms"
+    higher = name in _HIGHER
+    unit = "tok/s" if name in _HIGHER else "ms"
     gated = name == "tg32@d0"
     metric = MetricReport(value=value, unit=unit, rounds=5, minimum=52.0 if gated else None)
     metric.verdict = Verdict.FAIL if gated and value < 52 else Verdict.PASS

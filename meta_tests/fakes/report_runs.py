@@ -39,7 +39,8 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
     metrics = {}
     undecided = verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE)
     for depth, row in _DATA["depths"].items():
-        factor, limits = row["share"], {k: v for k, v in row.items() if k != "share"}
+        factor = row["share"]
+        limits = {k: v for k, v in row.items() if k != "share"}
         for kind, share, gate in (("tg32", 1.0, limits), ("tg128", 0.99, {})):
             value = decode * factor * share
             good = not gate or value * 0.985 >= gate["minimum"]
@@ -64,7 +65,8 @@ def _rate(value: float, low: float, high: float, **limits: float | None) -> Metr
 def _base(verdict: Verdict, decode: float) -> VerdictFile:
     """A whole run on a machine that nobody had, in which everything held; INVALID: with Marlin."""
     run = VerdictFile.model_validate(_DATA["run"])
-    run.metrics, run.box.reason = _metrics(decode, 5140.0, verdict), None
+    run.metrics = _metrics(decode, 5140.0, verdict)
+    run.box.reason = None
     run.tests = [
         TestReport(
             id=f"tests/test_{level}.py::{name}", level=level, verdict=Verdict.PASS,
@@ -85,7 +87,8 @@ def _base(verdict: Verdict, decode: float) -> VerdictFile:
 
 def on_marlin(run: VerdictFile, *, native_fp4: bool | None) -> None:
     """Its experts ran on Marlin."""
-    run.engine.path.moe, run.engine.path.native_fp4 = "MARLIN", native_fp4
+    run.engine.path.moe = "MARLIN"
+    run.engine.path.native_fp4 = native_fp4
     run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
 
 
@@ -143,9 +146,12 @@ def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
     run.engine.path.evidence["failure"] = "CUDA error: an illegal memory access was encountered"
     for test in run.tests:
         if test.level in _AFTER_A_CRASH:
-            test.verdict, test.skipped = Verdict.NOT_RUN, True
+            test.verdict = Verdict.NOT_RUN
+            test.skipped = True
             test.message = "the server died before it"
-    run.metrics, contents.samples, contents.history = {}, {}, {}
+    run.metrics = {}
+    contents.samples = {}
+    contents.history = {}
     bundle = directory / run.crashes[0].bundle
     bundle.mkdir(parents=True, exist_ok=True)
     (bundle / "server.log").write_text("constructed\n")
@@ -156,7 +162,9 @@ def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
 def _hostile(run: VerdictFile, contents: Details) -> None:
     """Everything that a model, a log or a name can put into a report."""
     run.engine.model = run.engine.path.evidence["moe"] = contents.command = HOSTILE
-    run.unproven, run.remarks, contents.findings = [HOSTILE], [HOSTILE], [HOSTILE]
+    run.unproven = [HOSTILE]
+    run.remarks = [HOSTILE]
+    contents.findings = [HOSTILE]
     run.environment["container"] = {HOSTILE: [HOSTILE, {"deep": HOSTILE}]}
     run.metrics[HOSTILE] = run.metrics["startup_s"]
     contents.history = {HOSTILE: contents.history["tg32@d0"]}
@@ -170,7 +178,8 @@ def _hostile(run: VerdictFile, contents: Details) -> None:
 def write(kind: str, directory: Path) -> Path:
     """One of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``, ``hostile``."""
     row = _DATA["kinds"][kind]
-    verdict, decode = Verdict(row["verdict"]), row.get("decode", 54.1)
+    verdict = Verdict(row["verdict"])
+    decode = row.get("decode", 54.1)
     run = _base(verdict, decode)
     contents = _details(run, decode)
     directory.mkdir(parents=True, exist_ok=True)
@@ -217,7 +226,8 @@ def _records(directory: Path, decode: float, error: str | None) -> None:
                 at += int(1e9 / decode * pause * streams**0.5 * chance.uniform(0.9, 1.1))
             answer.ended_ns = answer.chunks[-1].at_ns + 400_000
             if error and request == 5:
-                answer.error, answer.chunks = error, answer.chunks[:9]
+                answer.error = error
+                answer.chunks = answer.chunks[:9]
             answers.append({"kind": "long", **asdict(answer)})
         lines = "".join(json.dumps(answer) + "\n" for answer in answers)
         (directory / "records" / f"{name}.jsonl").write_text(lines, "utf-8")
@@ -245,7 +255,8 @@ def _matrix(label: str) -> MatrixFile:
     outcomes = [CellOutcome.PASS] * 8 + list(last)
     cells = []
     for choice, outcome in zip(itertools.product(*values.values()), outcomes, strict=True):
-        name, row = f"c{len(cells) + 1}", dict(zip(values, choice, strict=True))
+        name = f"c{len(cells) + 1}"
+        row = dict(zip(values, choice, strict=True))
         rate = CellRate(metric="tg32@d0", samples=[], value=54.1 - len(cells), ratio=1.0)
         fields = {"id": name, "configuration": name, "values": row, "rate": rate}
         reason = "" if outcome is CellOutcome.PASS else f"because of {label}"

@@ -16,7 +16,8 @@ from sm121.core.server import Endpoint
 
 Json = dict[str, Any]
 #: Tokens of the vocabulary; the likeliest of them are as far apart as a language model's.
-VOCABULARY, _SPREAD = 300, 2.6
+VOCABULARY = 300
+_SPREAD = 2.6
 _LISTED = 20
 #: Between two logits of about 8 in BF16: some tokens are equally likely.
 _STEP = 2**-5
@@ -105,9 +106,12 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
         numbers = iter([n for n, other in enumerate(order) if other == text])
         prompt = tuple(ids(text))
         entries: dict[tuple[int, ...], Json] = {}
-        drawn, times = generator, 1
+        drawn = generator
+        times = 1
         if body.get("seed") is not None:  # of each prompt
-            drawn, times, count = np.random.default_rng(body["seed"]), count, 1
+            drawn = np.random.default_rng(body["seed"])
+            times = count
+            count = 1
         for output in _outputs(prompt, count, body, drawn) * times:
             if output not in entries:
                 entries[output] = _entries(prompt, output)
@@ -125,7 +129,8 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
 
 def chat(body: Json, generator: np.random.Generator) -> Json:
     """The JSON of a chat; of its log-probabilities vLLM lists as many as are asked for."""
-    text, listed = body["messages"][-1]["content"], body.get("top_logprobs", 0)
+    text = body["messages"][-1]["content"]
+    listed = body.get("top_logprobs", 0)
     whole = answer({**body, "prompt": text}, generator)
     (choice,) = whole["choices"]
     entries = choice["logprobs"] or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
@@ -168,7 +173,8 @@ def _response(whole: Json, body: Json) -> Json:
 @contextmanager
 def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
     """Serve on a loopback port until the block ends."""
-    generator, lock = np.random.default_rng(seed), threading.Lock()
+    generator = np.random.default_rng(seed)
+    lock = threading.Lock()
 
     class Handler(JsonHandler):
         def do_POST(self) -> None:

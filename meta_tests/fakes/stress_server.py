@@ -30,7 +30,8 @@ from meta_tests.folders import DATA
 
 _DATA = tomllib.loads((DATA / "stress-server.toml").read_text("utf-8"))
 MAX_LENGTH = 4608
-BLOCKS, BLOCK = 192, 128
+BLOCKS = 192
+BLOCK = 128
 PLACES = 8
 STEP_S = float(os.environ.get("SM121_META_STEP_S", "0.002"))
 VOCABULARY = 50_000
@@ -149,7 +150,8 @@ class Server(VllmPages):
     context = MAX_LENGTH
 
     def __init__(self, state: State) -> None:
-        self.state, self.model = state, state.model
+        self.state = state
+        self.model = state.model
 
     async def metrics(self, _request: web.Request) -> web.Response:
         state = self.state
@@ -217,7 +219,8 @@ class Server(VllmPages):
         state.before = dict([*state.before.items()][-500:])  # each salt for ever would be a leak
         if state.before.setdefault(f"salt {salt}", body)["prompt"] != body["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
-        before, state.before[kind] = state.before.get(kind, body), body
+        before = state.before.get(kind, body)
+        state.before[kind] = body
         least, of_kind = NEIGHBOURS.get(state.fault, (0, ""))
         is_hit = kind.split()[0] == of_kind and state.running + state.waiting >= least
         return before if is_hit else body

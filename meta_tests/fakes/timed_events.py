@@ -9,9 +9,13 @@ from typing import Any
 
 VOCABULARY = 199_998
 #: States of the engine by script, what a token does to one, places to a tie.
-_STATES, _FACTOR, _TIES = (1 << 61) - 1, 1_000_003, 64
+_STATES = (1 << 61) - 1
+_FACTOR = 1_000_003
+_TIES = 64
 #: Tokens of the context that lies leave, and drop; tokens of an answer that one leaves alone.
-_WINDOW, _CUT, _RIGHT = 128, 1024, 40
+_WINDOW = 128
+_CUT = 1024
+_RIGHT = 40
 #: A generated token, the next best one, and their log-probabilities.
 Place = tuple[int, int, float, float]
 #: When an event is due (None: never), its bytes, the tokens in it.
@@ -34,11 +38,13 @@ def late(events: list[Event], first: int, leak: float) -> list[Event]:
     """The first event not before its time, and those behind it as soon as they may come: at once,
     or after steps that are only a share shorter than they should be."""
     made: list[Event] = []
-    sent, before = first, events[0][0] or 0
+    sent = first
+    before = events[0][0] or 0
     for due, payload, tokens in events:
         due = due or 0
         step = int((1.0 - leak) * (due - before)) if leak else 0
-        sent, before = (max(due, sent + step) if made else max(due, first)), due
+        sent = max(due, sent + step) if made else max(due, first)
+        before = due
         made.append((sent, payload, tokens))
     return made
 
@@ -66,7 +72,8 @@ def generated(
     for token in prompt:
         state = (state * _FACTOR + token + 1) % _STATES
     while True:
-        tokens, tie = (state % below, (state >> 20) % below), state % _TIES == 0
+        tokens = (state % below, (state >> 20) % below)
+        tie = state % _TIES == 0
         token, other = tokens[::-1] if tie and second else tokens
         values = (-0.75, -0.75) if tie else (-0.1 - state / _STATES / 1e3, -6.0)
         yield token, other, *values
@@ -89,7 +96,8 @@ def answer(
     tokens = generated(context, second=kind == "ties", below=below)
     steps = list(itertools.islice(tokens, count))
     if kind in ("noise", "late-noise"):  # the same again for the same prompt
-        noise, right = random.Random(str(prompt[:64])), _RIGHT if kind == "late-noise" else 0
+        noise = random.Random(str(prompt[:64]))
+        right = _RIGHT if kind == "late-noise" else 0
         steps[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in steps[right:]]
     return steps
 
@@ -99,5 +107,6 @@ def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any
     if not isinstance(body.get("logprobs"), int):
         return None
     tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in steps]
-    names, values = [f"token_id:{step[0]}" for step in steps], [step[2] for step in steps]
+    names = [f"token_id:{step[0]}" for step in steps]
+    values = [step[2] for step in steps]
     return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}

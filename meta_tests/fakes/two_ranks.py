@@ -71,7 +71,8 @@ def main() -> None:
     if library := os.environ.get("SM121_META_NCCL"):
         with Path(library).open("rb") as stream:
             Handler.library = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    host, port = options.master[0], int(options.master[1])
+    host = options.master[0]
+    port = int(options.master[1])
     if options.rank == 0:
         with socket.create_server((host, port)) as server:
             print("rank 0 waits", flush=True)

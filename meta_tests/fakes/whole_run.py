@@ -63,7 +63,8 @@ def waive(file: VerdictFile, *names: str, severity: str = "blocker") -> None:
     """The tests whose names these are part of failed, and waivers say that this is known."""
     for test in file.tests:
         if any(name in test.id for name in names):
-            test.verdict, test.waived = verdict.Verdict.FAIL, True
+            test.verdict = verdict.Verdict.FAIL
+            test.waived = True
             test.severity = verdict.Severity(severity)
     judge(file)
 

@@ -50,7 +50,9 @@ POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
 CLEAN_RUNS = 50
 #: Servers 1 % from the threshold, with 1 % jitter from request to request; so many at a time.
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="the documents")
-GATE_RUNS, GATE_BOUND, GATE_TOGETHER = 50, 80, 8
+GATE_RUNS = 50
+GATE_BOUND = 80
+GATE_TOGETHER = 8
 GATE_RATES = ((51.4, Verdict.FAIL), (52.6, Verdict.PASS))
 RATE = 100.0
 FIRST_MS = 250.0
@@ -61,7 +63,8 @@ FOOLED = 0.02
 CLIENT_MS = 15.0
 PEERS_DATA = tomllib.loads((DATA / "peers.toml").read_text("utf-8"))
 #: How a client is started; traps in which there is no right number: to give one is to be fooled.
-COMMANDS, NO_NUMBER = PEERS_DATA["commands"], PEERS_DATA["no_number"]
+COMMANDS = PEERS_DATA["commands"]
+NO_NUMBER = PEERS_DATA["no_number"]
 TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
 
 
@@ -99,7 +102,9 @@ def measure_ours() -> list[dict[str, Any]]:
             send(2 * streams)
             answers = [answer for _ in range(requests // streams) for answer in send(streams)]
             truth = server.truth()[2 * streams :]
-        errors, late, left_out = [], [], 0
+        errors = []
+        late = []
+        left_out = 0
         for answer, record in zip(answers, _matched(answers, truth), strict=True):
             if validity.disturbed(answer, "usage", Measuring()):
                 left_out += 1  # as in a measurement, where another round takes its place
@@ -128,7 +133,8 @@ def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]
 def measure_clean() -> dict[str, Any]:
     """Honest servers of different pace: nothing that they say may be called INVALID."""
     plan = Plan(256, (8, 32), (0,), Measuring(rounds=5, short_rounds=2))
-    wrong, worst = [], 0.0
+    wrong = []
+    worst = 0.0
     for number in range(CLEAN_RUNS):
         rate = (52.0, 100.0, 200.0, 400.0)[number % 4]
         jitter = (0.0, 0.005, 0.01, 0.02, 0.05)[number % 5]
@@ -173,7 +179,8 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
             Endpoint(server.base_url, "none", MODEL), plan, Path(folder)
         ) as measured,
     ):
-        cell, rounds = MeasuredCell(measured, 0), gate.FIRST_LOOK
+        cell = MeasuredCell(measured, 0)
+        rounds = gate.FIRST_LOOK
         while True:
             measurement = cell.gather(rounds).decode(32)
             if measurement.invalid:
@@ -240,7 +247,8 @@ class Said:
 def sm121(url: str, _folder: Path) -> Said:
     measuring = Measuring(short_rounds=2, silent_within_s=2.0)
     cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
-    rates, first = tg.DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
+    rates = tg.DecodeRate(TOKENS).of(cell)
+    first = metrics.find("ttft", quantile=0.5).of(cell)
     refused = ", ".join(sorted({item.reason for item in rates.invalid})) or None
     return Said(_middle(rates.samples), _middle(first.samples), refused)
 
@@ -439,7 +447,8 @@ def _cell(
         return "not run", False
     if row["refused"]:
         return f"refused: {row['refused']}", False
-    values, bad = [], False
+    values = []
+    bad = False
     for value, truths, unit in ((row["rate"], (rate,), "tok/s"), (row["ttft_ms"], first, "ms")):
         if value is None:
             values.append("-")

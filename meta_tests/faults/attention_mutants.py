@@ -16,7 +16,8 @@ LOG2_E = math.log2(math.e)
 #: A method of the right provider is called through its class, with the broken one as `self`.
 right = TorchProvider
 CATALOGUE = Catalogue(TorchProvider, *ATTENTION)
-mutant, method = CATALOGUE.mutant, CATALOGUE.method
+mutant = CATALOGUE.mutant
+method = CATALOGUE.method
 
 
 def nhd_as_hnd(cache: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ def with_levels(levels: list[str], folder: Path) -> Path:
     """The profile, extended so that it asks for the certificate of these levels."""
     if not levels:
         return PROFILE
-    file, rows = folder / "profile.toml", ['name = "certifiable-cpu"']
+    file = folder / "profile.toml"
+    rows = ['name = "certifiable-cpu"']
     rows += [f"extends = {json.dumps(str(PROFILE))}", f"certify.levels = {json.dumps(levels)}"]
     file.write_text("\n".join(rows) + "\n", "utf-8")
     return file

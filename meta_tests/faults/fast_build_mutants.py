@@ -18,7 +18,8 @@ from meta_tests.faults.mutants import After, Before, broken
 from meta_tests.two_steps import in_two_steps
 from sm121.kernels.torch_provider import TorchProvider
 
-DENSE, FP8 = ("mxfp4_linear",), ("prefill_fp8", "decode_fp8")
+DENSE = ("mxfp4_linear",)
+FP8 = ("prefill_fp8", "decode_fp8")
 RANGES = ("moe_ranges", "moe_activation")
 
 #: By name: what makes the provider, and the groups of which one has to notice.

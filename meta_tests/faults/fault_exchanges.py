@@ -10,7 +10,9 @@ from typing import Any
 
 from meta_tests.faults.fault_changes import Json, choice, message, no_instructions, stop_is_kept
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 #: Longer than the cases of fixtures/api wait for an answer.
 HANG_S = 30.0
 
@@ -91,7 +93,8 @@ def on_odd_chats(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exch
     that has a tool's result and no tools."""
 
     def hook(request: Request, forward: Forward) -> Answer:
-        body, answer = request.body or {}, forward(request)
+        body = request.body or {}
+        answer = forward(request)
         results = '"role": "tool"' in json.dumps(body.get("messages"))
         is_forced = '"2000' in json.dumps(body.get("logit_bias"))
         is_odd = body.get("ignore_eos") or is_forced or (results and not body.get("tools"))
@@ -144,7 +147,8 @@ def stale() -> Exchange:
         answer = forward(request)
         if request.path != COMPLETIONS or answer.status != 200:
             return answer
-        now, before["answer"] = before.get("answer", answer), answer
+        now = before.get("answer", answer)
+        before["answer"] = answer
         return now
 
     return hook
@@ -157,7 +161,8 @@ def empty_but_the_first() -> Exchange:
 
     def hook(request: Request, forward: Forward) -> Answer:
         nonlocal count
-        answer, of_chats = forward(request), request.path == CHAT
+        answer = forward(request)
+        of_chats = request.path == CHAT
         count += of_chats or request.path == COMPLETIONS
         empty: Json = {"content": None, "reasoning": "", "tool_calls": []}
         if of_chats and count > 1:

@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "tables" / "honest-pairs.md")
     options = parser.parse_args()
     before = _run(options.state / f"{time.time():.0f}-0", options.plan)
-    rows, engine, good = [], "", 0
+    rows = []
+    engine = ""
+    good = 0
     for number in range(1, options.pairs + 1):
         began = time.monotonic()
         folder = _run(options.state / f"{time.time():.0f}-{number}", options.plan, against=before)

@@ -38,7 +38,8 @@ SEPARATOR = "|---|---|---:|---|---|---:|"
 
 def failures(server: Server, seed: int) -> list[str]:
     """What the tests of a round say that do not pass."""
-    can, texts = detect(server), []
+    can = detect(server)
+    texts = []
     if can.version is None:
         sys.exit(f"{server.endpoint.base_url}: expected a running vLLM, and none answers")
     sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
@@ -49,7 +50,8 @@ def failures(server: Server, seed: int) -> list[str]:
         obeys = sampling.form_obeys_temperature_and_top_p
         checks[form] = functools.partial(obeys, sampler.api, form)
     if counters.drafted(server.endpoint) is not None:
-        bound, texts_of = PROFILE.correctness.agreement, prompts.continuations()
+        bound = PROFILE.correctness.agreement
+        texts_of = prompts.continuations()
         drafts = Speculation(server, Asker(server), texts_of, bound, "", can)
         checks["drafted tokens"] = drafts.samples_follow_the_target
     for test, check in checks.items():
@@ -76,9 +78,13 @@ def started(configuration: str) -> Iterator[Server]:
 
 def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple[str, bool]:
     """Ask for the rounds; a row of the page, and whether all are green."""
-    began, seconds, red, texts = time.monotonic(), list[float](), 0, set[str]()
+    began = time.monotonic()
+    seconds = list[float]()
+    red = 0
+    texts = set[str]()
     while len(seconds) < most and time.monotonic() - began < 60 * minutes:
-        begin, seed = time.monotonic(), secrets.randbits(32)
+        begin = time.monotonic()
+        seed = secrets.randbits(32)
         failed = failures(server, seed)
         seconds.append(time.monotonic() - begin)
         red += any(text.startswith("Unmet") for text in failed)

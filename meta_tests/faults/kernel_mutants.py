@@ -369,7 +369,8 @@ def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
 
 @method("fused_moe", "every expert computed, idle ones times zero", "moe_routing")
 def _(self, *arguments, **keywords):
-    y, bias = right.fused_moe(self, *arguments, **keywords), arguments[-1]
+    y = right.fused_moe(self, *arguments, **keywords)
+    bias = arguments[-1]
     return y if bias is None else y + (bias.float() * 0).sum().to(y.dtype)
 
 

@@ -33,7 +33,8 @@ def shifted_logprobs(listed: Json) -> None:
 
 @in_two_steps
 def scaled_logprobs(listed: Json, factor: float) -> None:
-    values, tops = listed.get("token_logprobs") or [], listed.get("top_logprobs") or []
+    values = listed.get("token_logprobs") or []
+    tops = listed.get("top_logprobs") or []
     listed["token_logprobs"] = [value and value * factor for value in values]
     listed["top_logprobs"] = [top and {k: v * factor for k, v in top.items()} for top in tops]
 

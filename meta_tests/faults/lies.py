@@ -206,7 +206,8 @@ class Bench:
     def pair(self, names: tuple[str, str]) -> None:
         """Run a pair, then each of both against what failed, and against other tests until one
         notices it; keep a row of each."""
-        began, before = time.monotonic(), self.results()
+        began = time.monotonic()
+        before = self.results()
         lies = [PLANTED[name] for name in names]
         touched = [[*filter(self.part, self.twin.touched(lie))] for lie in lies]
         new = [name not in before for name in names]
@@ -297,13 +298,16 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         state.mkdir(parents=True, exist_ok=True)
-        url, key = options.base_url, options.key
+        url = options.base_url
+        key = options.key
         if url is None:
             managed = vllm_serving(canary.build(ROOT / ".cache/canary/bf16", "bf16"), state)
             endpoint = managed.start().endpoint
             stack.callback(managed.stop)
-            url, key = endpoint.base_url, endpoint.api_key
-        limits, part = (options.seconds, options.whole), options.part
+            url = endpoint.base_url
+            key = endpoint.api_key
+        limits = (options.seconds, options.whole)
+        part = options.part
         quiet: Callable[[str], bool] = lambda test: part is None or "stress" not in test  # noqa: E731
         chosen = "--profile", options.profile, "--arch", profile.load(options.profile).arch
         bench = stack.enter_context(Bench.at(url, key, state, options.where, limits, quiet, chosen))

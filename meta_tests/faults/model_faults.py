@@ -88,7 +88,8 @@ class SabotagedServer:
             body = {"method": "sabotage", "args": [fault]}
             for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
                 answer = http.post(path, json=content)
-                status, text = answer.status_code, answer.text[:300]
+                status = answer.status_code
+                text = answer.text[:300]
                 assert status == 200, f"{path}: {status} {text}"
 
     def arguments(self, tests: tuple[str, ...]) -> list[str]:

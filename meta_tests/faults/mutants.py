@@ -51,7 +51,8 @@ class Catalogue:
     """Mutants of a class, in their order. `groups`: of one that names none."""
 
     def __init__(self, right: type, *groups: str) -> None:
-        self.right, self.groups = right, groups
+        self.right = right
+        self.groups = groups
         self.mutants: list[Mutant] = []
 
     def mutant(self, name: str, *groups: str) -> Callable[[type], type]:

@@ -92,7 +92,8 @@ def with_loud_keys(name: str, tensor: Tensor) -> Tensor:
 @in_two_steps
 def held(name: str, tensor: Tensor, row: Row) -> Tensor:
     """How a server with that row holds a tensor of the checkpoint."""
-    part, where = part_of(name), row.get("part", "")
+    part = part_of(name)
+    where = row.get("part", "")
     if row["formats"] != "dense" or part is None or not name.endswith(".weight"):
         return tensor
     is_here = part == where or name.startswith(f"model.{where.replace('layer ', 'layers.')}.")

@@ -63,7 +63,8 @@ def main() -> int:
             for fault in chosen[len(findings) :]:
                 findings[fault] = judge(server, fault, FAULTS[fault], Path(folder))
                 text = findings[fault].message.replace("\n", " ")[:160]
-                failed, seconds = findings[fault].failed or "SURVIVES", findings[fault].seconds
+                failed = findings[fault].failed or "SURVIVES"
+                seconds = findings[fault].seconds
                 print(f"== {fault}: {failed} ({seconds} s) {text}", flush=True)
                 if LIFE in findings[fault].failed:  # the next ones need another server
                     log = next(Path(folder).glob("server-*.log"))

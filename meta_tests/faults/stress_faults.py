@@ -82,7 +82,8 @@ def profile_text(changes: dict[str, str]) -> str:
     text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
     values = {"stalled_after_s": "8", "request_within_s": "40", "ready_within_s": "60", **changes}
     begin = text.index("[stress]")
-    head, stress = text[:begin], text[begin:]
+    head = text[:begin]
+    stress = text[begin:]
 
     def changed(part: str, name: str, value: str) -> str:
         return re.sub(rf"^({name} = \{{ value = )[\d.]+", rf"\g<1>{value}", part, flags=re.M)

@@ -61,7 +61,8 @@ def test_each_mechanism_has_a_case_in_make_test():
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_not_green_and_its_clean_twin_is(case, kit):
-    fault, clean = case.fault(kit), case.clean(kit)
+    fault = case.fault(kit)
+    clean = case.clean(kit)
     catalogue_rows.keep({
         "item": case.item, "name": case.name, "green": fault.green, "verdict": fault.verdict,
         "said": fault.text, "clean": clean.green,

@@ -56,7 +56,8 @@ def judge(sabotaged, run_pytest):
 
 
 def test_a_sample_of_the_protocol_faults_is_caught(real_vllm, run_pytest):
-    endpoint, fault = real_vllm.endpoint, fault_proxy.FAULTS[PROTOCOL]
+    endpoint = real_vllm.endpoint
+    fault = fault_proxy.FAULTS[PROTOCOL]
     with fault_proxy.FaultProxy.listening(endpoint.base_url, fault, endpoint.api_key) as door:
         status, run = run_pytest(
             protocol_faults.node_id(fault.caught_by), "--arch", "cpu",
@@ -88,7 +89,8 @@ def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
     """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
     tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
-    endpoint, faults = real_vllm.endpoint, fault_proxy.FAULTS
+    endpoint = real_vllm.endpoint
+    faults = fault_proxy.FAULTS
     first = faults["usage counts one token more"]
     with fault_proxy.FaultProxy.listening(endpoint.base_url, first, endpoint.api_key) as door:
 
@@ -234,12 +236,14 @@ def test_the_published_table_of_models_is_of_these_faults():
 
 def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
     """The last one here: the core ends, and the server that answers for it some seconds later."""
-    managed, listening = sabotaged.managed, set()
+    managed = sabotaged.managed
+    listening = set()
     for process in managed.processes():
         every = process.net_connections(kind="inet")
         listening |= {c.laddr.ip for c in every if c.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}, f"required: the loopback only, seen: {listening}"
-    life, tree = ManagedLife(managed), managed.processes()
+    life = ManagedLife(managed)
+    tree = managed.processes()
     assert isinstance(life.state(), Alive)
     (core,) = [process for process in tree if process.name().startswith("VLLM::EngineCor")]
     core.kill()

@@ -15,7 +15,8 @@ from sm121.oracles import moe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SEEDS, SAMPLE = 50, 1
+SEEDS = 50
+SAMPLE = 1
 TABLE = ROOT / "docs" / "tables" / "kernel-mutants.md"
 
 
@@ -169,7 +170,9 @@ class Seldom(TorchProvider):
 
     def __init__(self, wrong_run: int | None, factor: float = 1.5) -> None:
         super().__init__()
-        self.run, self.wrong_run, self.factor = 0, wrong_run, factor
+        self.run = 0
+        self.wrong_run = wrong_run
+        self.factor = factor
 
     def decode_attention(self, *arguments, **keywords):
         output = super().decode_attention(*arguments, **keywords)

@@ -125,7 +125,8 @@ def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, p
     options = ("--prompts", prompts, "--prefill-rate", "4000", "--fixed-ms", "50", "--seed", "1")
     server = timed_server("--rate", "100", *options)
     cell = measure(server.base_url, tmp_path, rounds=4, streams=4)
-    decode, prefill = StreamsRate().of(cell), PrefillRate().of(cell)
+    decode = StreamsRate().of(cell)
+    prefill = PrefillRate().of(cell)
     assert decode.valid, decode.invalid
     assert decode.name == "tg16_c4@d0" and len(decode.samples) == 4
     assert_rates(decode, 4 * 100, 0.01)
@@ -146,7 +147,8 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
     """Six at two places: neither INVALID nor missing, and by another name."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=6, places=2)
-    decode, waited = StreamsRate().of(cell), metrics.find("ttft", quantile=0.5).of(cell)
+    decode = StreamsRate().of(cell)
+    waited = metrics.find("ttft", quantile=0.5).of(cell)
     assert decode.valid and decode.name == "tg16_q6@d0"
     assert "6 requests, 2 at once" in decode.remarks[0]
     for rate in decode.samples:  # three turns of two, and what is between them

@@ -18,7 +18,8 @@ ACTIVATION = ("moe_activation", *ANY)
 
 right = Emulation
 CATALOGUE = Catalogue(Emulation, *ANY)
-mutant, method = CATALOGUE.mutant, CATALOGUE.method
+mutant = CATALOGUE.mutant
+method = CATALOGUE.method
 #: Each with the reason.
 MILDER: dict[str, tuple[type[Emulation], str]] = {}
 
@@ -120,7 +121,8 @@ def _(self, x, **keywords):
 
 @method("source_scales", "x: scales read in tiles of 8 by 4")
 def _(self, input_sf, rows, blocks):
-    row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+    row = torch.arange(rows)[:, None]
+    block = torch.arange(blocks)[None, :]
     at = (row // 8 * (blocks // 4) + block // 4) * 32 + row % 8 * 4 + block % 4
     return input_sf[at]
 
@@ -136,7 +138,8 @@ def _(self, input_sf, rows, blocks):
 
 @method("source_scales", "x: tiles of scales in the other order")
 def _(self, input_sf, rows, blocks):
-    row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+    row = torch.arange(rows)[:, None]
+    block = torch.arange(blocks)[None, :]
     within = self.offsets(rows, blocks) % (TILE * 4)
     tiles = -(-rows // TILE)
     return input_sf[(block // 4 * tiles + row // TILE) * (TILE * 4) + within]

@@ -50,7 +50,9 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
         part.quantize(160, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
             target, optimize=True
         )
-        size, rows, height = target.stat().st_size, part.height, int(part.height * 0.9)
+        size = target.stat().st_size
+        rows = part.height
+        height = int(part.height * 0.9)
     print(f"{target.relative_to(ROOT)}: {whole.width} x {rows}, {size} bytes")
 
 

@@ -19,7 +19,8 @@ from meta_tests.fakes import servers
 from meta_tests.folders import ROOT
 
 FOLDER = ROOT / "docs" / "terminal"
-LINES, COLUMNS = 40, 100
+LINES = 40
+COLUMNS = 100
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPU = ("--arch", "cpu")
 #: Whatever a run is asked and told by: the arguments, the variables, and whether it is attached.

@@ -61,12 +61,14 @@ def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[st
     if example == "gitlab":
         job = loaded["spark"]
         is_one = "$" not in job.get("resource_group", "$CI_NONE")
-        cancels, queues = job.get("interruptible", False), True
+        cancels = job.get("interruptible", False)
+        queues = True
     else:
         rules = loaded["jobs"]["spark"]["concurrency"]
         is_one = len({expression(rules["group"], *event) for event in events}) == 1
         values = [expression(rules["cancel-in-progress"], *event) for event in events]
-        cancels, queues = "True" in values, rules["queue"] == "max"
+        cancels = "True" in values
+        queues = rules["queue"] == "max"
     problems = {"two run at once": not is_one, "a running one is cancelled": cancels}
     yield from (line for line, holds in problems.items() if holds)
     if not queues:

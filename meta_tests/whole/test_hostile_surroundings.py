@@ -261,7 +261,8 @@ def findings_between(*numbers: dict[str, object]) -> tuple[dict[str, float], val
 
 @pytest.mark.parametrize("no_number", ["NaN", "+Inf", "-Inf", "nan"])
 def test_what_is_no_number_is_unknown_and_said(no_number):
-    first, second = {"running": 0, "generated": no_number}, {"running": no_number, "generated": 100}
+    first = {"running": 0, "generated": no_number}
+    second = {"running": no_number, "generated": 100}
     text = METRICS.format(**first)
     assert counters.read(text).no_number == {"generated", "cache_hits"}
     assert counters.read(METRICS.format(**second)).no_number == {"running"}
@@ -299,7 +300,8 @@ def test_what_can_be_read_is_parsed_in_bounded_time(text):
 
 
 def test_numbers_are_read_as_before():
-    first, second = {"running": 0, "generated": 40}, {"running": 2, "generated": 100}
+    first = {"running": 0, "generated": 40}
+    second = {"running": 2, "generated": 100}
     assert not any(counters.read(METRICS.format(**each)).no_number for each in (first, second))
     delta, findings = findings_between(first, second)
     assert (delta["running"], delta["generated"]) == (2.0, 60.0)
@@ -431,7 +433,8 @@ def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, f
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_a_certificate_authority_of_ones_own(tmp_path, monkeypatch):
-    key, certificate = tmp_path / "key.pem", tmp_path / "own.pem"
+    key = tmp_path / "key.pem"
+    certificate = tmp_path / "own.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out",
          certificate, "-days", "2", "-subj", "/CN=localhost",
@@ -470,7 +473,8 @@ def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
 
 
 def test_the_middle_of_a_long_log_is_read(tmp_path: Path):
-    log, core = tmp_path / "server.log", "(EngineCore pid=7) "
+    log = tmp_path / "server.log"
+    core = "(EngineCore pid=7) "
     lines = "".join(
         f"(APIServer pid=1) INFO 11-20 10:17:{n % 60:02d} [loggers.py:1] Engine 000: {n} tokens/s\n"
         for n in range(20_000)

@@ -11,7 +11,8 @@ from meta_tests import quiet
 from meta_tests.folders import ROOT
 from meta_tests.quiet import ATTEMPTS, Attempt
 
-BUSY, QUIET = 0.6, 0.02
+BUSY = 0.6
+QUIET = 0.02
 
 
 def attempt(outcome: str, others: float, by_itself: bool = True) -> Attempt:

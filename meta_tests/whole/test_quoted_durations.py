@@ -36,7 +36,8 @@ def blocks(file: Path) -> list[str]:
     """Paragraphs, lines of tables and lines of code."""
     text = file.read_text("utf-8").partition("<!-- Made by")[0]
     whole: list[str] = []
-    in_code, begins_anew = file.suffix != ".md", True
+    in_code = file.suffix != ".md"
+    begins_anew = True
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
             in_code = not in_code
@@ -57,7 +58,8 @@ def minutes_of(match: re.Match[str]) -> tuple[float, float]:
     else:
         low = _WORDS[match["word"]] if match["word"] else float(match["low"])
         high = float(match["high"] or low)
-    factor, rest = (60 if match["unit"].startswith("h") else 1), float(match["rest"] or 0)
+    factor = 60 if match["unit"].startswith("h") else 1
+    rest = float(match["rest"] or 0)
     return low * factor + rest, high * factor + rest
 
 
@@ -133,7 +135,8 @@ def wrong_counts(file: Path) -> list[str]:
     """Each number of checks of a plan that is not what the plan has."""
     wrong = []
     for match in _COUNTED.finditer(file.read_text("utf-8")):
-        plan, checks = match["plan"] or match["named"], match["checks"] or match["of_named"]
+        plan = match["plan"] or match["named"]
+        checks = match["checks"] or match["of_named"]
         expected = {checks_that_ship(profile, plan) for profile in _PROFILES}
         if int(checks) not in expected:
             wrong.append(f"{match[0]}: expected one of {sorted(expected)}")
@@ -167,7 +170,8 @@ def test_a_wrong_number_of_checks_is_found(tmp_path, text, number):
 
 def timeouts(file: Path) -> dict[str, int]:
     """Minutes by job, of a workflow of GitHub or a pipeline of GitLab."""
-    found, job = {}, ""
+    found = {}
+    job = ""
     indent = "" if "gitlab" in file.name else "  "
     for line in file.read_text("utf-8").splitlines():
         if match := re.match(indent + r"([\w-]+):$", line):

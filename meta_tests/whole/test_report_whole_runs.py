@@ -43,7 +43,8 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
 
 
 def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
-    server, words = fault_server(), ("-m", "correctness", "-k", "fail or pass", "-q")
+    server = fault_server()
+    words = ("-m", "correctness", "-k", "fail or pass", "-q")
     test = f"{SCENARIOS}::test_fail"
     _, run = run_pytest("--arch", "cpu", *server.options, *words, "--engine=openai", test)
     (failure,) = details.read(run.report).failures

@@ -36,7 +36,8 @@ def start(start_pytest, canary_bf16, short_folder):
         run = start_pytest(
             "--arch", "cpu", f"{SCENARIOS}::{scenario}", environment={"TMPDIR": str(short_folder)}
         )
-        run.segments_before, run.temporary = segments, short_folder
+        run.segments_before = segments
+        run.temporary = short_folder
         run.wait_for("ready after", 240.0)
         return run, memory
 

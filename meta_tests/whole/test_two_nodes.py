@@ -42,7 +42,8 @@ def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def start(pool: ServerPool) -> tuple[Server, SpanningServer]:
-    server, managed = pool.get(float32("cpu-tiny-gpt-oss-tp2")), pool.current
+    server = pool.get(float32("cpu-tiny-gpt-oss-tp2"))
+    managed = pool.current
     assert isinstance(managed, SpanningServer) and pool.life is not None
     assert isinstance(pool.life.state(), Alive)
     return server, managed
@@ -135,7 +136,8 @@ def test_rank_of_a_real_vllm(pool, fault):
 
 @pytest.mark.slow("two starts; what may differ is in test_golden.py, without an engine")
 def test_golden_file_of_one_node_holds_for_two(pool, canary_bf16):
-    texts, bound = prompts.continuations(), profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
+    texts = prompts.continuations()
+    bound = profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
     recorded = golden.record(
         Asker(pool.get(float32("cpu-tiny-gpt-oss"))), texts, dtype="float32", engine="vllm",
         model=golden.identity("canary", canary_bf16), engine_version=None, environment={},

@@ -97,8 +97,11 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
     watched: list[list[str]] = []
 
     class Starting:
-        configuration, secrets, log = CONFIGURATION, (), tmp_path / "server.log"
-        stopped, pids_when_ready = None, frozenset()
+        configuration = CONFIGURATION
+        secrets = ()
+        log = tmp_path / "server.log"
+        stopped = None
+        pids_when_ready = frozenset()
 
         def __init__(self, *_arguments):
             pass
@@ -111,7 +114,11 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
             return SimpleNamespace(startup_s=1.0, compiled=())
 
     monkeypatch.setattr(pool, "ManagedServer", Starting)
-    limits, silent = pool.StartLimits(1, 1, 1), lambda _name, _line: None
+    limits = pool.StartLimits(1, 1, 1)
+
+    def silent(_name: str, _line: str) -> None:
+        """Nobody reads what a start says."""
+
     servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="x", notify=silent)
     assert servers.processes() == []
     servers.get(CONFIGURATION)
@@ -132,7 +139,8 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
 @pytest.mark.slow("six seconds of a supervisor")
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
     """A full disk: neither its file nor the log can be written when a child ends."""
-    scratch, pids = tmp_path / "scratch", tmp_path / "pids"
+    scratch = tmp_path / "scratch"
+    pids = tmp_path / "pids"
     code = text_file("server-of-a-child.txt").format(pids=str(pids))
     with Path("/dev/full").open("w") as full:
         supervisor = supervised(tmp_path / "no" / "x.json", scratch, code, stdout=full, stderr=full)
@@ -167,7 +175,8 @@ NO_KERNEL = kernel_messages.KernelMessages()
     ],
 )
 def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kind, named):
-    ready, status = tmp_path / "ready", tmp_path / "server-x.status.json"
+    ready = tmp_path / "ready"
+    status = tmp_path / "server-x.status.json"
     core = text_file("core-with-a-worker.txt").format(ready=str(ready))
     code = text_file("engine-with-a-core.txt").format(core=core, number=number, ready=str(ready))
     supervisor = supervised(status, tmp_path / "scratch", code)
@@ -253,7 +262,8 @@ def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
         children.callback(started.kill)
         return psutil.Process(started.pid)
 
-    tester, booted = psutil.Process(), psutil.boot_time()
+    tester = psutil.Process()
+    booted = psutil.boot_time()
     with contextlib.ExitStack() as children:
         serving = [tester, child()]
         reader = SignReader(None, SimpleNamespace(

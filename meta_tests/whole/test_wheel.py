@@ -64,7 +64,8 @@ def test_a_wheel_has_every_package():
 def wheelhouse(tmp_path_factory):
     """What `make wheelhouse` gathers for this machine and this Python."""
     folder = tmp_path_factory.mktemp("offline")
-    machine, python = os.uname().machine, f"{sys.version_info.major}.{sys.version_info.minor}"
+    machine = os.uname().machine
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
     subprocess.run(
         ["make", "wheelhouse", f"PYTHON={sys.executable}", f"WHEELHOUSE={folder / 'wheels'}",
          f"MACHINES={machine}", f"PYTHONS={python}"],

@@ -55,4 +55,5 @@ def _cases(kind: str, verdict: str) -> Iterator[Case]:
             yield Case(**{**row, **changed, "name": row["name"].format(release=release)})
 
 
-HEALTHY, SICK = [*_cases("healthy", "PASS")], [*_cases("sick", "FAIL")]
+HEALTHY = [*_cases("healthy", "PASS")]
+SICK = [*_cases("sick", "FAIL")]

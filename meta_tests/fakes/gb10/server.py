@@ -131,7 +131,9 @@ class Gb10(TimedServer):
     ) -> None:
         self.streams = release.streams if isinstance(release, Build) else 0
         super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), model, None)
-        self.settings, self.release, self.core = settings, release, core
+        self.settings = settings
+        self.release = release
+        self.core = core
         self.curve = settings.rates[release.experts]
         self.key = os.environ.get("VLLM_API_KEY")
         self.session: aiohttp.ClientSession | None = None
@@ -230,7 +232,8 @@ class Gb10(TimedServer):
         if not isinstance(body, dict):
             return await self.hand_on(request)
         options = body.get("stream_options") or {}
-        ids, again = body.get("prompt"), str(body.get("cache_salt")).startswith("sm121-timed")
+        ids = body.get("prompt")
+        again = str(body.get("cache_salt")).startswith("sm121-timed")
         timed = body.get("ignore_eos") and options.get("continuous_usage_stats")
         if isinstance(ids, list) and (timed or again or len(ids) > 4600):
             if self.requests + 1 == self.settings.compiles_at:
@@ -291,7 +294,8 @@ class Gb10(TimedServer):
         rows = self.curve
         at = max(1, min(len(rows) - 1, sum(row[0] < depth for row in rows)))
         (low, *first), (high, *second) = rows[at - 1 : at + 1]
-        a, b = 1 / first[which - 1], 1 / second[which - 1]
+        a = 1 / first[which - 1]
+        b = 1 / second[which - 1]
         return 1 / (a + (depth - low) / (high - low) * (b - a))
 
     def _prefill_s(self, tokens: int) -> float:

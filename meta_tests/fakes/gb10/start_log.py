@@ -74,7 +74,8 @@ class Log:
     """The lines of a start, at their time on a faster clock."""
 
     def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
-        self.settings, self.values = settings, values
+        self.settings = settings
+        self.values = values
         self.engine = "EngineCore_DP0" if settings.release == BUILD else "EngineCore"
         self.who = {
             "api": f"(APIServer pid={os.getpid()}) ",
@@ -113,7 +114,8 @@ class Log:
             line = re.sub(pattern, instead, line) if of == rank else line
         line = re.sub(r"\{(\w+)\}", lambda match: str(words.get(match[1], match[0])), line)
         if self.settings.ray:
-            pid, ip = self.two["pids"][rank], words["address"]
+            pid = self.two["pids"][rank]
+            ip = words["address"]
             line = f"{self.who['core']}(RayWorkerWrapper pid={pid}, ip={ip}) {line}"
         if rank == 0 or self.settings.ray:
             print(f"{self.settings.prefix}{line}", flush=True)

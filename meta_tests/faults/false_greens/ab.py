@@ -63,7 +63,8 @@ class _Starts(AbRun):
     def _server(self, name: str, side: ab.Side) -> tuple[Server, None]:
         self.visited.append(name)
         log = self.folder / f"server-{len(self.visited)}-{name}.log"
-        logs, visit = self.logs[name], self.visited.count(name)
+        logs = self.logs[name]
+        visit = self.visited.count(name)
         log.write_text(_CONFIG.format(**_USUAL | logs[min(visit, len(logs)) - 1]))
         made = ServerConfiguration(
             name, _OWN.engine, _OWN.python, _OWN.model, _OWN.served_name,
@@ -114,7 +115,8 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
     run = _Starts(
         harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder
     )  # fmt: skip
-    verdicts, reasons = [], []
+    verdicts = []
+    reasons = []
     for judge in (run.judge, run.review):
         try:
             judge()
@@ -212,7 +214,8 @@ class _Seen(AbRun):
 @in_two_steps
 def _logs(kit: Kit, lines: str) -> Outcome:
     """What is said of the log at a URL, to which a server writes between a visit's two looks."""
-    log, decided = kit.tmp_path / f"b-{len(lines)}.log", []
+    log = kit.tmp_path / f"b-{len(lines)}.log"
+    decided = []
     log.write_text(f"{_ILLEGAL}\n")  # of an earlier time
     harness = SimpleNamespace(
         profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),

@@ -146,7 +146,8 @@ def _token_by_token(kit: Kit, server: Server) -> None:
 
 def _against_itself(kit: Kit, server: Server) -> None:
     """A recording, and the same server compared with it."""
-    asker, prompts = _asker(kit, server), continuations()
+    asker = _asker(kit, server)
+    prompts = continuations()
     recorded = golden.record(
         asker, prompts, model=golden.Identity(served_name="canary"), dtype="auto", engine="vllm",
         engine_version="0.32.0", configuration="cutlass", environment={},

@@ -12,7 +12,8 @@ from meta_tests.faults.false_greens import Case, Kit, Outcome
 from meta_tests.two_steps import in_two_steps
 from sm121.session.session import Session
 
-_NUMBERS, _PACKAGE = itertools.count(), "flashinfer_cubin-1.0.dist-info/METADATA"
+_NUMBERS = itertools.count()
+_PACKAGE = "flashinfer_cubin-1.0.dist-info/METADATA"
 _METADATA = "Metadata-Version: 2.1\nName: flashinfer-cubin\nVersion: 1.0\n"
 _FILES = {
     "vllm/__init__.py": "", "vllm/envs.py": "x = 1\n", _PACKAGE: _METADATA,

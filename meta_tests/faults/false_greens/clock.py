@@ -14,12 +14,15 @@ from sm121.measure.metrics.tg import DecodeRate
 from . import Case, Kit, Outcome
 
 #: Required of a decode rate; servers are below or above it by 2 %.
-MINIMUM, BELOW, ABOVE = 200.0, 196.0, 204.0
+MINIMUM = 200.0
+BELOW = 196.0
+ABOVE = 204.0
 #: Required of the slowest time to the first token, in milliseconds; an honest one has a quarter.
 AT_MOST_MS = 300.0
 _MEASURING = Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
 PLAN = plan.Plan(256, (32, 128), (0,), _MEASURING)
-Read, Ask = Callable[[cells.MeasuredCell], Measurement], Callable[[Kit], Outcome]
+Read = Callable[[cells.MeasuredCell], Measurement]
+Ask = Callable[[Kit], Outcome]
 
 
 def measured(kit: Kit, options: tuple[str, ...], read: Read, **texts: bool) -> Measurement:
@@ -63,13 +66,15 @@ WITNESS = "1 What is compared with the stream says nothing"
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
     """A server below what is required; above it, it may be as late as it likes."""
-    fault, clean = judged(*options, rate=BELOW), judged(*options, rate=ABOVE)
+    fault = judged(*options, rate=BELOW)
+    clean = judged(*options, rate=ABOVE)
     return Case(item, name, fault, clean, expected, slow)
 
 
 def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool = True) -> Case:
     """A stream that cannot be timed, and the same server without that."""
-    fault, clean = judged(*options, rate=BELOW, tokens=tokens), judged(rate=ABOVE, tokens=tokens)
+    fault = judged(*options, rate=BELOW, tokens=tokens)
+    clean = judged(rate=ABOVE, tokens=tokens)
     return Case(FIRST, name, fault, clean, expected, slow)
 
 
@@ -86,7 +91,8 @@ def first_token(kit: Kit, *options: str) -> Outcome:
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
     """A server that is fast enough, if what it says were all there is."""
-    fault, clean = judged(*options, rate=ABOVE, tokens=128), judged(rate=ABOVE, tokens=128)
+    fault = judged(*options, rate=ABOVE, tokens=128)
+    clean = judged(rate=ABOVE, tokens=128)
     return Case(WITNESS, name, fault, clean, expected, slow=True)
 
 

@@ -9,9 +9,11 @@ from meta_tests.two_steps import in_two_steps
 from . import Case, Kit, Outcome
 from .clock import ABOVE, BELOW, Ask, judged
 
-TEXT, LIES = "17 A rate on text that nobody writes", "17 A clock of a server that drafts"
+TEXT = "17 A rate on text that nobody writes"
+LIES = "17 A clock of a server that drafts"
 #: What is accepted changes from step to step, and from text to text; the slowest is above, too.
-DRAFTS, HIGH = ("--steps", "2135312411", "--accepted-length", "2.3"), 1.07 * ABOVE
+DRAFTS = ("--steps", "2135312411", "--accepted-length", "2.3")
+HIGH = 1.07 * ABOVE
 ROWS = tomllib.loads((DATA / "drafting-lies.toml").read_text("utf-8"))
 
 
@@ -29,7 +31,8 @@ def level(kit: Kit, *options: str) -> Outcome:
 
 
 def planted(name: str, row: dict[str, Any]) -> Case:
-    natural, more = bool(row.get("uncounted")), tuple(row.get("options", ()))
+    natural = bool(row.get("uncounted"))
+    more = tuple(row.get("options", ()))
     served = (*DRAFTS, "--trap", "no-metrics") if natural else DRAFTS
 
     def rated(rate: float, *options: str) -> Ask:

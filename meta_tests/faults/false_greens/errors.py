@@ -33,7 +33,8 @@ def _rows(name: str) -> dict[str, tuple[Any, dict[str, Any]]]:
 
 
 #: By what is reported: what a healthy server, or the kernel, says that is like it, and variants.
-LOGGED, REPORTED = _rows("silent-errors"), _rows("kernel-messages")
+LOGGED = _rows("silent-errors")
+REPORTED = _rows("kernel-messages")
 #: What is quick to start; `test_silent_errors.py` reads the lines of all.
 _QUICK = ("an illegal memory access that is survived", "one behind a worker's end", "Xid 31")
 _NUMBERS = itertools.count()

@@ -29,7 +29,8 @@ def _load(
 ) -> Outcome:
     """The judgement on a minute of a load, of which a server keeps so much after n requests.
     `device`: it keeps memory of a GB10's device, which is in no process."""
-    noise, samples = random.Random(1), []
+    noise = random.Random(1)
+    samples = []
     for second in range(60):
         leaked = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
         samples.append(timeline.Sample(

@@ -25,7 +25,8 @@ def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | No
     """Runs after each other, each stored and compared with the latest; the outcome of the last."""
     storage = Path(tempfile.mkdtemp(dir=kit.tmp_path))
     server = kit.fault_server()
-    status, message = 0, ""
+    status = 0
+    message = ""
     for number, factor in enumerate(factors):
         samples = {name: [v * factor for v in values] for name, values in _GOOD.items()}
         status, run = kit.run_pytest(

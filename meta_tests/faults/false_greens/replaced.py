@@ -37,7 +37,8 @@ class Replaced:
     def __call__(self, kit: Kit) -> Outcome:
         folder = kit.tmp_path / f"attached-{time.monotonic_ns()}"
         folder.mkdir()
-        log, url_file = folder / "server.log", folder / "url"
+        log = folder / "server.log"
+        url_file = folder / "url"
         files: list[VerdictFile] = []
         with contextlib.ExitStack() as servers:
             url, process = servers.enter_context(attached_engine(log, *self.start))
@@ -84,7 +85,8 @@ def replacements() -> Iterator[Case]:
     """The rows of ``meta_tests/data/replaced-servers.toml``."""
     rows = tomllib.loads((DATA / "replaced-servers.toml").read_text("utf-8"))
     for name, row in rows.items():
-        expected, slow = row.pop("expected"), row.pop("slow", True)
+        expected = row.pop("expected")
+        slow = row.pop("slow", True)
         fault = Replaced(**row)
         item = "17 An attached server is replaced behind its URL"
         yield Case(item, name, fault, fault.stays, expected, slow)

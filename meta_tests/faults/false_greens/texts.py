@@ -25,7 +25,8 @@ def measured(kit: Kit, lie: str, *options: str) -> Outcome:
     server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
     with MeasuredServer.open(endpoint, PLAN, kit.tmp_path / url[-5:]) as opened:
         texts = TimedTexts(Asker(server), BOUND, PLAN.measuring.vocabulary)
-        bench, rate = Bench(opened, PLAN, texts=texts), metrics.find("tg", tokens=32)
+        bench = Bench(opened, PLAN, texts=texts)
+        rate = metrics.find("tg", tokens=32)
         shallow, deep = (bench.read(rate, bench.cell(depth)) for depth in PLAN.depths)
     assert not shallow.invalid and not shallow.unproven, "it lies at depth alone"
     reasons = [*map(str, deep.invalid), *deep.unproven]

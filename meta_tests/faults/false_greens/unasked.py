@@ -54,7 +54,8 @@ def cached(_kit: Kit, *hits: float | None) -> Outcome:
 def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Outcome:
     """A server that counts hits of its prefix cache: one costs such a share of the prefill, and
     changes the answer so. Without a change the time is asked for, else the answer."""
-    cache, counts = set[str](), itertools.count(0.0, 65_536.0)
+    cache = set[str]()
+    counts = itertools.count(0.0, 65_536.0)
 
     def serve(body: Json, _together: bool, answered: Json) -> None:
         key = json.dumps([body["prompt"], body.get("cache_salt")])
@@ -99,7 +100,8 @@ def streams(kit: Kit, count: int, slots: int) -> Outcome:
 def speculation(url: str, asker: Mock, method: str) -> Speculation:
     """Of a server at a URL that was started with a drafter."""
     server = Server(Endpoint(url, "k", "m"), True, "vllm", "0.32.0", None, None, None)
-    can, texts = capabilities.of("vllm", "0.32.0"), prompts.continuations()
+    can = capabilities.of("vllm", "0.32.0")
+    texts = prompts.continuations()
     return Speculation(server, asker, texts, BOUND, method, can)
 
 
@@ -119,7 +121,8 @@ def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
 @in_two_steps
 def drafts(_kit: Kit, method: str, step: int) -> Outcome:
     """A server that was started with a drafter, and counts so many drafts at each look."""
-    names, looks = ("drafts", "draft_tokens", "accepted_tokens"), itertools.count(step, step)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    looks = itertools.count(step, step)
     with counting(lambda: dict.fromkeys(names, next(looks))) as url:
         drafting = speculation(url, Mock(ids=lambda _answer: (1, 2)), method)
         return decided(lambda: drafting.drafted)

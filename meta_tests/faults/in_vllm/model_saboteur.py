@@ -128,7 +128,8 @@ class Patcher:
         config = self.runner.model_config.hf_config
         rope = config.rope_parameters
         half = config.head_dim // 2
-        base, original = rope["rope_theta"], rope["original_max_position_embeddings"]
+        base = rope["rope_theta"]
+        original = rope["original_max_position_embeddings"]
         steps = torch.arange(half, dtype=torch.float64)
         frequency = base ** (-steps / half)
         scale = 1.0
@@ -180,7 +181,8 @@ class Patcher:
                 if not len(rows):
                     continue
                 t = x[rows] @ up[expert] + up_bias[expert]
-                gate, linear = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+                gate = t[:, 0::2].clamp(max=limit)
+                linear = t[:, 1::2].clamp(-limit, limit)
                 t = gate * torch.sigmoid(alpha * gate) * (linear + offset)
                 y = t @ down[expert] + down_bias[expert]
                 result.index_add_(0, rows, y * shares[rows, slot, None].to(y.dtype))

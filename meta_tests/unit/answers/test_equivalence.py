@@ -88,7 +88,8 @@ def test_a_difference_is_named(other, bound, expected):
 
 
 def test_a_small_difference_everywhere_is_a_difference_on_average():
-    judged, other = [at(n, 0.6) for n in range(20)], [at(n, 0.6003) for n in range(20)]
+    judged = [at(n, 0.6) for n in range(20)]
+    other = [at(n, 0.6003) for n in range(20)]
     outcome = agreement.judge(judged, other, EXACT)
     assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
 
@@ -156,7 +157,8 @@ def test_a_canary_with_two_states_has_degraded_in_none_of_them():
 
 
 def test_forks_everywhere_are_no_accident():
-    judged, fork = [at(2, 0.46, t7=0.45)] * 20, at(7, 0.46, t2=0.45)
+    judged = [at(2, 0.46, t7=0.45)] * 20
+    fork = at(7, 0.46, t2=0.45)
     outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
     assert outcome.disagreement is not None and "choose differently" in str(outcome.disagreement)
 
@@ -298,7 +300,8 @@ def test_ids_are_held_against_their_text(tmp_path):
     assert "'Gruesse'" in tokens.differs(ids, "Gruesse")
     assert "ids that are 'Grüße 👋'" in tokens.differs(ids, "")
     # DecodeStream of tokenizers 0.23 sends this behind a prompt that ends within a sign.
-    text, half = "two \ufffdone", [*"two 👋".encode()][:-1]
+    text = "two \ufffdone"
+    half = [*"two 👋".encode()][:-1]
     assert tokens.differs([*b"one"], text) and tokens.differs([*b"one"], text, half) is None
     assert tokens.differs([*b"on"], text, half), "another answer"
     assert tokens.differs([*b"one"], text, [*half, 0x8B]), "a prompt that ends with its sign"
@@ -392,7 +395,8 @@ def test_an_answer_that_cannot_be_judged_hides_no_wrong_one(monkeypatch):
         return unmet.Fact("an answer", "another") if prompt == "wrong" else None
 
     monkeypatch.setattr(Continuations, "find_difference", wrong)
-    answers, texts = {name: (name, None) for name in ("open", "right", "wrong")}, Continuations
+    answers = {name: (name, None) for name in ("open", "right", "wrong")}
+    texts = Continuations
     for order in ("open wrong right", "wrong open", "right open wrong"):
         with pytest.raises(unmet.Unmet, match="required: an answer, seen: another"):
             texts(None, NOISY, None)._require_equal((answers[name] for name in order.split()), "x")

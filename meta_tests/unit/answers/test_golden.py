@@ -263,7 +263,8 @@ def test_a_divergence_of_nothing_is_no_agreement():
 
 
 def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf16):
-    at_hand, elsewhere = golden.identity("canary", canary_bf16), golden.identity("other", None)
+    at_hand = golden.identity("canary", canary_bf16)
+    elsewhere = golden.identity("other", None)
     trusted = record(Engine(TRUSTED), at_hand)
     assert golden.unproven(trusted, at_hand) is None
     text = golden.unproven(trusted, elsewhere)

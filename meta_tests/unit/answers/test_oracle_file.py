@@ -115,7 +115,8 @@ def makings(made, monkeypatch) -> list[None]:
 
 def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
     """A damaged file, one of another release or of a changed checkpoint is made anew."""
-    linked, folder = tmp_path / "checkpoint", tmp_path / "kept"
+    linked = tmp_path / "checkpoint"
+    folder = tmp_path / "kept"
     linked.mkdir()
     for file in filter(Path.is_file, checkpoint.iterdir()):
         (linked / file.name).hardlink_to(file.resolve())

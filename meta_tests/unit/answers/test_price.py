@@ -37,7 +37,8 @@ DEPTH = 40
 def checkpoint(canary_bf16, tmp_path_factory):
     """The canary with the tokens of two prompts and of its exam alone."""
     patch = pytest.MonkeyPatch()
-    every, exam = dict(oracle_texts.prompts()), oracle_texts.exams()["canary"]
+    every = dict(oracle_texts.prompts())
+    exam = oracle_texts.exams()["canary"]
     texts = {name: every[name][:90] for name in ("capitals", "tool call", "mixture of 300")}
     tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*texts.values()))
     prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
@@ -62,7 +63,9 @@ class Server:
     """A server of a checkpoint with a rounding, by the oracle that rounds so."""
 
     def __init__(self, checkpoint, way, shift=0.0):
-        self.checkpoint, self.way, self.shift = checkpoint, way, shift
+        self.checkpoint = checkpoint
+        self.way = way
+        self.shift = shift
 
     def ask(self, request):
         text = scores.Text(request.prompt, rounding=self.way, more=request.tokens)
@@ -94,7 +97,8 @@ def paid(reference, checkpoint, tmp_path_factory):
 
     def pay(formats, twin=False):
         if (formats, twin) not in done:
-            folder, way = checkpoint, Rounding.parse(formats).computed_in("bf16")
+            folder = checkpoint
+            way = Rounding.parse(formats).computed_in("bf16")
             if twin:
                 folder = tmp_path_factory.mktemp("twin") / "canary"
                 roundings.dense_twin(checkpoint, folder)
@@ -151,7 +155,8 @@ def decided(name, samples, **limit):
 def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
     """Its price is above the original's by far; it is a regression unless it is allowed, and is
     above a gate that the original passes."""
-    fast, honest = paid(*FAST[name]), paid("checkpoint")
+    fast = paid(*FAST[name])
+    honest = paid("checkpoint")
     assert means(fast)[KL] > 10 * means(honest)[KL] and means(fast)[RIGHT] < means(honest)[RIGHT]
     history = [StoredRun("before", None, {KL: metric(KL, honest[KL])})]
     for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
@@ -176,7 +181,8 @@ def test_a_price_has_a_sign(reference, checkpoint):
         decision = decided(RIGHT, samples[RIGHT], minimum=-0.05)
         assert decision.verdict is verdict and decision.estimate.value * shift > 0
         assert means(samples)[KL] < 1e-6  # of the same server
-        now, before = metric(RIGHT, samples[RIGHT]), metric(RIGHT, [0.0] * 6)
+        now = metric(RIGHT, samples[RIGHT])
+        before = metric(RIGHT, [0.0] * 6)
         assert compare_prices(now, [before], LIMITS).verdict is verdict
     steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]  # each is allowed, not all
     assert compare_prices(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
@@ -263,7 +269,8 @@ def test_a_gate_that_would_never_be_red_is_refused(wrong):
 
 def test_what_was_not_measured_says_why(reference, checkpoint):
     """A context shorter than the exam loses that alone."""
-    server, exam = Server(checkpoint, EXACT), oracle_texts.exams()["canary"]
+    server = Server(checkpoint, EXACT)
+    exam = oracle_texts.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
     assert f"{KL}@d{DEPTH}" in samples and not reasons.keys() & samples.keys()
     assert "no right answers of exam another" in reasons[RIGHT]
@@ -315,7 +322,8 @@ def test_a_price_is_that_of_a_rounding():
 )
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
-    way, gates = formats and Rounding.parse(formats), [{"metric": KL, "at_most": 1.0, **IN_NATS}]
+    way = formats and Rounding.parse(formats)
+    gates = [{"metric": KL, "at_most": 1.0, **IN_NATS}]
     conformance = conformance_of(
         [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")], limits
     )

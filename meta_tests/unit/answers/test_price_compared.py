@@ -80,7 +80,8 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     """Red with both numbers; green where the profile allows it; a price that is not measured any
     more is red either way."""
     values = now | (but or {})
-    before, run = run_of(HONEST), run_of(values)
+    before = run_of(HONEST)
+    run = run_of(values)
     trusted = trusted_runs.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
     worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
@@ -106,7 +107,8 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
 )
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     """Of an earlier release: it is no reason for red, and a price is not called compared."""
-    run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
+    run = run_of(now)
+    runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
     assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
     remark = "price of rounding: not measured in old, not compared"

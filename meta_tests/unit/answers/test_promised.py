@@ -40,7 +40,8 @@ CHECKS = {
     "test_samples_of_chats_keep_the_cut": Sampler.chats_obey,
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
-TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
+TEMPERATURE = "test_samples_follow_the_temperature"
+RUNS = 20_000
 SEEDS = [0, *(pytest.param(n, marks=pytest.mark.slow("another seed")) for n in (1, 2))]
 
 
@@ -149,8 +150,10 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
 
     def decided(actual: float) -> tuple[float, float]:
         """The share of runs that call it wrong, and the samples of a run."""
-        likely, batches = [*promised.shares(top, actual).values()], 0
-        logarithms, wrong = np.zeros((RUNS, 2)), 0
+        likely = [*promised.shares(top, actual).values()]
+        batches = 0
+        logarithms = np.zeros((RUNS, 2))
+        wrong = 0
         while len(logarithms):
             batches += len(logarithms)
             counts = random.multinomial(2 * sample_source.BATCH, likely, len(logarithms))
@@ -170,7 +173,8 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
 
 def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     """It turns the odds that 5 % of it leaves."""
-    random, few = np.random.default_rng(6), sample_source.FEW
+    random = np.random.default_rng(6)
+    few = sample_source.FEW
     least = min(low for name, (_, low, _) in sample_source.RANGES.items() if "ce_pen" in name)
     share = 1 / (1 + np.exp(-0.05 * least / sample_source.COLD))
 
@@ -203,7 +207,8 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
 
 def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
-    parameters, values = len(cuts.CUTS), 2
+    parameters = len(cuts.CUTS)
+    values = 2
     tallies = (1 + parameters) * values * 4 + parameters * values + 3 * values * 2 + 4
     assert tallies <= promised.COMPARISONS
     whole = promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
@@ -268,7 +273,8 @@ def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
 @pytest.mark.parametrize("rule", ["mostly_alike", "differing"])
 @pytest.mark.parametrize("kinds", [1, 2, 4, 8])
 def test_a_count_that_ends_early_decides_as_the_whole(rule, kinds):
-    generator, holds = random.Random(kinds), getattr(sampling_forms, rule)
+    generator = random.Random(kinds)
+    holds = getattr(sampling_forms, rule)
     for _ in range(500):
         texts = [str(generator.randrange(kinds)) for _ in range(sampling_forms._TIMES)]
         asked = iter(texts)

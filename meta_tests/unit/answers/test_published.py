@@ -19,7 +19,8 @@ from sm121.core.server import Endpoint
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inconclusive, NotRun
 
-CANARY, REAL = profile.load("cpu-tiny-gpt-oss"), profile.load("sm121-gpt-oss-120b")
+CANARY = profile.load("cpu-tiny-gpt-oss")
+REAL = profile.load("sm121-gpt-oss-120b")
 (SCORE,) = CANARY.correctness.scores
 DATA = ROOT / "fixtures" / "scores" / f"{SCORE.task}.jsonl"
 ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]

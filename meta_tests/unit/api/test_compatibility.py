@@ -18,7 +18,8 @@ from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
 
 TEMPLATES = tomllib.loads((DATA / "tool-answers.toml").read_text("utf-8"))
-CANARY, REAL = profile.load("cpu-tiny-gpt-oss"), profile.load("sm121-gpt-oss-120b")
+CANARY = profile.load("cpu-tiny-gpt-oss")
+REAL = profile.load("sm121-gpt-oss-120b")
 (SCORE,) = (score for score in REAL.correctness.scores if score.tries)
 FILE = data_file.load(f"scores/{SCORE.task}.toml", compatibility._File)
 CASES = {case.question: case for case in FILE.cases}
@@ -45,14 +46,17 @@ def right(call: tuple[str, str, str]) -> tuple[str, str, str]:
 
 def judged(chat, responses, folder, engine="vllm", *, dies_at_results=False, **update) -> list[str]:
     """The remarks on a server that makes so of its right calls, by the API."""
-    scripts, requests, remarks = {CHAT: chat, RESPONSES: responses}, [], list[str]()
+    scripts = {CHAT: chat, RESPONSES: responses}
+    requests = []
+    remarks = list[str]()
 
     class Handler(JsonHandler):
         def do_POST(self) -> None:
             body = self.asked()
             requests.append(body)
             messages = body.get("messages") or body["input"]
-            case, is_first = CASES[messages[0]["content"]], len(messages) == 1
+            case = CASES[messages[0]["content"]]
+            is_first = len(messages) == 1
             call = (case.tool, json.dumps(case.arguments), "Hm.")
             call = scripts[self.path](call) if is_first else None
             if call == 500 or (dies_at_results and not is_first):

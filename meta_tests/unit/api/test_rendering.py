@@ -209,7 +209,8 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
         content = [{"type": "output_text", "text": "Paris"}]
         return {"id": "resp_1", "output": [{"type": "message", "content": content}]}
 
-    api, limits = SimpleNamespace(respond=respond), SimpleNamespace(max_answer_tokens=64)
+    api = SimpleNamespace(respond=respond)
+    limits = SimpleNamespace(max_answer_tokens=64)
     with pytest.raises(expected):
         responses.goes_on_from_another(api, limits, print, configuration)
 

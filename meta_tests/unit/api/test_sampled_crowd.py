@@ -14,7 +14,8 @@ from sm121.engines import capabilities
 from sm121.stress.crowded_samples import CrowdedSamples
 from sm121.stress.shapes import Shapes
 
-ENDPOINT, VLLM = Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0")
+ENDPOINT = Endpoint("", "", "m")
+VLLM = capabilities.of("vllm", "0.32.0")
 #: What a server makes of a request while so many others run. A crowd has 13 before its samples,
 #: and then one between two of them.
 FAULTS = {

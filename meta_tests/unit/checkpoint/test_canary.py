@@ -22,7 +22,8 @@ from sm121.oracles.formats import EXACT  # noqa: E402
 from tools import ablation, small_oracle  # noqa: E402
 from tools.canary import batches, corpus, recipe  # noqa: E402
 
-RETURN, CALL = 200_002, 200_012
+RETURN = 200_002
+CALL = 200_012
 STOP = frozenset({RETURN, CALL, 199_999})
 SHIPPED = resources.files("sm121.fixtures") / "canary"
 

@@ -84,10 +84,12 @@ def test_both_twins_hold_the_same_values(side):
 
 
 def test_two_experts_and_two_seeds_differ():
-    one, other = whole(), Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
+    one = whole()
+    other = Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
     (name,) = [n for n in synthetic_weights.experts(one, 3) if n.endswith("down_proj_blocks")]
     made = synthetic_weights.experts(one, 3)[name][2]()
-    first, second = next(made), next(made)
+    first = next(made)
+    second = next(made)
     of_other = next(synthetic_weights.experts(other, 3)[name][2]())
     assert not np.array_equal(first, second) and not np.array_equal(first, of_other)
     assert np.array_equal(first, next(synthetic_weights.experts(one, 3)[name][2]()))

@@ -171,7 +171,8 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
             client._finish(outcome)
         waiting.until(lambda: stopped, 60.0, every_s=0.005)
         for outcome in done[2:]:
-            outcome.problem, outcome.ended = ("connection", "reset"), stopped[0] + wait_s
+            outcome.problem = ("connection", "reset")
+            outcome.ended = stopped[0] + wait_s
         return LoadResult(done, 0.0, 1.0)
 
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
@@ -241,7 +242,8 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
     it. What an attached server cannot show or allow is NOT_RUN."""
     harness, _ = begin
-    harness.arch, harness.directory = "cpu", tmp_path
+    harness.arch = "cpu"
+    harness.directory = tmp_path
     harness.no_memory = lambda: "memory is not known here"
     engine = EngineReport(name="vllm", managed=False, model="canary")
     harness.file = VerdictFile(arch="cpu", profile="cpu", started="now", engine=engine)

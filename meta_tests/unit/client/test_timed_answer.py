@@ -95,7 +95,8 @@ def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
 
 def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
     """A longer answer has those that the bunch took: eighteen in 3 ms after a long prompt."""
-    plain, heavy = stream_of(late(0.0)), stream_of(late(0.0), payload=20_000)
+    plain = stream_of(late(0.0))
+    heavy = stream_of(late(0.0), payload=20_000)
     assert decoding.window(plain, 32).start.tokens == 1
     assert decoding.window(heavy, 32).start.tokens == 2
     plain[-1] = plain[-1]._replace(size=20_000)

@@ -118,7 +118,8 @@ def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["121a", "121f", "120f", "90a", "121"])
 def test_a_bare_cubin_is_read(compiler, tmp_path, architecture):
-    source, cubin = tmp_path / "k.cu", tmp_path / "k.cubin"
+    source = tmp_path / "k.cu"
+    cubin = tmp_path / "k.cubin"
     source.write_text(SMALL_KERNEL)
     made = child.run(
         [compiler.nvcc, "-cubin", "-gencode", arch(architecture).gencode, source, "-o", cubin],
@@ -128,7 +129,8 @@ def test_a_bare_cubin_is_read(compiler, tmp_path, architecture):
     assert device_code.read(cubin) == (Image("sass", arch(architecture)),)
 
 
-NOISE, MAGIC = random.Random(5).randbytes, device_code.FATBIN_MAGIC
+NOISE = random.Random(5).randbytes
+MAGIC = device_code.FATBIN_MAGIC
 WHOLE = fatbin(entry(SASS, "121a"))
 INTERPRETER = Path(sys.executable).resolve().read_bytes()
 #: In a library; what it is called, where it is not free of device code.

@@ -128,7 +128,8 @@ def test_plain_sm121_moe_gemm_compiled_here(tools, tmp_path):
         pytest.skip(str(reason))
     name = "moe_mxfp8_mxfp4_unit"
     (unit,) = installed.units(name, "12.1a", tools.compiler, tmp_path)
-    module, output = modules.module(name), tmp_path / "moe.fatbin"
+    module = modules.module(name)
+    output = tmp_path / "moe.fatbin"
     plain = modules.compile_unit(unit, arch("121"), module, tools, output)
     assert plain.outcome is BuildOutcome.TRAP, plain.reason
     assert "1 of 1 kernels only trap" in plain.reason

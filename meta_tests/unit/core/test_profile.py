@@ -92,7 +92,8 @@ def test_what_resolved_is_what_counts(tmp_path):
     )  # fmt: skip
     gate = child.judging().gate("tg32@d0")
     assert child.model.id == "x" and gate is not None and gate.minimum == 30
-    extended, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
+    extended = profile.load(parent)
+    whole = profile.load("sm121-gpt-oss-120b")
     same = whole.model_copy(update={"name": "ours", "performance": extended.performance})
     assert digest.of(extended.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
     fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=extended.extends)

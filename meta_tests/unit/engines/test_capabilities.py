@@ -128,7 +128,8 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
 )
 def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
     """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
-    moments, releases = itertools.cycle(starts), itertools.cycle(versions)
+    moments = itertools.cycle(starts)
+    releases = itertools.cycle(versions)
 
     class Handler(JsonHandler):
         def do_GET(self):
@@ -256,7 +257,8 @@ def test_what_the_engine_cannot_do_is_not_sent():
 
 def test_structured_output_is_asked_for_as_the_engine_wants_it():
     regex = {"regex": "a+"}
-    vllm, sglang = capabilities.of("vllm", "0.32.0"), capabilities.of("sglang", "0.5.23")
+    vllm = capabilities.of("vllm", "0.32.0")
+    sglang = capabilities.of("sglang", "0.5.23")
     assert vllm.structured("regex", "a+") == {"structured_outputs": regex}
     assert sglang.structured("regex", "a+") == regex
 

@@ -74,12 +74,14 @@ def test_a_release_that_cannot_have_a_configuration_is_named():
 
 def test_a_stock_engine_is_held_to_its_own_floor():
     """What unchanged upstream gives passes, and a tenth less does not."""
-    stock, effort = GB10.judging("stock"), GB10.judging()
+    stock = GB10.judging("stock")
+    effort = GB10.judging()
     assert (stock.question, effort.question, effort.under_test) == ("stock", None, "stock")
     assert "30.2 tok/s" in stock.asks and effort.asks is None
     published = {0: 33.55, 4096: 32.63, 8192: 31.50, 16384: 29.55, 32768: 26.65}
     for depth, rate in published.items():
-        floor, goal = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
+        floor = stock.gate(f"tg32@d{depth}")
+        goal = effort.gate(f"tg32@d{depth}")
         assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < goal.minimum
         assert f"{rate:.2f}" in floor.source
     assert stock.gate("tg32@d0").minimum < 31.58  # of the other machine
@@ -89,7 +91,8 @@ def test_a_stock_engine_is_held_to_its_own_floor():
 
 def seconds_of_a_prompt(tokens: int) -> float:
     """At the published rates of prefill: 4,664 tok/s at depth 0 and 1,399 at 32,768 (context)."""
-    first, deep = 1 / 4663.70, 1 / 1398.80
+    first = 1 / 4663.70
+    deep = 1 / 1398.80
     return tokens * first + (deep - first) / 32768 * tokens**2 / 2
 
 
@@ -352,7 +355,8 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     server = attached(tmp_path, version, *log_of(version, *lines))
     gb10 = target.judging_attached(SETTINGS, TARGET, server).profile
     assert gb10.under_test == configuration
-    path, log = read_log(server.log, "vllm"), server.log
+    path = read_log(server.log, "vllm")
+    log = server.log
     assert not contradictions(gb10.path_of(configuration), path, log, configuration)
 
 

@@ -42,7 +42,8 @@ class Served:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    log, port = tmp_path / "engine.log", tmp_path / "port"
+    log = tmp_path / "engine.log"
+    port = tmp_path / "port"
     with log.open("w") as stream:
         command = [sys.executable, str(ENGINE), "--port-file", str(port)]
         process = subprocess.Popen(command, stdout=stream, stderr=stream)

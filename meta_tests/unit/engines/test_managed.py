@@ -89,7 +89,8 @@ def test_serves_and_stops_clean(make, fault):
 def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
     """vLLM 0.24 compiles again where it is another one: seen on an H100."""
     configuration = ServerConfiguration("marlin", "vllm", sys.executable, "none", "canary")
-    limits, vllm = StartLimits(1.0, 1.0, 1.0, 1.0), registry.engine("vllm")
+    limits = StartLimits(1.0, 1.0, 1.0, 1.0)
+    vllm = registry.engine("vllm")
 
     def key() -> str:
         server = ManagedServer(configuration, vllm, limits, tmp_path, "meta-run")
@@ -113,7 +114,8 @@ def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
 
 
 def test_api_key_is_random_and_on_no_command_line(make):
-    first, second = make("none"), make("none")
+    first = make("none")
+    second = make("none")
     assert first.secrets != second.secrets
     first.start()
     for process in first.processes():

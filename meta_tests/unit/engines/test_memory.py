@@ -353,7 +353,8 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
 
 def a_session() -> tuple[Session, list[str]]:
     """One that only hears of servers that stop, and its remarks."""
-    run, remarks = object.__new__(Session), []
+    run = object.__new__(Session)
+    remarks = []
     run.stops, run.remark, run.file = {}, remarks.append, SimpleNamespace(tests=[])
     return run, remarks
 
@@ -388,7 +389,8 @@ def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity
 
 def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
-    before, after = at(used=4), at(used=80)
+    before = at(used=4)
+    after = at(used=80)
     run, remarks = a_session()
     for _ in range(2):  # the matrix stops one of a name again and again
         run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
@@ -403,13 +405,15 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
     """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
     nobody that is seen. In a container as docker makes it, unless all processes are seen."""
     run, remarks = a_session()
-    free, used = 110, 4
+    free = 110
+    used = 4
     for number, lost in enumerate(losses):
         server = object.__new__(ManagedServer)
         device = {"used": None if unified else used, "held": 3 if seen else None}
         server._memory_before = at(available=free, **device)
         at_work = at(available=free - took, **device | ({} if unified else {"used": used + took}))
-        free, used = free - lost * unified, used + lost
+        free = free - lost * unified
+        used = used + lost
         after = at(available=free, **device | ({} if unified else {"used": used}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Memory, "now", lambda after=after: after)
@@ -448,7 +452,8 @@ def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
 
 
 def test_the_memory_of_another_node_is_said_with_its_name():
-    ours, theirs = Returned(missing_bytes=1), Returned(2, 5 * GIB, "device memory", usual=False)
+    ours = Returned(missing_bytes=1)
+    theirs = Returned(2, 5 * GIB, "device memory", usual=False)
     both = ours.with_other(theirs, "node 1 (spark2)")
     assert (both.missing_bytes, both.unproven_bytes) == (3, 5 * GIB)
     assert "5.0 GiB less device memory of node 1 (spark2) is free" in str(both)

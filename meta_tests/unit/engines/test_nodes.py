@@ -89,7 +89,8 @@ def agent(server: SpanningServer) -> subprocess.Popen:
 
 def asked(server: SpanningServer) -> tuple[str, float]:
     """What a client gets for a token, and after how many seconds."""
-    began, endpoint = time.monotonic(), server.endpoint
+    began = time.monotonic()
+    endpoint = server.endpoint
     with endpoint.http(timeout_s=60) as http:
         try:
             status = http.post("/v1/completions", json={"prompt": "x"}).status_code
@@ -103,7 +104,8 @@ def test_serves_and_leaves_nothing_on_any_node(make):
     running = server.start()
     assert [(n.rank, n.name) for n in running.nodes] == [(0, "this machine"), (1, "this machine")]
     assert isinstance(ManagedLife(server).state(), Alive)
-    process, log = rank_1(server), running.nodes[1].log
+    process = rank_1(server)
+    log = running.nodes[1].log
     report = server.stop()
     assert report.clean, report
     assert not process.is_running() and not left_of(RUN)
@@ -158,7 +160,8 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
 
 
 def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
-    server, traces = make(), tmp_path / "of another machine" / "report" / "traces"
+    server = make()
+    traces = tmp_path / "of another machine" / "report" / "traces"
     server.configuration = dataclasses.replace(server.configuration, traces=str(traces))
     server.start()
     rank_1(server)
@@ -253,7 +256,8 @@ def second_host() -> Iterator[str]:
     """A network namespace with a link to this one, 10.77.0.1 here."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a second network namespace needs root and iproute2")
-    name, link = f"sm121-{os.getpid()}", f"sm{os.getpid()}"[:13]
+    name = f"sm121-{os.getpid()}"
+    link = f"sm{os.getpid()}"[:13]
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         ip = lambda words: subprocess.run(["ip", *words.split()], check=True)  # noqa: E731

@@ -212,7 +212,8 @@ def real_facts() -> str:
 def test_unequal_nodes_are_refused(real_facts, key, value, what):
     if what is not None and what.startswith("torch"):
         pytest.importorskip("torch")
-    first, other = json.loads(real_facts), json.loads(real_facts)
+    first = json.loads(real_facts)
+    other = json.loads(real_facts)
     *path, last = key.split(".")
     table = functools.reduce(lambda inner, part: inner[part], path, other)
     table[last] = [*value] if isinstance(value, tuple) else value

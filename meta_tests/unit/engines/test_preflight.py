@@ -18,7 +18,8 @@ def found_of(row: dict[str, Any], **options: Any) -> list[PreflightFinding]:
 
 _DATA = tomllib.loads((DATA / "preflight.toml").read_text("utf-8"))
 
-HIT, NEAR_MISS = _DATA["hit"], _DATA["near_miss"]
+HIT = _DATA["hit"]
+NEAR_MISS = _DATA["near_miss"]
 
 
 def test_every_rule_has_a_case():

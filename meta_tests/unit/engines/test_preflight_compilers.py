@@ -7,7 +7,8 @@ from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
 from sm121.core.engine_settings import Needs
 
-EXPERTS, SINK = "fused_moe_120", "batch_prefill_attention_sink_bf16_swa_True_fa2"
+EXPERTS = "fused_moe_120"
+SINK = "batch_prefill_attention_sink_bf16_swa_True_fa2"
 
 
 @pytest.fixture
@@ -20,7 +21,8 @@ def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
     """A package that was compiled ahead is no help where its code does not run."""
     build(tmp_path, "121a", EXPERTS)
     build(tmp_path, "121a", SINK)
-    cache, ahead = tmp_path / ".cache" / "flashinfer", tmp_path / "ahead"
+    cache = tmp_path / ".cache" / "flashinfer"
+    ahead = tmp_path / "ahead"
     assert jit(tmp_path, modules=FlashInferModules("0.7.2", cache)) == {}
     finding = jit(tmp_path, modules=FlashInferModules("0.7.3", cache))["jit_cache", "note"]
     assert "cold" in finding.message and "0.7.3" in finding.message

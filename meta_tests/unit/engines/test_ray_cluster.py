@@ -212,7 +212,8 @@ def cluster(tmp_path_factory) -> Iterator[None]:
     """A real one: two nodes on this host, which have a rank each."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install ray")
-    port, before = str(ports.free_port()), {process.pid for process in psutil.process_iter()}
+    port = str(ports.free_port())
+    before = {process.pid for process in psutil.process_iter()}
     small = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000")
     small = (*small, '--resources={"sm121_rank": 1}')
     try:

@@ -61,7 +61,8 @@ def test_llama_servers_own_parser_is_asked(tmp_path):
         "--colour) echo 'error: invalid argument: --colour' >&2; exit 1;;\n"
         "esac; done"
     )
-    fake, engine = str(executable(tmp_path / "llama-server", script)), llama_cpp.LlamaCpp()
+    fake = str(executable(tmp_path / "llama-server", script))
+    engine = llama_cpp.LlamaCpp()
     assert engine.check_interpreter(fake, os.environ) == "1.2.3"
     answers = engine.check_arguments(fake, [["-c", "1"], ["--colour"]], os.environ)
     assert answers == [None, "error: invalid argument: --colour"]

@@ -12,7 +12,8 @@ from sm121.core.errors import UsageError
 from sm121.session import target
 from sm121.session.settings import Settings
 
-GPT_OSS, CANARY = profile.load("sm121-gpt-oss-120b"), profile.load("cpu-tiny-gpt-oss")
+GPT_OSS = profile.load("sm121-gpt-oss-120b")
+CANARY = profile.load("cpu-tiny-gpt-oss")
 
 
 def attached(

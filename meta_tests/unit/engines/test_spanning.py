@@ -18,7 +18,8 @@ from sm121.engines.spanning import SpanningServer
 from sm121.evidence.unanswered import Connection, End
 
 #: How long something lasts before it is a fault, and how long no fault is waited for. Seconds.
-PATIENCE_S, WITHOUT_A_FAULT_S = 0.3, 0.7
+PATIENCE_S = 0.3
+WITHOUT_A_FAULT_S = 0.7
 WELL = {
     "exit_status": None, "exits": [], "tree": [], "nccl": [], "available_bytes": 1,
     "unreachable": None, "unanswered": [], "address": "10.77.0.2", "kernel": [],

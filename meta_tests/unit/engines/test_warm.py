@@ -27,7 +27,8 @@ class Machine:
     """An empty cache, an nvcc and a ninja, and a compiler that compiles nothing."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.cache = folder, folder / "base" / ".cache" / "flashinfer"
+        self.folder = folder
+        self.cache = folder / "base" / ".cache" / "flashinfer"
         self.tools = folder / "cuda" / "bin"
         self.tools.mkdir(parents=True)
         for name in ("nvcc", "ninja"):

@@ -29,7 +29,9 @@ def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
 
 def _rank(rank: int, launcher: str) -> str:
     """The lines of a rank, as its launcher has them."""
-    pid, host, ip = 100 + rank, WORDS["hosts"][rank], WORDS["addresses"][rank]
+    pid = 100 + rank
+    host = WORDS["hosts"][rank]
+    ip = WORDS["addresses"][rank]
     text = WORDS["worker"].replace("{ip}", ip)
     lines = text.replace("{rank}", str(rank)).replace("{peer}", str(1 - rank)).strip().splitlines()
     ray = f"(EngineCore pid=90) (RayWorkerWrapper pid={pid}, ip={ip}) " if launcher == "ray" else ""

@@ -104,7 +104,8 @@ def test_engine_that_does_not_answer_is_null_with_a_reason(python):
 
 def test_an_engine_may_hang_or_chatter(monkeypatch, tmp_path):
     """One is null with a reason, and what comes before the answer is tolerated."""
-    site, path = tmp_path / "sitecustomize.py", {"PYTHONPATH": str(tmp_path)}
+    site = tmp_path / "sitecustomize.py"
+    path = {"PYTHONPATH": str(tmp_path)}
     site.write_text("print('hello')")
     assert run_record(environment=path).engine_packages.packages is not None
     site.write_text("import time; time.sleep(60)")
@@ -215,7 +216,8 @@ def test_what_is_no_secret_stays(text):
 
 def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(redaction, "_CHUNK_BYTES", 1000)
-    log, other = tmp_path / "server.log", tmp_path / "linked.log"
+    log = tmp_path / "server.log"
+    other = tmp_path / "linked.log"
     lines = [b"step %d of the engine, \xff\n" % n for n in range(2000)]
     log.write_bytes(b"".join(lines))
     stamp = log.stat().st_mtime_ns
@@ -323,7 +325,8 @@ class Layout:
         (folder / "__init__.py").touch()
 
     def wrong(self, checkout: Path | None = None, **variables: str) -> list[str]:
-        names, checkouts = ("vllm", "flashinfer"), {"vllm": str(checkout)} if checkout else {}
+        names = ("vllm", "flashinfer")
+        checkouts = {"vllm": str(checkout)} if checkout else {}
         imports = interpreter.imports(self.python, names, {"PATH": "", **variables})
         return interpreter.misplaced(imports, checkouts)
 

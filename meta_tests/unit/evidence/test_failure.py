@@ -49,7 +49,8 @@ AFTERMATH = [
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_published_words_have_class_owner_and_remedy(name: str) -> None:
-    kind, lines = PUBLISHED[name]["kind"], PUBLISHED[name]["lines"]
+    kind = PUBLISHED[name]["kind"]
+    lines = PUBLISHED[name]["lines"]
     logs = [lines, [*lines, *AFTERMATH]]
     # Weights are read, and kernels chosen, before the server serves.
     if kind != "checkpoint" and name != "none of the kernels":

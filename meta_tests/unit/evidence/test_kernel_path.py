@@ -216,7 +216,8 @@ def test_a_real_log_states_its_path(log, version, states):
 def test_binary_and_endless_lines(tmp_path):
     log = tmp_path / "server.log"
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
-    binary, endless = b"\xff\xfe\x00\x80" * 50_000, b"x" * 3_000_000
+    binary = b"\xff\xfe\x00\x80" * 50_000
+    endless = b"x" * 3_000_000
     log.write_bytes(binary + b"\n" + endless + b"\r\n" + good + b"\r" + b"\x00" * 100)
     assert max(map(len, log_lines.read_raw_lines(log))) <= log_lines.LINE_LIMIT
     assert read_log(log).attention == "FLASH_ATTN"
@@ -333,7 +334,8 @@ def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, m
     """vLLM on the CPU logs no attention. What it cannot show is not proven; the rest is judged."""
     log = tmp_path / "server.log"
     log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))
-    loaded, path = profile.load(name), read_log(log)
+    loaded = profile.load(name)
+    path = read_log(log)
     under_test = loaded.configurations[loaded.under_test]
     server = SimpleNamespace(configuration=under_test if managed else None, log=log)
     harness = SimpleNamespace(profile=loaded, spanned=lambda _server: None)

@@ -18,31 +18,29 @@ from sm121.evidence.signatures import startup_progress
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 # The dictionary as 0.5.23 logged it (shortened).
-SERVER_ARGS, SERVER_DICT, NO_AMX, WEIGHTS_LOADED = (
-    (
-        "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
-        "dtype='bfloat16', load_format='safetensors', quantization='mxfp4', "
-        "kv_cache_dtype='fp8_e4m3', attention_backend='triton', "
-        "moe_runner_backend='flashinfer_mxfp4', speculative_algorithm='EAGLE3', "
-        "disable_cuda_graph=True, x=1)"
-    ),
-    (
-        "[2026-11-23 19:15:33] server_args={'model_path': 'm', 'load_format': "
-        "'safetensors', 'dtype': 'bfloat16', 'quantization': 'mxfp4', "
-        "'kv_cache_dtype': 'fp8_e4m3', 'served_model_name': 'n', "
-        "'attention_backend': 'torch_native', 'decode_attention_backend': None, "
-        "'disable_cuda_graph': True, 'speculative_algorithm': None, "
-        "'speculative_moe_runner_backend': 'triton', 'moe_runner_backend': "
-        "'triton_kernel'}"
-    ),
-    (
-        "[2026-11-23 19:15:30] The current platform does not support Intel AMX, "
-        "will fallback to torch_native backend."
-    ),
-    (
-        "[2026-06-07 11:57:43 TP0] Load weight end. type=GptOssForCausalLM, "
-        "dtype=torch.bfloat16, quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
-    ),
+SERVER_ARGS = (
+    "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
+    "dtype='bfloat16', load_format='safetensors', quantization='mxfp4', "
+    "kv_cache_dtype='fp8_e4m3', attention_backend='triton', "
+    "moe_runner_backend='flashinfer_mxfp4', speculative_algorithm='EAGLE3', "
+    "disable_cuda_graph=True, x=1)"
+)
+SERVER_DICT = (
+    "[2026-11-23 19:15:33] server_args={'model_path': 'm', 'load_format': "
+    "'safetensors', 'dtype': 'bfloat16', 'quantization': 'mxfp4', "
+    "'kv_cache_dtype': 'fp8_e4m3', 'served_model_name': 'n', "
+    "'attention_backend': 'torch_native', 'decode_attention_backend': None, "
+    "'disable_cuda_graph': True, 'speculative_algorithm': None, "
+    "'speculative_moe_runner_backend': 'triton', 'moe_runner_backend': "
+    "'triton_kernel'}"
+)
+NO_AMX = (
+    "[2026-11-23 19:15:30] The current platform does not support Intel AMX, "
+    "will fallback to torch_native backend."
+)
+WEIGHTS_LOADED = (
+    "[2026-06-07 11:57:43 TP0] Load weight end. type=GptOssForCausalLM, "
+    "dtype=torch.bfloat16, quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
 )
 LINES = lines_of("engine-lines.toml")
 SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
@@ -169,7 +167,8 @@ def test_command_reads_the_log_of_any_engine(tmp_path, capsys):
 
 
 def test_command_reads_metrics_and_a_jit_cache(tmp_path, capsys):
-    metrics, cache = tmp_path / "metrics.txt", tmp_path / "cached_ops"
+    metrics = tmp_path / "metrics.txt"
+    cache = tmp_path / "cached_ops"
     metrics.write_text('vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0\n')
     binary = DATA / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
     (cache / "fused_moe_120").mkdir(parents=True)
@@ -257,7 +256,8 @@ def test_a_file_is_read_as_its_lines_are(tmp_path, count):
     for text in texts(count):
         log.write_text(text)
         for engine in signatures.known_engines():
-            read, lines = read_log(log, engine), read_lines(text.split("\n"), engine)
+            read = read_log(log, engine)
+            lines = read_lines(text.split("\n"), engine)
             # Where the last start begins is known of a file only.
             of_a_file: dict[str, dict[str, int]] = {"begins": {}, "ends": {}}
             assert read.model_copy(update=of_a_file) == lines.model_copy(update=of_a_file)

@@ -281,7 +281,8 @@ NSYS = (
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
 def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
     """The file was written over, and was longer before: a stale start, its end and nsys' table."""
-    lines, older = lines_of(name), lines_of("fused_0804_clean")[first:]
+    lines = lines_of(name)
+    older = lines_of("fused_0804_clean")[first:]
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"
     path = read_lines(prefix + line for line in [*lines, *older, died, *NSYS])
     assert stated(path) == SHOWN[name]
@@ -289,7 +290,8 @@ def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
 
 
 def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path):
-    log, older = tmp_path / "server.log", lines_of("fused_0804_clean")[18:]
+    log = tmp_path / "server.log"
+    older = lines_of("fused_0804_clean")[18:]
     log.write_text("\n".join([*lines_of("unfused_0804_clean"), *older, *NSYS]) + "\n")
     path = read_log(log)
     patterns = [*map(re.compile, ("marlin_moe_wna16::Marlin<", "\\w+ MoE module", "Mxfp4 MoE"))]

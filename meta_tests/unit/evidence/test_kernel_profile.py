@@ -251,7 +251,8 @@ def test_command_prints_a_trace(trace, capsys):
 
 
 def test_command_names_variant_layers_and_what_the_log_says_wrongly(tmp_path, capsys):
-    log, table = tmp_path / "server.log", tmp_path / "profiled.log"
+    log = tmp_path / "server.log"
+    table = tmp_path / "profiled.log"
     line = "INFO 02-09 07:05:01 [cuda.py:345] Using AttentionBackendEnum.FLASH_ATTN backend."
     log.write_text(f"{line}\n")
     table.write_text(as_printed(TABLES_OF_GB10 / "fused_0804_kernels.csv"))

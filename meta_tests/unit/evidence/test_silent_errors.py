@@ -201,7 +201,8 @@ def test_the_kernel_reports_an_error(kind):
 def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
     """It is a remark, and what a certificate would say beside its levels."""
     path = kernel_log(tmp_path, *["echo not permitted >&2\nexit 1"] * 2)
-    unread, remarks = [], []
+    unread = []
+    remarks = []
 
     def doing(session):
         for arch in ("cpu", "sm121", "sm121"):

@@ -154,7 +154,8 @@ class Vllm:
         for tokens, pages in ((key, key_cache), (value, value_cache)):
             scale = 0.9 if self.fault == "scale" else float(k_scale)
             near = (as_read(tokens).float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
-            page, offset = slot_mapping // pages.shape[1], slot_mapping % pages.shape[1]
+            page = slot_mapping // pages.shape[1]
+            offset = slot_mapping % pages.shape[1]
             pages.view(torch.float8_e4m3fn)[page, offset] = near
 
     def attend(self, q, k, v, out, *, sinks, window_size, k_descale, v_descale, **planned):

@@ -138,7 +138,8 @@ def test_experts_are_what_an_architecture_has(capability, activations, lacks):
 def test_what_a_release_lacks_is_not_run():
     """None of those that were read; an older one may."""
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
-    old, older = Emulation(), Emulation()
+    old = Emulation()
+    older = Emulation()
     old.cutlass_fused_moe = lambda input, input_sf: None  # noqa: A006
     with pytest.raises(NotRun, match=r"no use_mxfp8_act_scaling= of cutlass_fused_moe: 0\.6\.12"):
         checks.check(EmulatedProvider(old), problem)

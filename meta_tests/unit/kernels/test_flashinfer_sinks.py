@@ -38,7 +38,9 @@ def emulation(
     version: str = "0.7.2", capability: tuple[int, int] = (12, 1), attention: type = Attention
 ) -> Emulation:
     made = Emulation()
-    made.version, made.capability, made.of_attention = version, capability, attention
+    made.version = version
+    made.capability = capability
+    made.of_attention = attention
     return made
 
 

@@ -161,7 +161,8 @@ class OldFlashInfer:
         import torch
 
         new = tuple(int(part) for part in version.split(".")[:3]) >= (0, 6, 16)
-        main, decode = ModuleType("flashinfer"), ModuleType("flashinfer.decode")
+        main = ModuleType("flashinfer")
+        decode = ModuleType("flashinfer.decode")
         main.__version__ = version
 
         class SfLayout:
@@ -193,8 +194,10 @@ class OldFlashInfer:
     def decode(self):
         import torch
 
-        q, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 1, 16, 64)
-        table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+        q = torch.zeros(1, 8, 64)
+        cache = torch.zeros(1, 2, 1, 16, 64)
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        lens = torch.ones(1, dtype=torch.int32)
         keywords = {"sinks": torch.zeros(8), "window": None, "scale": 1.0}
         return self.provider.decode_attention(q, cache, table, lens, **keywords)
 

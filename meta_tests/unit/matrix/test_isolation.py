@@ -12,8 +12,11 @@ from sm121.matrix.space import Space, identity
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 SPACE = SPACES[0]
-PASS, FAIL, CRASH = CellOutcome.PASS, CellOutcome.FAIL, CellOutcome.CRASH
-SLOWER, INVALID = CellOutcome.SLOWER, CellOutcome.INVALID
+PASS = CellOutcome.PASS
+FAIL = CellOutcome.FAIL
+CRASH = CellOutcome.CRASH
+SLOWER = CellOutcome.SLOWER
+INVALID = CellOutcome.INVALID
 
 
 def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=False) -> CellRecord:
@@ -209,7 +212,8 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_what_fails_is_told_before_it_is_known_why(interrupted):
     slower = ended(SLOWER, graphs="compiled")
-    records, array = [ended(PASS), slower], covering.build(SPACE, 1)
+    records = [ended(PASS), slower]
+    array = covering.build(SPACE, 1)
 
     def built(records, sets=(), **more):
         return feature_matrix.build(SPACE, array, records, [*sets], profile="p", **more)
@@ -246,7 +250,8 @@ def test_the_worst_step_decides():
 
 
 def test_the_report_says_what_is_known():
-    array, fault = covering.build(SPACE, 2), (("graphs", "compiled"), ("spec", "ngram"))
+    array = covering.build(SPACE, 2)
+    fault = (("graphs", "compiled"), ("spec", "ngram"))
     engine = Engine(SPACE, {fault: FAIL})
     records = [engine.run(planned.cell) for planned in array.cells]
     records[0].rate = CellRate(metric="tg32@d0", samples=[1.0, 2.0], value=1.5)

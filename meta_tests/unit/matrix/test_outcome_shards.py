@@ -167,7 +167,8 @@ def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None
     made = MatrixLevel(harness, make_plan(cpu, SPACE, strength="1"))
     made.records = [BASELINE, ended(CellOutcome.FAIL, graphs="compiled", seqs="1")]
     made._examiner = Examiner()
-    made.reported, write = [], made._found
+    made.reported = []
+    write = made._found
     made._found = lambda sets: (made.reported.append(list(sets)), write(sets))
     return made
 

@@ -130,7 +130,8 @@ class Gpu:
     bfloat16 = None
 
     def __init__(self, speed: Callable[[float], float]) -> None:
-        self.speed, self.now = speed, 0.0
+        self.speed = speed
+        self.now = 0.0
         self.cuda = SimpleNamespace(
             Event=lambda **_: GpuEvent(self), synchronize=lambda: None, OutOfMemoryError=MemoryError
         )
@@ -153,7 +154,8 @@ class Gpu:
 
 class GpuEvent:
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.at = gpu, 0.0
+        self.gpu = gpu
+        self.at = 0.0
 
     def record(self) -> None:
         self.at = self.gpu.now
@@ -185,7 +187,8 @@ def test_only_clocks_that_settle_are_of_a_steady_machine(monkeypatch, name):
     monkeypatch.setattr(stream_bandwidth, "gpu_torch", lambda _device: Gpu(gpu))
     rates, _ = stream_bandwidth.matrix_rate("cuda:0")
     reads = stream_bandwidth.read_bandwidth(1 << 30, device="cuda:0").samples
-    matrices, memory = box._quartile_spread(rates), box._quartile_spread(reads)
+    matrices = box._quartile_spread(rates)
+    memory = box._quartile_spread(reads)
     off = abs(statistics.median(rates) / (2.0 * 8192**3 / 1.6e-3 / 1e12) - 1)
     if name in SETTLES:
         assert max(matrices, memory, off) < 0.02, (matrices, memory, off)

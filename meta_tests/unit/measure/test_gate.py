@@ -89,7 +89,8 @@ def test_it_decides_and_soon_where_it_can():
 
 
 def test_asked_after_every_round_it_errs_no_more_often():
-    generator, looks = np.random.default_rng(5), range(gate.FIRST_LOOK, 81)
+    generator = np.random.default_rng(5)
+    looks = range(gate.FIRST_LOOK, 81)
     decided = 0
     for _ in range(60):
         samples = normal(generator, 52.0, 0.01, 80).tolist()
@@ -102,7 +103,8 @@ def test_asked_after_every_round_it_errs_no_more_often():
 @pytest.mark.parametrize("name", [name for name, _, bound in gate_errors.NOISES if bound])
 def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name):
     """A sample of docs/tables/gate-errors.md, with three standard errors for the few runs."""
-    runs, noises = 150, {name: noise for name, noise, _ in gate_errors.NOISES}
+    runs = 150
+    noises = {name: noise for name, noise, _ in gate_errors.NOISES}
     for distance, wrong in ((-gate_errors.DISTANCE, Verdict.PASS), (0.01, Verdict.FAIL)):
         counts = gate_errors.at_distance(noises[name], distance, runs)
         expected = runs * gate_errors.ALLOWED
@@ -111,7 +113,8 @@ def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name
 
 def test_what_a_server_without_a_memory_reaches_is_still_decided():
     """The simulation could be satisfied by a gate that never decides."""
-    steady, wandering = gate_errors.independent(0.005), gate_errors.autoregressive(0.95, 0.003)
+    steady = gate_errors.independent(0.005)
+    wandering = gate_errors.autoregressive(0.95, 0.003)
     assert gate_errors.at_distance(steady, 0.02, 100)[Verdict.PASS] == 100
     assert gate_errors.at_distance(wandering, 0.02, 100)[Verdict.PASS] >= 90
     assert gate_errors.at_distance(steady, -0.03, 100)[Verdict.FAIL] == 100

@@ -34,7 +34,8 @@ def cell() -> cells.MeasuredCell:
         answer.chunks = [
             Chunk(int(at_ms * 1e6), None, i + 1, True, True, None) for i, at_ms in enumerate(stamps)
         ]
-        answer.completion_tokens, answer.ended_ns = 8, answer.chunks[-1].at_ns
+        answer.completion_tokens = 8
+        answer.ended_ns = answer.chunks[-1].at_ns
         measured.long.append([answer])
     return measured
 

@@ -177,7 +177,8 @@ def measured(
 ):  # fmt: skip
     """A rate on a GB10 of that bandwidth: its metric, what the gate said, and the remarks. `other`:
     the kernel path of the server, and ``more``, arguments of it."""
-    of, remarks = GB10.judging(named, identity), []
+    of = GB10.judging(named, identity)
+    remarks = []
     started = {of.under_test: SimpleNamespace(arguments=other.pop("more", ()))}
     path = KernelPath(speculative="none", **other)
     engine = SimpleNamespace(path=path, model=model)
@@ -190,7 +191,8 @@ def measured(
     if bandwidth is not None:
         device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
         run_box.before = SimpleNamespace(device=device)
-    samples, text = [rate + 0.01 * (n % 3) for n in range(20)], ""
+    samples = [rate + 0.01 * (n % 3) for n in range(20)]
+    text = ""
     fields = {"unit": "tok/s", "higher_is_better": True, "clock": "token_ids"}
     try:
         sampled = measurement.Measurement(name=metric, samples=samples, **fields)
@@ -403,7 +405,8 @@ def test_no_name_of_an_attached_model_raises_the_bound(model):
 
 
 def test_a_bound_is_said_where_no_configuration_is_known():
-    gb10, gate = GB10.judging(None, "0.33.0"), GB10.gate("tg32@d0")
+    gb10 = GB10.judging(None, "0.33.0")
+    gate = GB10.gate("tg32@d0")
     read = roofline.cost(gb10, "stock", 0, GPT_OSS)
     each = {n: c.model_copy(update={"arguments": ("--quantization", "x")})
             for n, c in {**gb10.lacking, **gb10.configurations}.items()}  # fmt: skip
@@ -414,7 +417,8 @@ def test_a_bound_is_said_where_no_configuration_is_known():
 
 def unreachable(target: profile.Profile) -> list[str]:
     """Gates of configurations that are asked by name, above what any healthy machine allows."""
-    config, lines = roofline.read_config(target.model.id), []
+    config = roofline.read_config(target.model.id)
+    lines = []
     for name, each in configurations.judged(target) if config is not None else ():
         for gate in each.performance.gates:
             depth = roofline.depth_of(gate.metric)

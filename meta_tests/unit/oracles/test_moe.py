@@ -220,7 +220,8 @@ def test_decode_is_the_last_row_of_prefill(length):
     pages = torch.tensor([[4, 1, 3]])
     cache = torch.full((6, 2, 16, 2, 16), math.nan, dtype=torch.float64)
     for s in range(length):
-        cache[pages[0, s // 16], 0, s % 16], cache[pages[0, s // 16], 1, s % 16] = k[s], v[s]
+        cache[pages[0, s // 16], 0, s % 16] = k[s]
+        cache[pages[0, s // 16], 1, s % 16] = v[s]
     cache = cache.transpose(2, 3)
     keywords = {"sinks": sinks, "window": 9, "scale": 0.25}
     whole = attention.prefill(q, k, v, torch.tensor([0, length]), **keywords)
@@ -229,7 +230,8 @@ def test_decode_is_the_last_row_of_prefill(length):
 
 
 def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
-    findings, scales = [], []
+    findings = []
+    scales = []
     selected = cases.select("moe_block_scales", full=False)
     of_experts = [case for case in selected if isinstance(case, cases.MoeCase)]
     of_experts = [case for case in of_experts if not case.name.startswith("real-")]

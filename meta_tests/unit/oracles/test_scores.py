@@ -85,7 +85,8 @@ def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
     served = rounded(weights, Rounding.parse("qkv=mxfp4-ceil,o=mxfp4-ceil"))
     for layer, before in zip(served.layers, weights.layers, strict=True):
         for name in "qkvo":
-            values, other = getattr(layer, name)[0], getattr(before, name)[0]
+            values = getattr(layer, name)[0]
+            other = getattr(before, name)[0]
             assert not torch.equal(values, other)
             assert torch.equal(rounding.to_mxfp4(values, mxfp4.ScaleRule.CEIL), values)
         assert layer.router is before.router
@@ -117,7 +118,8 @@ def test_a_text_may_be_another_models(canary_mxfp4):
 
 
 def test_it_goes_on_where_it_was_stopped(canary_mxfp4, tmp_path):
-    states, steps = tmp_path / "states", []
+    states = tmp_path / "states"
+    steps = []
     text = dataclasses.replace(TEXTS[0], more=2)
     whole = scores.score(
         canary_mxfp4, [text], cache=states, say=lambda n, of: steps.append((n, of))

@@ -18,7 +18,8 @@ from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench
 from sm121.performance.checks import PerformanceChecks
 
-RATE, CPU = 400, profile.load("cpu-tiny-gpt-oss")
+RATE = 400
+CPU = profile.load("cpu-tiny-gpt-oss")
 PLAN = Plan(512, (32, 128), (0,), level_settings.Measuring(rounds=2, silent_within_s=2))
 SLOWER = [pytest.param(n, marks=pytest.mark.slow) for n in (None, RATE / 2 - 20)]
 CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
@@ -185,7 +186,8 @@ def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, la
             kernel_path=lambda _server: KernelPath(), follow_log=lambda: None,
         )  # fmt: skip
         with Bench.open(harness, PLAN) as bench:
-            bench.recorded["tg"], opened.cell = (None, None), lambda _depth: None
+            bench.recorded["tg"] = (None, None)
+            opened.cell = lambda _depth: None
             recorder = SimpleNamespace(harness=harness, recorded=[])
             wrong = pytest.raises(unmet.Unmet, match="what it knew before it was measured")
             with nullcontext() if later == "Paris" else wrong:

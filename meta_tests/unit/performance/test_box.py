@@ -112,7 +112,8 @@ def test_all_who_hold_the_listening_socket_are_the_server():
 
 def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
     assert run_box  # whatever descends from this test is not the run's
-    both, find = {serving.listener, serving.core}, AttachedProcesses(*at(serving)).find
+    both = {serving.listener, serving.core}
+    find = AttachedProcesses(*at(serving)).find
     assert both <= set(CpuUse.take(find).run_seconds)
     assert not both & set(CpuUse.take(list).run_seconds)
 
@@ -137,7 +138,8 @@ def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
     """A and B are attached at the same time, on one GPU."""
     with served() as other:
-        gpus, urls = [{serving.core, other.core}], at(serving, other)
+        gpus = [{serving.core, other.core}]
+        urls = at(serving, other)
         both, file, _ = run_box(*urls, gpus=gpus)
         both.read_before()
         assert file.box.state == "QUALIFIED", file.box

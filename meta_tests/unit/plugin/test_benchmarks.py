@@ -14,7 +14,8 @@ METRIC |= {"ci_low": 53.0, "ci_high": 53.1, "confidence": 0.95}
 @pytest.fixture
 def measured(run_pytest, fault_server, tmp_path):
     """A run in which these samples are measured; exit status, verdict.json, the run, storage."""
-    server, storage = fault_server(), tmp_path / "storage"
+    server = fault_server()
+    storage = tmp_path / "storage"
 
     def start(samples: dict, *arguments: str, scenario: str = SCENARIO):
         return run_pytest(
@@ -27,7 +28,8 @@ def measured(run_pytest, fault_server, tmp_path):
         status, run = start(samples, *arguments)
         return status, run.verdict, run
 
-    run.storage, run.start = storage, start
+    run.storage = storage
+    run.start = start
     return run
 
 

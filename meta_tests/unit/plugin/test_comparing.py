@@ -19,7 +19,8 @@ FAIL = "--benchmark-compare-fail=median:5%"
 @pytest.fixture
 def judged(run_pytest, fault_server, tmp_path):
     """A run that measures these samples; its exit status and the run. The storage is beside it."""
-    server, storage = fault_server(), tmp_path / "storage"
+    server = fault_server()
+    storage = tmp_path / "storage"
 
     def run(samples: dict, *arguments: str):
         return run_pytest(

@@ -46,7 +46,8 @@ class Toolkit:
     """A CUDA toolkit that compiles nothing, and an empty cache."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.log = folder, folder / "compiled"
+        self.folder = folder
+        self.log = folder / "compiled"
         self.cache = folder / ".cache" / "flashinfer"
         binaries = folder / "toolkit" / "bin"
         binaries.mkdir(parents=True)

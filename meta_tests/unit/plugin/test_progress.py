@@ -31,7 +31,8 @@ from sm121.session.forecast import Check, Expected, Forecast
 
 def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
     """What is shown of lines at these seconds."""
-    now, written = [0.0], []
+    now = [0.0]
+    written = []
     progress = StartProgress(
         lambda name, phase: written.append(phase.text), begins=begins, clock=lambda: now[0]
     )
@@ -145,7 +146,8 @@ def test_at_the_end_nothing_is_left():
 
 
 def test_a_line_that_pytest_has_begun_is_ended_once():
-    now, width = [0.0], [27]
+    now = [0.0]
+    width = [27]
     progress, written = going(now, width=lambda: width[0])
     progress.begin("kernel", "tests/test_kernel.py::test_one")
     progress.say("note", "a")

@@ -50,7 +50,8 @@ def test_two_failures_of_an_attached_server_are_both_named(run_pytest, fault_ser
 
 
 def test_the_command_runs_the_failed_checks_of_its_plan_again(run_pytest, timed_server, tmp_path):
-    profile, log = tmp_path / "failing.toml", tmp_path / "a log"
+    profile = tmp_path / "failing.toml"
+    log = tmp_path / "a log"
     profile.write_text(PROFILE)
     log.write_text("it says nothing\n")
     url = timed_server("--rate", "300").base_url
@@ -169,7 +170,8 @@ def test_a_file_of_a_smaller_plan_has_the_plan(tmp_path):
 
 def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
     """Values with = and behind a space, and spaces; what selects others is left out."""
-    log, test = tmp_path / "a log", f"{VERDICTS}::test_fail"
+    log = tmp_path / "a log"
+    test = f"{VERDICTS}::test_fail"
     log.write_text("it says nothing\n")
     options = (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"])
     _, run = run_pytest(

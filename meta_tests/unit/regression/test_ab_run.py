@@ -134,7 +134,8 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
 def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     unproven: list[str] = []
     harness = SimpleNamespace(redact=str, profile=CPU, unproven=unproven.append)
-    clever, noise = fault_server(), timed_server("--model", "canary", "--rate", "5000").base_url
+    clever = fault_server()
+    noise = timed_server("--model", "canary", "--rate", "5000").base_url
 
     def forgotten(run: AbRun, side: str, url: str) -> str | None:
         endpoint = Endpoint(url, clever.key, "canary")

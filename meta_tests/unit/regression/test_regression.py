@@ -13,7 +13,8 @@ from sm121.regression import trend as regression
 
 @pytest.mark.parametrize("stored", [1, 2, 3, 5, 8])
 def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
-    again, slower = [], []
+    again = []
+    slower = []
     for seed in range(0, 400, 10):
         earlier = [metric("tg32@d0", rounds(60, seed + i)) for i in range(stored)]
         again.append(verdicts(metric("tg32@d0", rounds(60, seed + 9)), *earlier))

@@ -111,7 +111,8 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
 )
 def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
     """The last runs of each history are at 150 tok/s, those of its first half at 100."""
-    dates, count = itertools.count(), sum(folders.values())
+    dates = itertools.count()
+    count = sum(folders.values())
     for python, runs in folders.items():
         (folder := tmp_path / f"Linux-CPython-{python}-64bit").mkdir()
         for number in range(1, runs + 1):

@@ -123,12 +123,15 @@ def test_each_metric_of_a_run_is_red_by_the_tenth_merge_of_one_percent(name):
     metrics = json.loads(EVIDENCE.read_text())["metrics"]
     units = {key: m["unit"] for key, m in metrics.items() if not is_price(key)}
     units |= {"accepted_length": "tokens", "acceptance@1": "%", "tg_chat": "tok/s"}
-    runs, red, limits = [], set(), profile.load(name).regression
+    runs = []
+    red = set()
+    limits = profile.load(name).regression
     assert len(units) > 20
     for number in range(11):
         now = {}
         for key, unit in units.items():
-            rate, tail = unit in ("tok/s", "tokens", "%"), 0.99 if "_p99" in key else None
+            rate = unit in ("tok/s", "tokens", "%")
+            tail = 0.99 if "_p99" in key else None
             level = 60 * 1.01 ** (-number if rate else number)
             fields = {"unit": unit, "higher_is_better": rate, "quantile": tail}
             now[key] = metric(key, [level], **fields)

@@ -68,7 +68,8 @@ def test_the_run_that_is_named_does_not_hide_the_others(level):
 
     It is INCONCLUSIVE, because starts of one build differ by up to 8 %.
     """
-    samples, statuses = GOOD, []
+    samples = GOOD
+    statuses = []
     for number in range(4):
         compared = [f"--benchmark-compare=000{number}"] if number else []
         status, tests, run = level(samples, "--benchmark-autosave", *compared)

@@ -71,7 +71,8 @@ def test_a_lottery_of_starts_is_neither_a_regression_of_code_nor_an_improvement(
     for seed in range(0, 400, 10):
         history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
         change = changed(_of_set(now, seed + 9), *history)
-        better, worse = " better" in change.text, " worse" in change.text
+        better = " better" in change.text
+        worse = " worse" in change.text
         if change.ratio is not None and abs(change.ratio - 1.0) <= 0.05:
             continue
         assert better is (now == "F") and worse is (now == "S"), change.text

@@ -27,7 +27,8 @@ CONTEXT["machine"]["attached_to"] = None
 
 def metric(name: str, samples, **fields) -> StoredMetric:
     rate = name.startswith(("tg", "pp"))
-    unit, value = "tok/s" if rate else "ms", float(np.median(samples))
+    unit = "tok/s" if rate else "ms"
+    value = float(np.median(samples))
     return replace(StoredMetric(name, unit, rate, None, tuple(samples), value), **fields)
 
 

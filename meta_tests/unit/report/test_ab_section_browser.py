@@ -10,7 +10,8 @@ pytestmark = [
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
 ]
 #: What a phone and a screen show, in pixels.
-PHONE, SCREEN = 390, 1440
+PHONE = 390
+SCREEN = 1440
 SELDOM = pytest.mark.slow("a phone and the light theme show the most")
 WIDTHS = pytest.mark.parametrize("width", [PHONE, pytest.param(SCREEN, marks=SELDOM)])
 

@@ -58,7 +58,9 @@ def test_a_number_is_digits_that_can_be_copied(value, shown):
 
 def test_a_large_rate_is_the_same_number_wherever_it_is_shown(passed):
     rate = passed.run.metrics["pp2048@d0"]
-    rate.value, rate.ci_low, rate.ci_high = 17280.4, 17210.0, 17350.0
+    rate.value = 17280.4
+    rate.ci_low = 17210.0
+    rate.ci_high = 17350.0
     for text in (page.html(passed), summary.markdown(passed.run)):
         assert "17280 tok/s" in text and "17210 to 17350" in text
         assert not re.search(r"1[.]7\d*e\+|17[^0-9]280|\\u202f|\u202f", text)
@@ -95,7 +97,8 @@ def test_axes_hold_data_and_gates_and_a_far_roofline_is_a_label(failed):
     assert "memory allows 815 tok/s, off the scale" in far.text
     low, high = far.figure["layout"]["yaxis"]["range"]
     assert low == 0.0 and 61.0 < high < 75.0, "of the stretch goal, not of the roofline"
-    run.metrics, run.arch = {"tg32@d0": run.metrics["tg32@d0"]}, "sm90"
+    run.metrics = {"tg32@d0": run.metrics["tg32@d0"]}
+    run.arch = "sm90"
     one = _decode(failed)
     low, high = one.figure["layout"]["yaxis"]["range"]
     assert 30 < low < 46.5 and 61 < high < 70 and f"begins at {numbers.number(low)}" in one.note
@@ -109,7 +112,9 @@ def test_gates_have_their_number_beside_them(passed, failed):
     assert notes["52 required"]["yshift"] > 0, "47.3 is below it"
     assert next(iter(_notes(passed).values()))["yshift"] < 0
     for metric in passed.run.metrics.values():
-        metric.value, metric.ci_low, metric.ci_high = 5 * metric.value, None, None
+        metric.value = 5 * metric.value
+        metric.ci_low = None
+        metric.ci_high = None
     label = next(iter(_notes(passed)))
     assert label == "52 required, 58 target, 61 stretch", "of a GPU five times as fast"
 
@@ -119,7 +124,8 @@ def test_points_that_decide_nothing_are_hollow(runs):
     for kind in ("pass", "invalid", "inconclusive"):
         decode = _decode(stored.read(runs[kind]))
         points = {name: trace.get("marker") for name, trace in _traces(decode).items()}
-        gated, other = points["tg32, this run"], points["tg128, this run"]
+        gated = points["tg32, this run"]
+        other = points["tg128, this run"]
         looks[kind] = gated["symbol"][0], gated["color"][0] == "var(--card)", other["color"][0]
         legend = [name for name, _, _ in decode.legend]
         assert ("no gate" in legend) is (kind == "pass")
@@ -197,7 +203,10 @@ def _row(text, name, end="</tr>"):
 )
 def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(passed, starts, words):
     metric = passed.run.metrics["ttft_p99"]
-    metric.ci_low, metric.ci_high, metric.confidence, metric.starts = None, None, 0.077, starts
+    metric.ci_low = None
+    metric.ci_high = None
+    metric.confidence = 0.077
+    metric.starts = starts
     text = page.html(passed)
     assert f"8% sure{words}<" in _row(text, "<code>ttft_p99</code>", "</tr>")
     assert any("95% sure" in cell for row in _decode(passed).rows for cell in row)
@@ -261,7 +270,8 @@ def _record(sent, chunks, ended, **more):
 
 
 def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
-    folder, ms = tmp_path / "records", 10**6
+    folder = tmp_path / "records"
+    ms = 10**6
     folder.mkdir()
     (folder / "d100-c2.jsonl").write_text(
         _record(5 * ms, [15 * ms, 17 * ms, 29 * ms, 31 * ms, 34 * ms, 36 * ms], 40 * ms)

@@ -137,7 +137,9 @@ def test_a_lottery_of_starts_is_named(base, tmp_path, capsys, slow, build, named
 def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history.History:
     """Healthy runs of machines that differ by 1 %: noise of 0.5 %, in one metric days that last, in
     one a start in four that is 7 % slow. ``slow``: by how much the first machine is slow."""
-    random, boxes, past = np.random.default_rng(seed), np.random.default_rng(seed + 1), []
+    random = np.random.default_rng(seed)
+    boxes = np.random.default_rng(seed + 1)
+    past = []
     for machine in range(machines):
         noise = random.normal(0, 0.005, (3, runs))
         for day in range(1, runs):

@@ -104,7 +104,8 @@ def test_a_gate_is_the_first_finding_and_never_one_of_those_that_are_not_shown(t
     report = report_of("pass", tmp_path)
     run = report.run
     gate = run.metrics["tg32@d0"]
-    gate.value, gate.verdict = 20.13, Verdict.FAIL
+    gate.value = 20.13
+    gate.verdict = Verdict.FAIL
     run.tests += [failed("test_facts", "correctness"), failed("test_moe", "kernel"),
                   failed("test_decode_rate[tg32-d0]", "performance", "tg32@d0")]  # fmt: skip
     run.judge()
@@ -197,7 +198,10 @@ def test_the_verdict_of_a_release_answers_both_questions(bound, shown, tmp_path)
     report = report_of("pass", tmp_path)
     run = report.run
     gate = run.metrics["tg32@d0"]
-    gate.value, gate.bound, gate.verdict, gate.grade = 33.55, bound, Verdict.FAIL, None
+    gate.value = 33.55
+    gate.bound = bound
+    gate.verdict = Verdict.FAIL
+    gate.grade = None
     gate.configuration_gate = ConfigurationGate(
         configuration="stock", minimum=30.2, verdict=Verdict.PASS
     )

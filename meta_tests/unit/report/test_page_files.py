@@ -97,8 +97,10 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
 
 @pytest.mark.parametrize("part", ["failures", "reasons", "remarks", "metrics", "waived", "record"])
 def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, part):
-    report, text = stored.read(runs["fail"]), "y" * 590
-    run, first = report.run, report.run.tests[0]
+    report = stored.read(runs["fail"])
+    text = "y" * 590
+    run = report.run
+    first = report.run.tests[0]
     if part in ("failures", "reasons", "waived"):
         verdict = Verdict.NOT_RUN if part == "reasons" else Verdict.FAIL
         filler = {"verdict": verdict, "level": "matrix", "waived": part == "waived"}
@@ -268,8 +270,10 @@ def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
 
 def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
     report = stored.read(runs["pass"])
-    run, rate = report.run, report.run.metrics["tg32@d0"]
-    run.tests[0].skipped, run.tests[0].verdict = True, Verdict.NOT_RUN
+    run = report.run
+    rate = report.run.metrics["tg32@d0"]
+    run.tests[0].skipped = True
+    run.tests[0].verdict = Verdict.NOT_RUN
     assert run.why() == f"{len(run.tests) - 1} checks passed; 1 did not run"
     rate.minimum = rate.target = rate.stretch = None
     others = {name: m for name, m in run.metrics.items() if not name.startswith("tg")}
@@ -343,7 +347,8 @@ def test_a_failure_notes_the_logs_of_its_server(run_matrix):
 
 
 def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):
-    memory, run = runs["pass"] / "memory.json", verdict_file.read(runs["pass"] / "verdict.json")
+    memory = runs["pass"] / "memory.json"
+    run = verdict_file.read(runs["pass"] / "verdict.json")
 
     def read(file):
         run.memory = MemoryReport(file=file, device_memory="x", samples=1)

@@ -32,7 +32,8 @@ def settings(directory: Path, **changes):
 
 
 def test_where_traces_go_makes_no_other_server():
-    plain, profiled = configuration(), configuration(traces="/a")
+    plain = configuration()
+    profiled = configuration(traces="/a")
     assert plain.key != profiled.key
     assert profiled.key == configuration(traces="/b").key
 
@@ -77,7 +78,8 @@ def stub(directory: Path, chosen=CPU, **changes):
 
 def take(run, **changes: str) -> KernelProfile:
     """Of a server that the suite has started."""
-    mode, started = target.profiler_mode(run.settings, run.profile), configuration(**changes)
+    mode = target.profiler_mode(run.settings, run.profile)
+    started = configuration(**changes)
     server = SimpleNamespace(configuration=started, engine="vllm", endpoint=None, managed=True)
     return decode_profile.take(run, server, mode=mode)
 
@@ -118,7 +120,8 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
 
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     """Of no other configuration's, and with the calls of all kernels of known parts."""
-    marlin, write = "void marlin::Marlin<(long)1>()", "vllm::reshape_and_cache_flash_kernel<float>"
+    marlin = "void marlin::Marlin<(long)1>()"
+    write = "vllm::reshape_and_cache_flash_kernel<float>"
     rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]
     rows += [Launches(marlin, 8, 1e-6), Launches(write, 32, 1e-6), Launches(marlin + "2", 64, 1e-6)]
     kernels = build_profile("gpu", Path("trace"), None, rows).model_copy(update={"decoding": True})

@@ -97,10 +97,12 @@ def test_a_box_that_nobody_asked_for_is_told_from_one_that_could_not_be_told():
 
 
 def test_one_of_two_decisions_stands():
-    skipped, left_open = said("t", "NOT_RUN", skipped=True), said("t", "NOT_RUN")
+    skipped = said("t", "NOT_RUN", skipped=True)
+    left_open = said("t", "NOT_RUN")
     passed, failed, invalid = (said("t", verdict) for verdict in ("PASS", "FAIL", "INVALID"))
     first_failed = said("t", "FAIL", "first")
-    waived, new = said("t", "FAIL", "known", waived=True), said("t", "FAIL", "new")
+    waived = said("t", "FAIL", "known", waived=True)
+    new = said("t", "FAIL", "new")
     for first, second, standing in (
         (passed, skipped, passed), (skipped, passed, passed), (left_open, passed, passed),
         (passed, failed, failed), (failed, invalid, failed), (invalid, passed, invalid),
@@ -183,11 +185,13 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
 
 def test_in_what_two_runs_differ():
     """A part that asked no server does not know its version."""
-    one, other = part(), part()
+    one = part()
+    other = part()
     assert merge.differences(one, other) == []
     other.engine.version = None
     assert merge.differences(one, other) == merge.differences(other, one) == []
-    other.engine.version, other.arch = "0.33.0", "sm121"
+    other.engine.version = "0.33.0"
+    other.arch = "sm121"
     assert merge.differences(one, other) == [
         Difference("architecture", "cpu", "sm121"),
         Difference("engine's version", "0.32.0", "0.33.0"),
@@ -238,7 +242,8 @@ ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"]
     ],
 )
 def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp_path):
-    one, two = part(1, fingerprint=ASKED), part(2, fingerprint=ASKED)
+    one = part(1, fingerprint=ASKED)
+    two = part(2, fingerprint=ASKED)
     assert merge.differences(one, two) == []
     two.fingerprint = ASKED.model_copy(update=changed)
     (difference,) = merge.differences(one, two)
@@ -287,14 +292,16 @@ def test_a_run_without_a_fingerprint_is_told_apart_by_what_it_has():
     without = Difference("fingerprint", "known", "none")
     assert merge.differences(part(fingerprint=ASKED), part()) == [without]
     other = part(2, environment={"engine_arguments": ["--b"]})
-    other.engine.model, other.engine.configuration = "m2", "marlin"
+    other.engine.model = "m2"
+    other.engine.configuration = "marlin"
     differences = merge.differences(part(environment={"engine_arguments": []}), other)
     assert [each.name for each in differences] == ["configuration", "model", "engine's arguments"]
 
 
 def test_shards_of_two_days_are_no_run(tmp_path):
     """Of which any two are too far apart."""
-    one, two = part(1, started="2026-11-20T10:00:00+00:00"), part(2)
+    one = part(1, started="2026-11-20T10:00:00+00:00")
+    two = part(2)
     for started, differs in (("20T10", []), ("20T20", []), ("22T10", ["day"])):
         two.started = f"2026-11-{started}:00:00+00:00"
         assert [each.name for each in merge.apart(one, two)] == differs
@@ -380,7 +387,8 @@ def wrote(folder: Path, name: str, file: VerdictFile) -> Path:
 
 
 def test_only_shards_of_one_run_are_merged(tmp_path):
-    one, two = wrote(tmp_path, "one", part(1)), wrote(tmp_path, "two", part(2))
+    one = wrote(tmp_path, "one", part(1))
+    two = wrote(tmp_path, "two", part(2))
     assert [shard.part.index for shard in merging.read([two, one])] == [1, 2]
     other = part(2)
     other.profile = "q"

@@ -193,7 +193,8 @@ def test_the_first_start_scales_both_ends(took_s, compiled, factor):
 def test_a_long_start_shows_before_it_has_ended():
     remaining = Remaining(ranged(11))
     remaining.begin("t0", 0.0)
-    before, later = remaining.estimate(40.0), remaining.estimate(100.0)
+    before = remaining.estimate(40.0)
+    later = remaining.estimate(100.0)
     assert before.high == 200.0 + 60.0 and later.high == 2 * 200.0 + 100.0
 
 
@@ -231,7 +232,9 @@ RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
 
 def replayed(expected: Forecast, took_s: dict[str, float], start_s: float) -> list[TimeRange]:
     """What a run shows, looked at each second, whose first check waits for a start."""
-    now, starts, seen = 0.0, [], []
+    now = 0.0
+    starts = []
+    seen = []
     remaining = Remaining(expected, starts)
 
     def passes(seconds: float) -> None:

@@ -115,7 +115,8 @@ def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselec
     file = whole(**{key: value for key, value in changed.items() if key not in keys})
     for test in file.tests:
         if failed in test.id or waived in test.id:
-            test.verdict, test.waived = Verdict.FAIL, waived in test.id
+            test.verdict = Verdict.FAIL
+            test.waived = waived in test.id
     file = without(file, absent)
     reason = certification.doubt_of_answers(file, CPU, certification.inventory(), deselected)
     assert reason is None if doubt is None else re.search(doubt, reason), reason
@@ -155,7 +156,9 @@ def test_a_crash_is_a_gap_whatever_the_tests_say():
 
 def test_no_waiver_stands_for_a_blocker_and_others_are_told():
     """In the first line and in the summary."""
-    file, counts, how = whole(), "test_token_counts_are_exact", "certified with 2 waivers"
+    file = whole()
+    counts = "test_token_counts_are_exact"
+    how = "certified with 2 waivers"
     file.certificate_levels = ["smoke"]
     waive(file, counts, "test_health", severity="contract")
     run = certified(file)
@@ -171,7 +174,8 @@ def test_no_waiver_stands_for_a_blocker_and_others_are_told():
 @pytest.mark.parametrize("is_shipped", [True, False, None])
 def test_whose_profile_it_is_stands_on_the_certificate(is_shipped):
     """Where it is not the shipped one: in the first line and in the summary."""
-    file, by = whole(), "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
+    file = whole()
+    by = "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
     file.certificate_levels = ["smoke"]
     file.fingerprint = Fingerprint(profile_shipped=is_shipped)
     run = certified(file)
@@ -180,7 +184,8 @@ def test_whose_profile_it_is_stands_on_the_certificate(is_shipped):
 
 
 def test_only_a_waiver_of_a_blocker_is_refused_at_once(tmp_path):
-    contract, blocker = Item("x::a", "correctness"), Item("x::b", "correctness")
+    contract = Item("x::a", "correctness")
+    blocker = Item("x::b", "correctness")
     contract.severity = SimpleNamespace(args=["contract"])
     settings = Settings(waivers=waivers.load(waiver_file(tmp_path, "x::a", "x::c")))
     assert [*certificate._wrong_waivers(settings, [contract, blocker])] == []
@@ -237,7 +242,8 @@ def test_every_gate_has_a_number(metric, verdict, reason):
 def test_the_other_gaps():
     file = whole()
     skipped = file.tests[3].id
-    file.tests[3].skipped, file.tests[3].verdict = True, Verdict.NOT_RUN
+    file.tests[3].skipped = True
+    file.tests[3].verdict = Verdict.NOT_RUN
     file.judge()
     assert f"1 of smoke skipped ({skipped})" in certified(file.model_copy(deep=True)).reason
     assert certified(file, inapplicable={skipped}).certified
@@ -273,7 +279,8 @@ class Item:
 
     def __init__(self, name: str, level: str, *applies_to: str) -> None:
         self.stash = pytest.Stash()
-        self.stash[LEVEL], self.stash[ID] = level, name
+        self.stash[LEVEL] = level
+        self.stash[ID] = name
         self.stash[APPLIES_TO] = frozenset(applies_to or {"cpu"})
         self.name = name
         self.config = SimpleNamespace(getoption=lambda *_: None)
@@ -375,7 +382,8 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
 
 def test_an_own_profile_under_a_shipped_name_shows_as_that(tmp_path):
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
-    same, other = tmp_path / "same.toml", tmp_path / "other.toml"
+    same = tmp_path / "same.toml"
+    other = tmp_path / "other.toml"
     same.write_text(text)
     other.write_text(text.replace("repeats = 3", "repeats = 1"))
     assert fingerprinting.is_shipped(profile.load(str(same)))
@@ -401,8 +409,10 @@ def test_a_checkpoint_is_known_wherever_it_lies(tmp_path):
         (folder / "model.safetensors").write_bytes(weights)
         return str(folder)
 
-    weights, cache = bytes(range(256)) * 8192, {"HF_HUB_CACHE": str(tmp_path)}
-    one, copy = made("one", "{}", weights), made("copy", "{}", weights)
+    weights = bytes(range(256)) * 8192
+    cache = {"HF_HUB_CACHE": str(tmp_path)}
+    one = made("one", "{}", weights)
+    copy = made("copy", "{}", weights)
     assert identity(one) == identity(copy)
     changed = weights[:-1] + b"\0"
     others = [made("a", "{} ", weights), made("b", "{}", changed), made("c", "{}", weights[:-1])]
@@ -431,7 +441,8 @@ def test_the_shape_of_another_model_is_told(tmp_path):
 def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(SHAPE)
-    hub, loaded = "openai/gpt-oss-120b", str(tmp_path)
+    hub = "openai/gpt-oss-120b"
+    loaded = str(tmp_path)
     digest = identity(loaded)
     assert contradiction(hub, None, loaded) is None
     assert contradiction(hub, digest, loaded) is None

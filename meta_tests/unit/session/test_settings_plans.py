@@ -101,7 +101,8 @@ def test_gates_that_depths_leave_without_a_number_are_named():
 
 
 def test_plans_differ_in_the_fingerprint():
-    one, other = Fingerprint(profile="d"), Fingerprint(profile="d", plan="quick")
+    one = Fingerprint(profile="d")
+    other = Fingerprint(profile="d", plan="quick")
     (difference,) = one.differences(other)
     assert (difference.field, difference.one, difference.other) == ("plan", FULL, "quick")
 
@@ -266,7 +267,8 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     """The same modules, asked of GB10: none is built, then each."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
-    cache, gb10 = tmp_path / ".cache" / "flashinfer", profile.load("sm121-gpt-oss-120b")
+    cache = tmp_path / ".cache" / "flashinfer"
+    gb10 = profile.load("sm121-gpt-oss-120b")
     (cold,) = (line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line)
     assert "is cold" in cold
     arguments = (*gb10.engine.arguments, *gb10.configurations[gb10.under_test].arguments)

@@ -20,7 +20,8 @@ from sm121.session import trusted_runs
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
     """Each is alike the one before, and each rate within what is allowed."""
-    rate, off = 50.0, 0.09
+    rate = 50.0
+    off = 0.09
     for step in range(4):
         tests = (TESTS[0], (*TESTS[2][:2], replace(ORACLE, value=off)))
         folder = stored(a_run(*tests, rate=rate, seed=step), tmp_path / f"{step}", rate, step)
@@ -29,7 +30,8 @@ def test_nothing_gets_worse_step_by_step(tmp_path):
             run, _ = held(a_run(*tests, rate=rate, seed=step), trusted, rate=rate, seed=step)
             assert (run.verdict is Verdict.PASS) == (step == 1), (step, run.against)
         trusted_runs.trust(folder, tmp_path)
-        rate, off = rate * 0.97, off * 1.8
+        rate = rate * 0.97
+        off = off * 1.8
 
 
 @pytest.mark.parametrize("how", [{"waived": True}, {"tolerated": "listed"}])
@@ -153,7 +155,8 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
 
 
 def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
-    few, reports = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0]), []
+    few = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0])
+    reports = []
     for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):
         reports.append(f"{stored(a_run(*TESTS, seed=count), tmp_path / f'run-{count}')}")
         details.write(Details(samples={"tg32@d0": few}), Path(reports[-1]))

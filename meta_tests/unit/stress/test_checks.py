@@ -79,7 +79,8 @@ def test_a_leak_that_fills_to_the_end_is_none_that_stays():
 def test_a_transient_that_is_longer_than_the_soak_is_no_leak(hours):
     """model-serving-minefield, trap 107: 0.32 GiB of the processes come within 7.4 hours of 157
     requests each, and are given back until the thirteenth."""
-    source, samples = random.Random(1), []
+    source = random.Random(1)
+    samples = []
     for sample in sampled(200):
         hour = hours * sample.at_s / 200
         more = 0.32 * (hour / 7.4 if hour < 7.4 else (13.0 - hour) / 5.6)

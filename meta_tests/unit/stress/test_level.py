@@ -114,74 +114,72 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
 
-CROWDS, SOAKS = (
-    (
-        {"fault": "none"},
-        {
-            "fault": "neighbours",
-            "text": r"anothers_answer: request \d+ \(.*completion.*seen that to",
-        },
-        {"fault": "neighbours-of-80", "text": "a crowd of 80 requests: .*anothers_answer: request"},
-        {
-            "fault": "neighbours-in-chats",
-            "text": r"anothers_answer: request \d+ \(.*chat.*seen that to",
-        },
-        {
-            "fault": "neighbours-in-responses",
-            "text": r"anothers_answer: request \d+ \(response.*seen that to",
-        },
-        {
-            "fault": "neighbours-in-choices",
-            "text": r"anothers_answer: request \d+ \(choice.*seen that to choice",
-        },
-        {"fault": "neighbours-in-two", "text": r"anothers_answer: request \d+ \(two completions"},
-        {
-            "fault": "neighbours-of-a-prefix",
-            "text": r"anothers_answer: request \d+ \(one beginning",
-        },
-        {
-            "fault": "neighbours-of-a-prefix-of-80",
-            "text": r"a crowd of 80 requests: .*anothers_answer: request \d+ \(one beginning",
-        },
-        {
-            "fault": "two-of-a-prefix",
-            "text": r"one beginning, asked alone|anothers_answer: request \d+ \(one beginning",
-        },
-        {"fault": "forgets-logit_bias", "text": r": request \d+ \(changed completion 1"},
-        {"fault": "forgets-presence_penalty", "text": r": request \d+ \(changed completion 1"},
-        {"fault": "forgets-bad_words", "text": r": request \d+ \(changed completion 2"},
-        {"fault": "forgets-stop", "text": r": request \d+ \(changed completion 3"},
-        {
-            "fault": "forgets-top_k",
-            "text": r"corrupted_answer: request \d+ \((sampled|two) completion",
-        },
-        {"fault": "no-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
-        {"fault": "junk-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
-        {"fault": "loop-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
-    ),
-    (
-        {"fault": "none", "slow": False},
-        {
-            "fault": "neighbours-in-chats",
-            "slow": False,
-            "text": r"anothers_answer: request \d+ \(.*chat",
-        },
-        {
-            "fault": "neighbours-in-responses",
-            "slow": True,
-            "text": r"anothers_answer: request \d+ \(response",
-        },
-        {
-            "fault": "neighbours-in-choices",
-            "slow": True,
-            "text": r"anothers_answer: request \d+ \(choice",
-        },
-        {
-            "fault": "neighbours-of-a-prefix",
-            "slow": True,
-            "text": r"anothers_answer: request \d+ \(one beginning",
-        },
-    ),
+CROWDS = (
+    {"fault": "none"},
+    {
+        "fault": "neighbours",
+        "text": r"anothers_answer: request \d+ \(.*completion.*seen that to",
+    },
+    {"fault": "neighbours-of-80", "text": "a crowd of 80 requests: .*anothers_answer: request"},
+    {
+        "fault": "neighbours-in-chats",
+        "text": r"anothers_answer: request \d+ \(.*chat.*seen that to",
+    },
+    {
+        "fault": "neighbours-in-responses",
+        "text": r"anothers_answer: request \d+ \(response.*seen that to",
+    },
+    {
+        "fault": "neighbours-in-choices",
+        "text": r"anothers_answer: request \d+ \(choice.*seen that to choice",
+    },
+    {"fault": "neighbours-in-two", "text": r"anothers_answer: request \d+ \(two completions"},
+    {
+        "fault": "neighbours-of-a-prefix",
+        "text": r"anothers_answer: request \d+ \(one beginning",
+    },
+    {
+        "fault": "neighbours-of-a-prefix-of-80",
+        "text": r"a crowd of 80 requests: .*anothers_answer: request \d+ \(one beginning",
+    },
+    {
+        "fault": "two-of-a-prefix",
+        "text": r"one beginning, asked alone|anothers_answer: request \d+ \(one beginning",
+    },
+    {"fault": "forgets-logit_bias", "text": r": request \d+ \(changed completion 1"},
+    {"fault": "forgets-presence_penalty", "text": r": request \d+ \(changed completion 1"},
+    {"fault": "forgets-bad_words", "text": r": request \d+ \(changed completion 2"},
+    {"fault": "forgets-stop", "text": r": request \d+ \(changed completion 3"},
+    {
+        "fault": "forgets-top_k",
+        "text": r"corrupted_answer: request \d+ \((sampled|two) completion",
+    },
+    {"fault": "no-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+    {"fault": "junk-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+    {"fault": "loop-text", "text": r"corrupted_answer: request \d+ \(.*(chat|response)"},
+)
+SOAKS = (
+    {"fault": "none", "slow": False},
+    {
+        "fault": "neighbours-in-chats",
+        "slow": False,
+        "text": r"anothers_answer: request \d+ \(.*chat",
+    },
+    {
+        "fault": "neighbours-in-responses",
+        "slow": True,
+        "text": r"anothers_answer: request \d+ \(response",
+    },
+    {
+        "fault": "neighbours-in-choices",
+        "slow": True,
+        "text": r"anothers_answer: request \d+ \(choice",
+    },
+    {
+        "fault": "neighbours-of-a-prefix",
+        "slow": True,
+        "text": r"anothers_answer: request \d+ \(one beginning",
+    },
 )
 
 
@@ -194,7 +192,8 @@ def _crowds() -> Iterator:
 
 @pytest.mark.parametrize(("crowd", "fork"), [*_crowds()])
 def test_each_answer_in_a_crowd_is_its_own(level, crowd, fork):
-    fault, text = crowd["fault"], crowd.get("text")
+    fault = crowd["fault"]
+    text = crowd.get("text")
     crowded, lines = level(fault, bound=EXACT.model_copy(update={"fork": fork}))
     for times in (2, 10):
         holds = text is None or (times == 2 and ("of-80" in fault or "forgets" in fault))

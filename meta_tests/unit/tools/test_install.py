@@ -149,7 +149,8 @@ TORCH = "https://torch.example/cpu"
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
     """Returns a function that installs by the stand-in, and gives the status and the calls."""
-    log, python = tmp_path / "calls", tmp_path / "python"
+    log = tmp_path / "calls"
+    python = tmp_path / "python"
     python.write_text(PYTHON.format(python=sys.executable, calls=log))
     python.chmod(0o755)
     monkeypatch.setattr(install.sys, "executable", str(python))
