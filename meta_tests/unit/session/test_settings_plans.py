@@ -10,7 +10,7 @@ import pytest
 from meta_tests.folders import ROOT
 from sm121.cli import main
 from sm121.compilation import jit
-from sm121.core import data_file, engine_settings, errors, profile, profile_fields
+from sm121.core import architecture, data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Profile
 from sm121.measure import machine
 from sm121.measure.box import Device, Reading
@@ -64,6 +64,21 @@ def test_a_profile_cannot_make_full_smaller():
         data_file.parse(text, Profile, "cpu.toml")
     with pytest.raises(errors.UsageError, match="--plan nightly: expected one of profile cpu"):
         profile.load("cpu-tiny-gpt-oss").plan("nightly")
+
+
+@pytest.mark.parametrize(
+    ("marked", "name"),
+    [
+        pytest.param((), "cpu-tiny-gpt-oss", id="none"),
+        pytest.param(("sm121",), "sm121-gpt-oss-120b", id="another machine's"),
+        pytest.param(("cpu", "sm121"), "cpu-tiny-gpt-oss", id="this machine's, too"),
+    ],
+)
+def test_the_expected_profile_is_of_the_architecture_that_a_marker_names(monkeypatch, marked, name):
+    here = architecture.Detection(architecture.CPU, "no GPU")
+    monkeypatch.setattr(architecture, "detect", lambda: here)
+    assert Settings(marked=marked).expected_profile().name == name
+    assert Settings(marked=marked, arch="cpu").expected_profile().name == "cpu-tiny-gpt-oss"
 
 
 def test_a_plan_asks_by_name_and_by_marker():

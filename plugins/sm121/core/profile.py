@@ -414,18 +414,26 @@ def for_architecture(arch: str, engine: str = "vllm") -> str:
     )
 
 
-def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> Profile:
+def expected(
+    given: Profile | None, arch: str | None, engine: str = "vllm", marked: Sequence[str] = ()
+) -> Profile:
     """Return the profile that a run will probably have, before its target is resolved.
 
     Args:
         given: The profile that a user named.
-        arch: The architecture, else this machine's. The profile of the CPU is the fallback.
+        arch: The architecture, else the first of ``marked`` if this machine's is none of them, else
+            this machine's. The profile of the CPU is the fallback.
         engine: The name of the engine.
+        marked: Architectures that ``-m`` names.
     """
     if given is not None:
         return given
+    if arch is None:
+        arch = architecture.detect().name or architecture.CPU
+        if marked and arch not in marked:
+            arch = marked[0]
     try:
-        name = for_architecture(arch or architecture.detect().name or architecture.CPU, engine)
+        name = for_architecture(arch, engine)
     except UsageError:  # raised again when the target is resolved
         name = for_architecture(architecture.CPU)
     return load(name)

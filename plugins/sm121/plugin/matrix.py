@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sm121.core import errors, profile, verdict
+from sm121.core import errors, verdict
 from sm121.engines.registry import Installed
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import CellPlan, make_plan, refuse_arguments, space_of
@@ -47,7 +47,7 @@ def _plan(config: pytest.Config) -> CellPlan | None:
 
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
-    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    chosen = settings.expected_profile()
     strength = config.getoption("--matrix")
     axes_file = config.getoption("--matrix-axes")
     if chosen.matrix is None:

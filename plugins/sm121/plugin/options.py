@@ -185,6 +185,7 @@ def read(config: pytest.Config) -> settings.Settings:
         config.getoption,
         config.invocation_params.dir,
         names_tests=expressions.names_tests(config),
+        marked=expressions.architectures_asked_for(expressions.marker_expression(config)),
     )
     if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sm121.core import errors, profile, unmet
+from sm121.core import errors, unmet
 from sm121.core.server import Server, context_argument
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.engines.capabilities import Capabilities
@@ -51,7 +51,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     if "performance" not in metafunc.fixturenames:
         return
     settings = metafunc.config.stash[SETTINGS]
-    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    chosen = settings.expected_profile()
     plan = Plan.of(chosen, sizes=settings.sizes)
     for name, letter, choices in (
         ("depth", "d", plan.depths),

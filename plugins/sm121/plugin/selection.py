@@ -145,7 +145,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         items: The collected tests; the selected ones stay in it.
     """
     settings = config.stash[SETTINGS]
-    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    chosen = settings.expected_profile()
     selected = []
     groups: dict[LeftOutAs, list[pytest.Item]] = {}
     for item in items:
@@ -276,7 +276,7 @@ def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> N
         UsageError: The plan of the run has such a name.
     """
     settings = config.stash[SETTINGS]
-    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    chosen = settings.expected_profile()
     row = chosen.plan(settings.plan)
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         wrong = strange_names(row, module)

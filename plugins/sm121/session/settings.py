@@ -50,6 +50,8 @@ class Settings:
     """What was asked for; None where an option was not given."""
 
     arch: str | None = None
+    #: Architectures that ``-m`` names.
+    marked: tuple[str, ...] = ()
     profile: Profile | None = None
     engine: str = given_engine.DEFAULT
     #: The engine at --base-url, if the user named it.
@@ -110,6 +112,10 @@ class Settings:
         """The name of the plan."""
         return self.planned.name
 
+    def expected_profile(self) -> Profile:
+        """Return the profile that the run will probably have, before its target is resolved."""
+        return profile.expected(self.profile, self.arch, self.engine, self.marked)
+
     def measuring_plan(self, chosen: Profile) -> Plan:
         """Return what is measured under a profile.
 
@@ -130,13 +136,16 @@ class Settings:
         return [name for name in gates if metric_name.depth_of(name) in missing]
 
 
-def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Settings:
+def read(
+    option: Option, started_in: Path, *, names_tests: bool = False, marked: tuple[str, ...] = ()
+) -> Settings:
     """Read the settings from a command line.
 
     Args:
         option: Gives the value of an option.
         started_in: The folder to which paths of options are relative.
         names_tests: Whether the command line names levels or tests.
+        marked: Architectures that ``-m`` names.
 
     Returns:
         The settings of the run.
@@ -158,6 +167,7 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
     trusted = _against(option, started_in)
     return Settings(
         arch=arch,
+        marked=marked,
         profile=chosen,
         engine=engine,
         attached_engine=option("--engine") if base_url else None,
@@ -181,7 +191,7 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         kernel_trace=option("--kernel-trace"),
         planned=plan_choice.of_options(
             option,
-            profile.expected(chosen, arch, engine),
+            profile.expected(chosen, arch, engine, marked),
             trusted=trusted.newest.file if trusted is not None else None,
             names_tests=names_tests,
         ),
