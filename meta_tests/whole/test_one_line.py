@@ -169,6 +169,12 @@ def test_a_run_that_measured_nothing_leaves_the_report_of_one_that_did(clone, wo
     assert not (report / "earlier").exists()
 
 
+def test_a_run_of_nothing_that_was_to_be_stored_is_one_line(clone):
+    status, report = clone("-m", "sm90", "--benchmark-autosave")
+    lines = (report.parent / "output.txt").read_text().strip().splitlines()
+    assert status == 5 and len(lines) == 1 and lines[0].startswith("NOT_RUN: "), lines
+
+
 def test_a_named_report_directory_is_that_of_its_run(clone):
     """CI reads verdict.json there: it must never find the verdict of yesterday."""
     status, report = clone("-m", "sm90", "--report-dir=conformance-report")

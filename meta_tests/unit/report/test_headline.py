@@ -183,7 +183,7 @@ from sm121.run.verdict_file import (
             {"tg32@d0": {"value": 47.3, "unit": "tok/s", "minimum": 52.0, "verdict": "INVALID"}},
             None,
             None,
-            "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47",
+            "INVALID: decode tg32@d0 does not count: second_clock: 40 against 47",
             id="a rate of two clocks",
         ),
         pytest.param(

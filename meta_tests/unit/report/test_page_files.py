@@ -279,7 +279,7 @@ def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
     others = {name: m for name, m in run.metrics.items() if not name.startswith("tg")}
     run.metrics = {"tg32@d0": rate, **others}
     text = page.html(report)
-    assert "What did not run is listed under Levels." in text
+    assert "Levels lists the skipped checks." in text
     assert "no gate · <strong>measured</strong>" in text
 
 

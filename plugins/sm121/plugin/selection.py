@@ -59,7 +59,7 @@ _DESELECTED_AS = (LeftOutAs.UNCERTIFIED, LeftOutAs.SLOW, LeftOutAs.NOT_IN_PLAN)
 #: The line about the tests that an option would run, without their number.
 _RUN_BY_AN_OPTION = {
     LeftOutAs.SLOW: "slow tests are left out; --slow runs them",
-    LeftOutAs.WAITING: "tests wait for an option of theirs (--golden, --record-golden, --soak)",
+    LeftOutAs.WAITING: "tests are left out; --golden, --record-golden and --soak run theirs",
 }
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -90,6 +91,8 @@ def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
     config.stash[NOTHING_RUNS] = True
     config.option.verbose = -2
     config.option.reportchars = "N"
+    # Of --benchmark-autosave: the verdict says why there is no benchmark.
+    warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 
 def target(session: Session) -> list[str]:

@@ -262,20 +262,18 @@ def bound_doubt(run: VerdictFile) -> str | None:
         if metric.roofline:
             has_shares = True
             if metric.roofline > 1.0:
-                above.append(f"{name} {metric.roofline:.0%}")
+                above.append(f"{name} is {metric.roofline:.0%} of the bound")
     reading = run.box.before
     is_busy = reading is not None and reading.is_of_busy_cpu
     if not has_shares or not (is_busy or above):
         return None
-    why = "low"
+    why = "the measured memory bandwidth is too low"
     if reading is not None and is_busy:
-        why = f"measured while other processes took {reading.other_load:.0%} of the CPU"
+        load = f"{reading.other_load:.0%}"
+        why = f"other processes took {load} of the CPU while the memory bandwidth was measured"
     if above:
-        why += f"; above it: {', '.join(above[:_MOST_ABOVE])}"
-    return (
-        f"bound: expected the memory's bandwidth on a quiet machine, got one {why}. "
-        "Run again on a quiet machine for the shares of the bound"
-    )
+        why += f" ({', '.join(above[:_MOST_ABOVE])})"
+    return f"bound: not reliable: {why}. Run again on a quiet machine"
 
 
 def _is_bad(run: VerdictFile, name: str) -> bool:
