@@ -122,6 +122,7 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
     """
     extras = [extra for extra in benchmarks if "sm121" in extra]
     reasons: dict[str, None] = {}
+    not_passed: dict[Verdict, list[str]] = {}
     if any((extra.get("box") or {}).get("state") == BoxState.DEGRADED for extra in extras):
         reasons["its box was DEGRADED"] = None
     reports: dict[str, MetricReport] = {}
@@ -139,15 +140,24 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
         metric = StoredMetric.of(name, report.value, report, details.samples_of(extra))
         metrics[name] = replace(metric, test=extra.get("test"))
         if report.verdict is not Verdict.PASS:
-            reasons[f"its {name} was {report.verdict}"] = None
+            not_passed.setdefault(report.verdict, []).append(name)
         if metric.why_no_number is not None:
             reasons[metric.why_no_number] = None
     if not metrics:
         return None
+    for verdict, names in not_passed.items():
+        reasons[_not_passed(names, verdict)] = None
     last = extras[-1]
     keys = ("machine", *stored_run.SAME_REQUESTS, *stored_run.CONTEXT)
     context = {key: last.get(key) for key in keys}
     return StoredRun(run, _file(last, when, reports), metrics, context, tuple(reasons))
+
+
+def _not_passed(names: list[str], verdict: Verdict) -> str:
+    """Return that metrics have a verdict other than PASS."""
+    if len(names) == 1:
+        return f"its {names[0]} was {verdict}"
+    return f"{len(names)} of its metrics were {verdict}, the first of them {names[0]}"
 
 
 def _file(extra: Mapping[str, Any], when: str, metrics: dict[str, MetricReport]) -> VerdictFile:
