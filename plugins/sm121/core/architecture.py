@@ -3,7 +3,7 @@
 import contextlib
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,21 @@ def parse(name: str) -> str:
         return known
     aliases = ", ".join(f"{alias} for {meant}" for alias, meant in ALIASES.items())
     raise UsageError(f"--arch {name}: expected one of {', '.join(NAMES)} ({aliases})")
+
+
+def expected(marked: Sequence[str]) -> str:
+    """Return the architecture that a run probably judges, before its target is resolved.
+
+    Args:
+        marked: Architectures that ``-m`` names.
+
+    Returns:
+        This machine's architecture, or the first of ``marked`` if this machine's is not among them.
+    """
+    here = detect().name or CPU
+    if marked and here not in marked:
+        return marked[0]
+    return here
 
 
 def detect() -> Detection:

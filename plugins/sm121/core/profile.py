@@ -421,19 +421,14 @@ def expected(
 
     Args:
         given: The profile that a user named.
-        arch: The architecture, else the first of ``marked`` if this machine's is none of them, else
-            this machine's. The profile of the CPU is the fallback.
+        arch: The architecture, else `architecture.expected`. The CPU's profile is the fallback.
         engine: The name of the engine.
         marked: Architectures that ``-m`` names.
     """
     if given is not None:
         return given
-    if arch is None:
-        arch = architecture.detect().name or architecture.CPU
-        if marked and arch not in marked:
-            arch = marked[0]
     try:
-        name = for_architecture(arch, engine)
+        name = for_architecture(arch or architecture.expected(marked), engine)
     except UsageError:  # raised again when the target is resolved
         name = for_architecture(architecture.CPU)
     return load(name)

@@ -165,6 +165,7 @@ def read(
     if option("--hypothesis") is not None and ab is None:
         raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
     trusted = _against(option, started_in)
+    expected = profile.expected(chosen, arch, engine, marked)
     return Settings(
         arch=arch,
         marked=marked,
@@ -189,12 +190,7 @@ def read(
         kernel_provider=option("--kernel-provider"),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
-        planned=plan_choice.of_options(
-            option,
-            profile.expected(chosen, arch, engine, marked),
-            trusted=trusted.newest.file if trusted is not None else None,
-            names_tests=names_tests,
-        ),
+        planned=_planned(option, expected, trusted, names_tests=names_tests),
         sizes=_sizes(option),
         percentiles=option("--percentiles") or option("--certify"),
         ab=ab,
@@ -214,6 +210,14 @@ def read(
         scores=given_files.interpreter(option, "--scores"),
         axes=option("--matrix-axes"),
     )
+
+
+def _planned(
+    option: Option, expected: Profile, trusted: Trusted | None, *, names_tests: bool
+) -> PlanChoice:
+    """Return the plan that the options name, or that they need."""
+    newest = trusted.newest.file if trusted is not None else None
+    return plan_choice.of_options(option, expected, trusted=newest, names_tests=names_tests)
 
 
 def _served_name(option: Option, base_url: str | None) -> str | None:
