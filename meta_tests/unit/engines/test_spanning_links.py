@@ -6,6 +6,7 @@ import pytest
 
 from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.unit.engines.two_nodes import RUN, configuration
+from sm121.core import waiting
 from sm121.engines import nodes, registry
 from sm121.engines.managed import StartLimits
 from sm121.engines.spanning import SpanningServer
@@ -32,7 +33,9 @@ def faults_of_connection(server: SpanningServer, address: str) -> list[str]:
 
 
 def test_a_connection_without_an_answer_is_a_fault_of_the_node_at_its_far_end(started):
-    address = started.others[0].state["address"]
+    node = started.others[0]
+    assert waiting.until(lambda: "address" in node.state, 20.0), "the node has reported"
+    address = node.state["address"]
     (fault,) = faults_of_connection(started, address)
     assert f"192.0.2.7:29500 -> {address}:40000 has no answer for" in fault
     assert faults_of_connection(started, "192.0.2.1") == []
