@@ -26,8 +26,8 @@ from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
 from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
 
-#: A project of its own: `test_downstream.py` runs it.
-collect_ignore = ["whole/downstream"]
+#: Projects of their own: `test_downstream*.py` run them.
+collect_ignore = ["whole/downstream", "whole/downstream_gpu_arch"]
 #: Leaves out what needs torch, where it cannot be installed.
 LIGHT = "SM121_META_LIGHT" in os.environ
 

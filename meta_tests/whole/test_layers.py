@@ -20,6 +20,11 @@ UPWARD = {
         "sm121.core is not allowed to import sm121.report",
     ),
     "Only the plugin knows pytest": ("oracles/moe.py", "pytest", "sm121.oracles.moe -> pytest"),
+    "pytest_gpu_arch works without the suite": (
+        "../pytest_gpu_arch/detection.py",
+        "sm121.core.errors",
+        "pytest_gpu_arch.detection -> sm121.core.errors",
+    ),
     "No cycle of packages, no cycle of files": (
         "oracles/mxfp4.py",
         "sm121.oracles.mxfp8",
@@ -35,11 +40,11 @@ UPWARD = {
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A copy of the package, its data and its contract."""
-    copy = tmp_path / "plugins" / "sm121"
-    shutil.copytree(ROOT / "plugins" / "sm121", copy, ignore=shutil.ignore_patterns("fixtures"))
+    """A copy of the package, of what it imports beside it, and of its contract."""
+    copy = tmp_path / "plugins"
+    shutil.copytree(ROOT / "plugins", copy, ignore=shutil.ignore_patterns("fixtures"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    return copy
+    return copy / "sm121"
 
 
 def lint_imports(folder: Path) -> tuple[int, str]:

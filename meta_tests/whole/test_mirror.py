@@ -1,4 +1,4 @@
-"""meta_tests/unit mirrors the package: a file is named after the module that it tests."""
+"""meta_tests/unit mirrors the plugins: a file is named after the module that it tests."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from meta_tests.folders import META, ROOT
 
-PACKAGE = ROOT / "plugins" / "sm121"
+PLUGINS = ROOT / "plugins"
+PACKAGE = PLUGINS / "sm121"
 TOOLS = ROOT / "tools"
 
 
@@ -14,6 +15,15 @@ def modules_of(folder: Path) -> set[str]:
     """Return the names of the modules and packages of a folder, and its own."""
     names = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir()}
     return names | {folder.name}
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder that a folder of unit tests is for: of tools, a plugin or a package."""
+    if name == "tools":
+        return TOOLS
+    if (PLUGINS / name).is_dir():
+        return PLUGINS / name
+    return PACKAGE / name
 
 
 @pytest.mark.parametrize(
@@ -25,7 +35,7 @@ def modules_of(folder: Path) -> set[str]:
 )
 def test_a_file_is_named_after_its_module(path):
     """`unit/measure/test_gate.py`, and `test_gate_starts.py` where one file would be too long."""
-    tested = TOOLS if path.parent.name == "tools" else PACKAGE / path.parent.name
+    tested = folder_of(path.parent.name)
     assert path.parent.parent == META / "unit" and tested.is_dir(), "a folder for each package"
     words = path.stem.removeprefix("test_").split("_")
     prefixes = {"_".join(words[:count]) for count in range(1, len(words) + 1)}

@@ -55,7 +55,7 @@ def copy_of_the_sources(folder: Path) -> Path:
 def test_a_wheel_has_every_package():
     """An editable install finds a package that pyproject does not name; a wheel lacks it."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
+    folders = [file.parent for file in (ROOT / "plugins").rglob("__init__.py")]
     packages = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
     assert packages | {"sm121.fixtures", "sm121.tests"} == set(named)
 

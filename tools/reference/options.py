@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from pytest_gpu_arch import markers
+from pytest_gpu_arch import plugin as gpu_arch
 from sm121.plugin import MODULES, options
 from tools.reference.markdown import MADE_BY, cell, table
 
@@ -62,10 +64,11 @@ def modules() -> list[ModuleType]:
 
 
 def declared() -> tuple[list[Option], list[str]]:
-    """Every option and every marker, as the plugin declares them."""
+    """Every option and every marker, as the plugins declare them."""
     taken = _Parser()
+    gpu_arch.pytest_addoption(cast("pytest.Parser", taken))
     options.add(cast("pytest.Parser", taken))
-    return taken.options, options.markers()
+    return taken.options, [*options.markers(), *markers.lines()]
 
 
 def fixtures() -> dict[str, str]:

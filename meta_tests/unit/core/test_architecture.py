@@ -2,35 +2,7 @@
 
 import pytest
 
-from sm121.core import architecture
-from sm121.plugin.expressions import architectures_asked_for
-
 SMOKE = "tests/test_smoke.py"
-
-
-@pytest.mark.parametrize(
-    ("expression", "names"),
-    [
-        pytest.param("sm121", ("sm121",), id="sm121, sm121"),
-        pytest.param("sm121 and smoke", ("sm121",), id="sm121 and smoke, sm121"),
-        pytest.param("smoke or sm121", ("sm121",), id="smoke or sm121, sm121"),
-        pytest.param("sm90 or sm121", ("sm90", "sm121"), id="sm90 or sm121, sm90 sm121"),
-        pytest.param("not sm121", (), id="not sm121"),
-        pytest.param("smoke and not sm121", (), id="smoke and not sm121"),
-        pytest.param("gpu", (), id="gpu"),
-        pytest.param("smoke", (), id="smoke"),
-        pytest.param("", (), id="nothing"),
-        pytest.param("cpu", ("cpu",), id="cpu, cpu"),
-        pytest.param(
-            "sm121 and smoke and not kernel", ("sm121",), id="sm121 and smoke and not kernel, sm121"
-        ),
-        pytest.param(
-            "(sm121 or slow) and not cpu", ("sm121",), id="(sm121 or slow) and not cpu, sm121"
-        ),
-    ],
-)
-def test_architectures_asked_for_by_name(expression, names):
-    assert architectures_asked_for(expression) == names
 
 
 @pytest.mark.parametrize(
@@ -87,27 +59,3 @@ def test_a_level_test_without_applies_to_is_refused(run_pytest, tmp_path):
     file.write_text("import pytest\n@pytest.mark.smoke\ndef test_it(): pass\n")
     status, run = run_pytest("-p", "sm121.plugin", str(file))
     assert status == 4 and "applies_to" in run.output, run.output
-
-
-@pytest.mark.parametrize(
-    ("capability", "nvml", "name", "evidence"),
-    [
-        pytest.param((12, 1), None, "sm121", None, id="12 1, sm121"),
-        pytest.param((12, 0), None, "sm120", None, id="12 0, sm120"),
-        pytest.param((9, 0), None, "sm90", None, id="9 0, sm90"),
-        pytest.param(None, (12, 1), "sm121", "NVML", id="12 1, sm121, NVML"),
-        pytest.param((99, 9), None, None, None, id="99 9"),
-    ],
-)
-def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
-    """By torch, else by NVML; a GPU without a name is not called a CPU."""
-    monkeypatch.setattr(architecture, "_torch_capability", lambda: (capability, "torch: meta"))
-    if nvml is not None:
-        monkeypatch.setattr(architecture, "_nvml_capability", lambda: (nvml, "NVML: meta"))
-    detected = architecture.detect()
-    assert detected.name == name and (evidence or "") in detected.evidence
-
-
-def test_detection_of_this_machine_says_what_was_looked_at():
-    detected = architecture.detect()
-    assert detected.name == "cpu" and "torch" in detected.evidence and "NVML" in detected.evidence

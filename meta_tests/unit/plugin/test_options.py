@@ -9,6 +9,7 @@ import pytest
 from _pytest.config.argparsing import Parser
 
 from meta_tests.folders import ROOT
+from pytest_gpu_arch import plugin as gpu_arch
 from sm121 import cli
 from sm121.core import errors, own_tests
 from sm121.plugin import options
@@ -21,6 +22,7 @@ DOCS = ROOT / "docs"
 
 def parser() -> Parser:
     made = Parser(_ispytest=True)
+    gpu_arch.pytest_addoption(made)
     options.add(made)
     return made
 
@@ -45,13 +47,15 @@ def test_an_option_is_declared_in_one_place_and_nowhere_else():
     """The groups have each option once, and each module ``options`` of a package is in a group."""
     declared = Counter()
     modules = set()
-    for group in own_options.GROUPS:
+    for group in own_options.EVERY_GROUP:
         group.add(lambda *names, **_keywords: declared.update(names))
         modules |= {add_options.__module__ for add_options in group.add_options}
     assert {name for name, count in declared.items() if count > 1} == set()
     assert [*declared] == [*own_options.every()]
     package = ROOT / "plugins" / "sm121"
     own = {"sm121.core.options", "sm121.plugin.options"}  # the type, and those that pytest takes
+    assert "pytest_gpu_arch.options" in modules
+    modules.remove("pytest_gpu_arch.options")
     found = {f"sm121.{file.parent.name}.options" for file in package.glob("*/options.py")}
     assert found - own == modules
 

@@ -74,7 +74,7 @@ def _help_of_options() -> str:
 
     usage = "sm121 run [OPTIONS] [TESTS]"
     run = Parser(prog="sm121 run", usage=usage, add_help=False, allow_abbrev=False)
-    for own in own_options.GROUPS:
+    for own in own_options.EVERY_GROUP:
         own.add(run.add_argument_group(f"SM121: {own.title}").add_argument)
     again = run.add_argument_group("Again and again")
     again.add_argument("--every", metavar="DURATION", help=_EVERY)

@@ -7,6 +7,8 @@ unless tests with a level marker are collected.
 
 import pytest
 
+#: The plugin that has --arch and the markers of architectures.
+_ARCHITECTURES = "pytest_gpu_arch"
 MODULES = (
     "sm121.plugin.spine",
     "sm121.plugin.fixtures",
@@ -19,6 +21,19 @@ MODULES = (
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Load the modules: pytest would look up ``pytest_plugins`` in the metadata of all packages."""
+    """Load the modules: pytest would look up ``pytest_plugins`` in the metadata of all packages.
+
+    Args:
+        pluginmanager: pytest's.
+
+    Raises:
+        pytest.UsageError: The command line leaves out the plugin that has ``--arch``.
+    """
+    if pluginmanager.is_blocked(_ARCHITECTURES):
+        raise pytest.UsageError(
+            f"-p no:{_ARCHITECTURES}: the suite needs this plugin for --arch. Leave it in, or "
+            "leave out the suite, too"
+        )
+    pluginmanager.import_plugin(_ARCHITECTURES)
     for name in MODULES:
         pluginmanager.import_plugin(name)

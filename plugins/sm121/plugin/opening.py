@@ -10,6 +10,7 @@ from typing import IO
 
 import pytest
 
+from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
 from sm121.measure import machine_lock
@@ -256,7 +257,7 @@ def _move_earlier_report(config: pytest.Config) -> None:
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
     """The target; with an obstacle if ``-m`` selects the tests of another architecture."""
     expression = expressions.marker_expression(config)
-    chosen = resolve(settings, expressions.architectures_asked_for(expression))
+    chosen = resolve(settings, architectures_asked_for(expression))
     if chosen.obstacle is not None or not tests:
         return chosen
     if not expressions.selects_any(expression, tests, chosen.arch):

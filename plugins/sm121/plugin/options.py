@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sm121.core import architecture, errors, own_tests, profile_fields
+from pytest_gpu_arch.expression import architectures_asked_for
+from sm121.core import errors, own_tests, profile_fields
 from sm121.core.suggestion import did_you_mean
 from sm121.engines import followed_log
 from sm121.matrix import covering
@@ -14,7 +15,7 @@ from sm121.plugin.given import fingerprinted, given
 from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
 
-#: The markers beside those of levels and architectures: set by the plugin, or by a test.
+#: The markers beside those of levels: set by the plugin, or by a test.
 _MARKERS = (
     "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
     "test of a level has it, on itself or its module",
@@ -146,11 +147,9 @@ def refuse_numbers(config: pytest.Config) -> None:
 
 
 def markers() -> list[str]:
-    """Return all markers, as pytest shows them: for levels, for architectures, and the others."""
-    lines = [f"{name}: tests of the {name} level" for name in profile_fields.LEVELS]
-    for name in architecture.NAMES:
-        lines.append(f"{name}: tests that apply to {name} (set by applies_to, not by hand)")
-    return [*lines, "gpu: tests that apply to some GPU architecture", *_MARKERS]
+    """Return the markers of the suite, as pytest shows them: for levels, and the others."""
+    levels = [f"{name}: tests of the {name} level" for name in profile_fields.LEVELS]
+    return [*levels, *_MARKERS]
 
 
 def read(config: pytest.Config) -> settings.Settings:
@@ -185,7 +184,7 @@ def read(config: pytest.Config) -> settings.Settings:
         config.getoption,
         config.invocation_params.dir,
         names_tests=expressions.names_tests(config),
-        marked=expressions.architectures_asked_for(expressions.marker_expression(config)),
+        marked=architectures_asked_for(expressions.marker_expression(config)),
     )
     if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]

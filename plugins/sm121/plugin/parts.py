@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
 from sm121.plugin import expressions, progress, reporting, terminal
@@ -108,7 +109,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     lock = report_directory.take(settings.report_dir, name).lock
     parts = _parts(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)
-    architectures = expressions.architectures_asked_for(expressions.marker_expression(config))
+    architectures = architectures_asked_for(expressions.marker_expression(config))
     folders = {f"{report_directory.WORKERS}/{name}": file for name, file in parts.items()}
     whole, known = merging.join(settings.report_dir, folders, deaths)
     session = Session(

@@ -9,6 +9,10 @@ from typing import Any, get_args
 
 import pytest
 
+from pytest_gpu_arch import markers as arch_markers
+from pytest_gpu_arch import names as arch_names
+from pytest_gpu_arch import status, target
+from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core import errors, profile
 from sm121.core.architecture import GPUS, NAMES
 from sm121.core.level_settings import Ability
@@ -97,6 +101,20 @@ def compares(config: pytest.Config) -> bool:
     return any(config.getoption(name, None) for name in _COMPARING)
 
 
+def tell_target(config: pytest.Config) -> None:
+    """Tell the plugin `pytest_gpu_arch`, which skips the tests of no level, the target of the run.
+
+    Args:
+        config: pytest's. The settings have been read.
+    """
+    settings = config.stash[SETTINGS]
+    config.stash[target.KNOWN] = target.Known(
+        arch=settings.profile.arch if settings.profile is not None else None,
+        is_remote=settings.base_url is not None,
+    )
+    config.stash[status.DECIDED_ELSEWHERE] = True
+
+
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find the level of each test and its architectures; put the tests in order.
 
@@ -116,7 +134,7 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[_CERTIFIES] = None
     settings = config.stash[SETTINGS]
     if settings.certify:
-        architectures = expressions.architectures_asked_for(expressions.marker_expression(config))
+        architectures = architectures_asked_for(expressions.marker_expression(config))
         with contextlib.suppress(errors.UsageError):  # said to the user when the run is opened
             config.stash[_CERTIFIES] = resolve(settings, architectures).profile
     config.stash[SELECTED] = True
@@ -125,6 +143,7 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
 def _note_level(item: pytest.Item, level: str) -> None:
     """Keep the level and the architectures of a test with it, and mark it with them."""
     item.stash[LEVEL] = level
+    item.stash[arch_markers.LEFT_ALONE] = True
     item.stash[ID] = item.nodeid
     others.only_warn_in(item)
     names = _applies_to(item)
@@ -445,4 +464,13 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
         )
     if "gpu" in names:
         names.update(GPUS)
-    return frozenset(names - {"gpu"})
+    by_hand = arch_markers.of(item)
+    if not by_hand:
+        return frozenset(names - {"gpu"})
+    narrowed = frozenset(name for name in names - {"gpu"} if arch_names.has(by_hand, name))
+    if not narrowed:
+        raise pytest.UsageError(
+            f"{item.nodeid}: expected an architecture of applies_to{marker.args!r}, got the marker "
+            f"{', '.join(sorted(by_hand))}"
+        )
+    return narrowed

@@ -84,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     others.only_warn_from_now_on(config)
     with opening.refusing(config):
         config.stash[stash.SETTINGS] = options.read(config)
+        selection.tell_target(config)
         comparing.refuse_what_crashes(config)
     terminal.say_only_why_not(config)
 

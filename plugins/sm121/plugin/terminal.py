@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pytest_gpu_arch.expression import architectures_asked_for
 from sm121 import __version__
 from sm121.core import architecture, errors, redaction
 from sm121.core.printable import printable
@@ -58,7 +59,7 @@ def say_only_why_not(config: pytest.Config) -> None:
     asks_for_more = config.option.verbose > 0 or config.option.collectonly
     if asks_for_more or not expressions.asked_for_levels(config):
         return
-    asked = expressions.architectures_asked_for(expressions.marker_expression(config))
+    asked = architectures_asked_for(expressions.marker_expression(config))
     with contextlib.suppress(errors.UsageError):  # raised again when the run is opened
         if target_of_run.machine_obstacle(config.stash[SETTINGS], asked) is None:
             return

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpu_arch.expression import evaluate, evaluate_with, words_of
 from sm121.core.architecture import NAMES
 from sm121.core.profile import PlanRow
 from sm121.core.profile_fields import LEVELS
@@ -37,7 +38,7 @@ class _Request:
         self._keywords: str = config.getoption("keyword", "") or ""
         self._expression = expressions.marker_expression(config)
         #: Markers that the expression names beside level and architecture.
-        self._other_markers = expressions.words_of(self._expression)
+        self._other_markers = words_of(self._expression)
         self._other_markers -= {*LEVELS, *NAMES, "gpu", "slow"}
         self._of_arch = expressions.markers_of(session.arch)
         settings = config.stash[SETTINGS]
@@ -71,7 +72,7 @@ class _Request:
         """Whether -k, -m and the plan select a test."""
         if self._keywords:
             name = test.id.lower()
-            if not expressions.evaluate_with(self._keywords, lambda word: word.lower() in name):
+            if not evaluate_with(self._keywords, lambda word: word.lower() in name):
                 return False
         if self._expression and not self._is_selected_by_marker(test):
             return False
@@ -80,7 +81,7 @@ class _Request:
     def _is_selected_by_marker(self, test: TestReport) -> bool:
         """Whether -m selects a test, which may have had none or all of the other markers."""
         known = {test.level, *self._of_arch}
-        return expressions.evaluate(self._expression, known) or expressions.evaluate(
+        return evaluate(self._expression, known) or evaluate(
             self._expression, known | self._other_markers
         )
 

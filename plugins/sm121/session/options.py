@@ -9,7 +9,6 @@ def add_target(add: AddOption) -> None:
     Args:
         add: Adds an option.
     """
-    add("--arch", metavar="NAME", help="architecture of the target (default: detected)")
     add(
         "--profile",
         metavar="NAME|PATH",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from pytest_gpu_arch.options import add_options as add_architecture
 from sm121.answers.options import add_options as add_answers
 from sm121.core.command_parser import Parser
 from sm121.core.options import AddOption
@@ -61,6 +62,9 @@ class Group:
             add_options(add_with_any_words)
 
 
+#: The group of the plugin `pytest_gpu_arch`, which adds it to ``pytest --help`` itself.
+ARCHITECTURE = Group("architecture", (add_architecture,))
+#: The groups that the suite adds.
 GROUPS = (
     Group("target", (add_target,)),
     Group("engine", (add_engines,)),
@@ -72,13 +76,14 @@ GROUPS = (
     Group("comparing", (add_regression,)),
     Group("report", (add_report,)),
 )
+EVERY_GROUP = (ARCHITECTURE, *GROUPS)
 
 
 @functools.cache
 def _parser() -> Parser:
     """Return a parser of the suite's options alone."""
     parser = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
-    for group in GROUPS:
+    for group in EVERY_GROUP:
         group.add(parser.add_argument)
     return parser
 

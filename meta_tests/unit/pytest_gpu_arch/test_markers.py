@@ -1,0 +1,89 @@
+"""Which tests are skipped on which machine, in a run of pytest on a machine that is planted."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+TESTS = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_of_the_module(): pass
+
+@pytest.mark.cpu
+def test_cpu(): pass
+
+@pytest.mark.sm90
+class TestHopper:
+    def test_of_the_class(self): pass
+
+    @pytest.mark.sm121
+    def test_closest(self): pass
+
+    @pytest.mark.parametrize("on", ["any", pytest.param("gb10", marks=pytest.mark.sm121)])
+    def test_case(self, on): pass
+"""
+MACHINE = """
+import os
+
+from pytest_gpu_arch import detection
+
+detection.detect = lambda: detection.Detection(os.environ["MACHINE"] or None, "planted")
+"""
+
+
+def passed(folder, machine, *arguments):
+    """Return the exit status, the names of the tests that passed, and the output."""
+    (folder / "test_it.py").write_text(TESTS)
+    (folder / "machine.py").write_text(MACHINE)
+    words = ["-p", "no:cacheprovider", "-p", "machine", "-v", "-rs", *arguments]
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words], cwd=folder, capture_output=True, text=True,
+        env=variables | {"MACHINE": machine, "PYTHONPATH": str(folder)}, timeout=120,
+    )  # fmt: skip
+    names = re.findall(r"::(test_[\w\[\]]+) PASSED", done.stdout)
+    return done.returncode, set(names), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        pytest.param("cpu", {"test_cpu"}, id="cpu"),
+        pytest.param(
+            "sm90", {"test_of_the_module", "test_of_the_class", "test_case[any]"}, id="sm90"
+        ),
+        pytest.param(
+            "sm121", {"test_of_the_module", "test_closest", "test_case[gb10]"}, id="sm121"
+        ),
+        pytest.param("", {"test_of_the_module"}, id="a GPU without a name"),
+    ],
+)
+def test_the_closest_markers_decide(tmp_path, machine, expected):
+    status, names, output = passed(tmp_path, machine)
+    assert status == 0 and names == expected, output
+    place = machine or "a GPU without a name here"
+    assert f"this machine is {place}: planted" in output
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "status", "expected"),
+    [
+        pytest.param("sm121", ("-m", "sm121"), 0, {"test_closest", "test_case[gb10]"}, id="here"),
+        pytest.param("sm90", ("-m", "sm121"), 5, set(), id="elsewhere"),
+        pytest.param("sm90", ("-m", "gpu and not sm90"), 0, {"test_of_the_module"}, id="any gpu"),
+        pytest.param("sm121", ("--arch", "sm90"), 5, set(), id="option"),
+        pytest.param(
+            "sm121", ("--arch", "sm121", "-k", "of_the_class"), 5, set(), id="all skipped"
+        ),
+        pytest.param("sm90", ("--arch", "sm121", "-m", "sm90"), 5, set(), id="two that differ"),
+    ],
+)
+def test_what_is_asked_for_runs_there_or_not_at_all(tmp_path, machine, arguments, status, expected):
+    ended, names, output = passed(tmp_path, machine, *arguments)
+    assert ended == status and names == expected, output
+    assert output.count("NOT_RUN") == (1 if status == 5 else 0), output

@@ -1,0 +1,188 @@
+"""A project that has nothing of the suite but the markers of `pytest_gpu_arch`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from meta_tests.folders import META, ROOT
+
+PROJECT = META / "whole" / "downstream_gpu_arch"
+#: As `-rs` shows it on a machine without a GPU.
+NEEDS = "needs sm121; this machine is cpu: torch"
+NOT_RUN = "NOT_RUN: sm121 was asked for; this machine is cpu: torch"
+SUITE_IN_INI = "[pytest]\nsm121 = true\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of the project, away from the suite's own checkout."""
+    made_by_running = shutil.ignore_patterns("__*", ".*")
+    return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=made_by_running))
+
+
+def run(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments],
+        cwd=project, env=variables | more, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def counts(output: str) -> dict[str, int]:
+    """Return the counts of pytest's last line."""
+    found = re.findall(r"(\d+) (passed|failed|skipped|deselected|error)", output.splitlines()[-1])
+    return {word: int(number) for number, word in found}
+
+
+def test_the_entry_point_is_installed():
+    points = [point for point in entry_points(group="pytest11") if point.value == "pytest_gpu_arch"]
+    assert [point.name for point in points] == ["pytest_gpu_arch"]
+
+
+def test_a_marked_test_is_skipped_with_its_reason_and_the_others_run(project):
+    done = run(project, "--strict-markers", "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts(done.stdout) == {"passed": 2, "skipped": 2}
+    assert NEEDS in done.stdout and "needs a GPU; this machine is cpu" in done.stdout
+    assert "NOT_RUN" not in done.stdout
+    assert not (project / "conformance-report").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(["-m", "sm121"], {"skipped": 1, "deselected": 3}, id="marker"),
+        pytest.param(["--arch", "sm121"], {"passed": 1, "skipped": 3}, id="option"),
+        pytest.param(["--arch", "GB10"], {"passed": 1, "skipped": 3}, id="name of the chip"),
+        pytest.param(["-m", "sm121", "-n", "2"], {"skipped": 1}, id="workers"),
+        pytest.param(
+            ["-p", "no:sm121", "-p", "pytest_gpu_arch", "-m", "sm121"],
+            {"skipped": 1, "deselected": 3},
+            id="without the suite",
+        ),
+    ],
+)
+def test_an_architecture_that_is_not_here_ends_with_5_and_one_line(project, arguments, expected):
+    done = run(project, *arguments)
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert counts(done.stdout) == expected
+    assert done.stdout.count("NOT_RUN") == 1 and NOT_RUN in done.stdout
+    assert NEEDS in done.stdout
+
+
+def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(project):
+    done = run(project, "-m", "sm90")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "NOT_RUN: sm90 was asked for; this machine is cpu" in done.stdout
+
+
+def test_what_is_here_runs_and_keeps_the_status(project):
+    for arguments in (["--arch", "cpu"], ["-m", "cpu"], ["-m", "not sm121"]):
+        done = run(project, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "NOT_RUN" not in done.stdout and counts(done.stdout)["passed"] >= 1
+
+
+def test_it_alone_works_without_the_entry_points(project):
+    variable = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = run(project, "-p", "pytest_gpu_arch", "-m", "sm121", **variable)
+    assert done.returncode == 5 and NOT_RUN in done.stdout, done.stdout + done.stderr
+    assert run(project, "--arch", "cpu", **variable).returncode == 4, "it is not loaded"
+
+
+def test_it_loads_nothing_of_the_suite(project):
+    (project / "test_imports.py").write_text(
+        "import sys\n\ndef test_it():\n"
+        "    loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "    assert 'pytest_gpu_arch' in loaded and 'torch' not in loaded\n"
+        "    assert {name for name in sys.modules if name.startswith('sm121')} <= "
+        "{'sm121', 'sm121.entry_point'}\n"
+    )
+    done = run(project, "test_imports.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_failed_test_keeps_status_1(project):
+    (project / "test_fails.py").write_text("def test_it():\n    assert False\n")
+    done = run(project, "--arch", "sm121")
+    assert done.returncode == 1 and NOT_RUN in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--collect-only", "--fixtures"])
+def test_what_only_shows_something_has_no_verdict(project, option):
+    done = run(project, "--arch", "sm121", option)
+    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout + done.stderr
+
+
+def test_a_wrong_name_and_an_option_of_theirs_are_one_line(project):
+    done = run(project, "--arch", "sm12")
+    assert done.returncode == 4 and "--arch sm12: expected one of cpu, sm80" in done.stderr
+    (project / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
+    )
+    done = run(project)
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 4 and line.startswith("ERROR: --arch: a conftest.py adds"), line
+    assert run(project, "-p", "no:pytest_gpu_arch").returncode == 1, "theirs is left"
+
+
+def test_the_suite_in_the_same_run_leaves_the_skip_and_decides_the_status(project):
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    done = run(project)
+    assert done.returncode == 0 and NEEDS in done.stdout, done.stdout + done.stderr
+    done = run(project, "-m", "sm121")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert done.stdout.count("NOT_RUN") == 1 and "--base-url URL --arch sm121" in done.stdout
+
+
+def test_the_suite_needs_it(project):
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    done = run(project, "-p", "no:pytest_gpu_arch")
+    assert done.returncode == 4 and "the suite needs this plugin" in done.stderr, done.stderr
+
+
+def test_a_marker_narrows_a_test_of_a_level(project, fault_server):
+    """Their tests beside those of levels: the target is the machine of the server."""
+    (project / "pytest.ini").write_text(SUITE_IN_INI)
+    (project / "test_levels.py").write_text(
+        "import pytest\n\npytestmark = [pytest.mark.smoke, pytest.mark.applies_to('gpu', 'cpu')]\n"
+        "@pytest.mark.cpu\ndef test_cpu(): pass\n@pytest.mark.sm90\ndef test_sm90(): pass\n"
+    )
+    (project / "test_our_kernels.py").write_text(
+        "import pytest\n@pytest.mark.sm121\ndef test_gb10(): pass\n"
+        "@pytest.mark.cpu\ndef test_cpu(): pass\n"
+    )
+    attached = [*fault_server().options, "--served-model-name", "canary"]
+    done = run(project, "--arch", "cpu", *attached, "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "needs sm121; the target is cpu" in done.stdout
+    outcomes = dict(re.findall(r"^(test_\w+\.py::\w+) (PASSED|SKIPPED)", done.stdout, re.M))
+    assert outcomes == {
+        "test_levels.py::test_cpu": "PASSED",
+        "test_levels.py::test_sm90": "SKIPPED",
+        "test_our_kernels.py::test_gb10": "SKIPPED",
+        "test_our_kernels.py::test_cpu": "PASSED",
+    }
+    done = run(project, "--arch", "sm121", *attached, "-v", "test_our_kernels.py")
+    outcomes = dict(re.findall(r"^(test_\w+\.py::\w+) (PASSED|SKIPPED)", done.stdout, re.M))
+    assert outcomes == {
+        "test_our_kernels.py::test_gb10": "PASSED",
+        "test_our_kernels.py::test_cpu": "SKIPPED",
+    }, done.stdout + done.stderr
+
+
+def test_the_page_begins_with_the_project():
+    text = (ROOT / "docs" / "pytest-gpu-arch.md").read_text("utf-8")
+    mark = r"<!-- run: meta_tests/whole/test_downstream_gpu_arch.*?```python\n(.*?)```"
+    (block,) = re.findall(mark, text, re.S)
+    code = (PROJECT / "test_our_kernels.py").read_text("utf-8")
+    for part in block.strip().split("\n\n\n"):
+        assert part in code, part

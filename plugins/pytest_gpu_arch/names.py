@@ -1,0 +1,59 @@
+"""The names of architectures."""
+
+from collections.abc import Iterable
+
+CPU = "cpu"
+
+#: The GPU architectures that have a name here, by their compute capability.
+GPUS = ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
+
+NAMES: tuple[str, ...] = (CPU, *GPUS)
+
+#: The marker of a test that any GPU may run. It is the name of no architecture.
+ANY_GPU = "gpu"
+
+#: Names of chips, with their architecture.
+ALIASES = {"gb10": "sm121"}
+
+
+def parse(name: str) -> str:
+    """Return the name of an architecture.
+
+    Args:
+        name: One of `NAMES`, or one of `ALIASES` in any case.
+
+    Raises:
+        ValueError: The name is neither.
+    """
+    known = ALIASES.get(name.lower(), name)
+    if known in NAMES:
+        return known
+    aliases = ", ".join(f"{alias} for {meant}" for alias, meant in ALIASES.items())
+    raise ValueError(f"--arch {name}: expected one of {', '.join(NAMES)} ({aliases})")
+
+
+def listed(markers: Iterable[str]) -> str:
+    """Return architectures in words, as ``sm120 or sm121``.
+
+    Args:
+        markers: Some of `NAMES` and `ANY_GPU`.
+    """
+    known = {*markers}
+    gpus = [name for name in GPUS if name in known]
+    if ANY_GPU in known and not gpus:
+        gpus = ["a GPU"]
+    cpu = [CPU] if CPU in known else []
+    return " or ".join([*cpu, *gpus])
+
+
+def has(markers: frozenset[str], arch: str | None) -> bool:
+    """Check whether markers allow an architecture.
+
+    Args:
+        markers: Some of `NAMES` and `ANY_GPU`. A named GPU beside `ANY_GPU` narrows it.
+        arch: One of `NAMES`; None for a GPU that has no name here.
+    """
+    if arch in markers:
+        return True
+    is_any_gpu = ANY_GPU in markers and markers.isdisjoint(GPUS)
+    return is_any_gpu and arch != CPU

@@ -1,0 +1,83 @@
+"""The end of a run that was asked for an architecture: status 5 if no test ran on it."""
+
+from collections.abc import Generator
+
+import pytest
+
+from pytest_gpu_arch import names, target
+from pytest_gpu_arch.target import Target
+
+#: Set by another plugin that decides the exit status of the run itself.
+DECIDED_ELSEWHERE = pytest.StashKey[bool]()
+#: Options with which pytest shows something and runs no test.
+_SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
+#: Other ends of a run, as an interrupt, say themselves that not all ran.
+_WHOLE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def only_shows(config: pytest.Config) -> bool:
+    """Check whether pytest only shows something, as with ``--collect-only``.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return any(getattr(config.option, name, None) for name in _SHOWING)
+
+
+def watch(config: pytest.Config) -> None:
+    """Watch a run for tests that run on what was asked for.
+
+    A worker of pytest-xdist has nothing to say: the first process sees the tests of all of them.
+
+    Args:
+        config: The configuration of the run.
+    """
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or only_shows(config) or config.stash.get(DECIDED_ELSEWHERE, False):
+        return
+    config.pluginmanager.register(NotRun(config), "pytest_gpu_arch.not_run")
+
+
+class NotRun:
+    """Ends a run with status 5 if an architecture was asked for and no test ran on it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._has_run = False
+        self._line: str | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that ran. An expected failure ran, too."""
+        if report.when == "call" and (not report.skipped or hasattr(report, "wasxfail")):
+            self._has_run = True
+
+    def pytest_sessionfinish(
+        self, session: pytest.Session, exitstatus: int | pytest.ExitCode
+    ) -> None:
+        """Set the status. A test that failed keeps status 1."""
+        if exitstatus not in _WHOLE or not target.is_asked_for(self._config):
+            return
+        self._line = _not_run(target.of(self._config), has_run=self._has_run)
+        if self._line is not None and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary
+    def pytest_terminal_summary(
+        self, terminalreporter: "pytest.TerminalReporter"
+    ) -> Generator[None, object, object]:
+        """Show why nothing ran, in one line."""
+        result = yield
+        if self._line is not None:
+            terminalreporter.write_line(self._line)
+        return result
+
+
+def _not_run(chosen: Target, *, has_run: bool) -> str | None:
+    """Return the line of a run in which no test ran on what was asked for; None for another."""
+    if chosen.obstacle is not None:
+        machine = names.listed(chosen.missing)
+        return f"NOT_RUN: {chosen.obstacle}. Run the tests on a machine with {machine}"
+    if not has_run:
+        asked = names.listed(chosen.asked)
+        return f"NOT_RUN: {asked} was asked for and no test ran. -rs shows what was skipped and why"
+    return None

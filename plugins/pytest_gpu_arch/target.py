@@ -1,0 +1,112 @@
+"""The architecture that the tests of a run are for."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_gpu_arch import detection, names
+from pytest_gpu_arch.expression import asked_for
+
+
+@dataclass(frozen=True)
+class Known:
+    """What another plugin knows of the target. It says so in `KNOWN` when pytest is configured.
+
+    Attributes:
+        arch: The architecture, as a file of that plugin names it; None: it names none.
+        is_remote: The tests send requests to another machine, so this one decides nothing.
+    """
+
+    arch: str | None = None
+    is_remote: bool = False
+
+
+@dataclass(frozen=True)
+class Target:
+    """The architecture that the tests of a run are for.
+
+    Attributes:
+        arch: The architecture; None for a GPU that has no name here.
+        where: The source of the answer, in words: this machine, or another one.
+        asked: The architectures that the user asked for by ``--arch`` or ``-m``.
+        missing: Those of them that are not there; empty: one is.
+    """
+
+    arch: str | None
+    where: str
+    asked: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no test runs on what the user asked for, in words; None: it is there."""
+        if not self.missing:
+            return None
+        return f"{names.listed(self.missing)} was asked for; {self.where}"
+
+
+KNOWN = pytest.StashKey[Known]()
+_TARGET = pytest.StashKey[Target]()
+
+
+def named(config: pytest.Config) -> str | None:
+    """Return the architecture that ``--arch`` names; None without it.
+
+    Args:
+        config: The configuration of the run.
+
+    Raises:
+        pytest.UsageError: There is no such architecture.
+    """
+    value: str | None = config.getoption("--arch")
+    if value is None:
+        return None
+    try:
+        return names.parse(value)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def of(config: pytest.Config) -> Target:
+    """Return the target of a run. The first call looks for a GPU.
+
+    Args:
+        config: The configuration of the run.
+    """
+    if _TARGET not in config.stash:
+        config.stash[_TARGET] = _resolve(config)
+    return config.stash[_TARGET]
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Check whether the user asked for an architecture, without looking for a GPU.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return named(config) is not None or bool(_asked_by_marker(config))
+
+
+def _asked_by_marker(config: pytest.Config) -> tuple[str, ...]:
+    expression = config.getoption("markexpr", "") or ""
+    return asked_for(expression, (*names.NAMES, names.ANY_GPU))
+
+
+def _resolve(config: pytest.Config) -> Target:
+    known = config.stash.get(KNOWN, Known())
+    arch = named(config) or known.arch
+    by_marker = _asked_by_marker(config)
+    by_name = (arch,) if arch is not None else ()
+    asked = by_name or by_marker
+    if known.is_remote and asked:
+        actual: str | None = asked[0]
+        where = f"the target is {actual}"
+    else:
+        machine = detection.detect()
+        actual = machine.name
+        where = f"this machine is {actual or 'a GPU without a name here'}: {machine.evidence}"
+    missing: tuple[str, ...] = ()
+    for wanted in (by_marker, by_name):
+        if wanted and not names.has(frozenset(wanted), actual):
+            missing = wanted
+    return Target(arch=actual, where=where, asked=asked, missing=missing)
