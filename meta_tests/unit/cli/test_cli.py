@@ -151,6 +151,12 @@ from sm121.cli import OF_A_CHECKOUT
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ("plan", "tests/test_smoke.py::test_none"),
+            "test_smoke.py::test_none (no match in any of [<Module test_smoke.py>])",
+            id="plan tests/test_smoke.py::test_none",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             ("plan", "--certify", "-k", "health"),
             "sm121 plan: --certify with -k health",
             id="plan --certify -k health",

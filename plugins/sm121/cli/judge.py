@@ -179,7 +179,7 @@ def _plan(options: argparse.Namespace) -> int:
         )
         answer = run_plan.read(file)
     if answer.refusal is not None:
-        raise UsageError(answer.refusal)
+        raise UsageError(" ".join(answer.refusal.splitlines()))
     if done.returncode or answer.plan is None:
         print(done.stdout + done.stderr, end="", file=sys.stderr)
         return EXIT_USAGE
