@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +22,7 @@ from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.engine_arguments import one_line
 from sm121.core.server import Node
 from sm121.core.versions import Versions, within
+from sm121.engines.cuda_versions import CudaVersions
 
 Severity = Literal["error", "warning", "note"]
 
@@ -187,6 +188,8 @@ class Preflight:
     directory: Path
     #: The compiled kernels of the engine's FlashInfer (default: in its cache, of any version).
     modules: jit.FlashInferModules | None = None
+    #: The CUDA versions of the driver and of the engine's torch.
+    cuda: CudaVersions = field(default_factory=CudaVersions)
     #: The engine's release or build (`builds.identity`); None if it is not known.
     version: str | None = None
     #: The longest time of a start that compiles.
@@ -195,7 +198,7 @@ class Preflight:
     def findings(self) -> list[PreflightFinding]:
         """Return what stands against the start, errors first; empty if nothing does."""
         data = load_preflight()
-        findings = [*self._room()]
+        findings = [*self._room(), *self._older_driver()]
         for architecture in data.architecture:
             if architecture.name == self.arch:
                 findings += self._arch_lists(architecture)
@@ -216,6 +219,14 @@ class Preflight:
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:
             yield _finding("disk", disk=disk, path=path, free=free)
+
+    def _older_driver(self) -> Iterator[PreflightFinding]:
+        driver, toolkit = self.cuda.driver, self.cuda.toolkit
+        if driver is None or toolkit is None or driver >= toolkit:
+            return
+        is_of_same_major = driver.major == toolkit.major
+        name = "driver_of_an_older_minor" if is_of_same_major else "driver_of_an_older_major"
+        yield _finding(name, driver=driver, toolkit=toolkit)
 
     def _unmet_requirements(self) -> Iterator[PreflightFinding]:
         unmet = self.modules.unmet if self.modules is not None else ()

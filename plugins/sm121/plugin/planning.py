@@ -20,7 +20,8 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
 from sm121.core.time_range import TimeRange
-from sm121.engines import preflight
+from sm121.engines import preflight, registry
+from sm121.engines.cuda_versions import CudaVersions
 from sm121.kernels import serving
 from sm121.measure import box, machine, roofline
 from sm121.plugin import selection, timing
@@ -339,6 +340,7 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         except interpreter.NoAnswer as error:
             yield f"start: {error}"
             return
+    engine = registry.engine(settings.engine)
     findings = preflight.Preflight(
         chosen.arch,
         (*profile.engine.arguments, *under_test.arguments, *settings.engine_arguments),
@@ -346,6 +348,7 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         needs=needs,
         directory=settings.report_dir,
         modules=modules,
+        cuda=CudaVersions.of(engine, settings.engine_python, environment),
         version=chosen.engine.identity,
         cold_ready_within_s=profile.engine.cold_ready_within_s.value,
     ).findings()

@@ -8,7 +8,8 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_settings import EngineSettings
 from sm121.core.server import Node
-from sm121.engines import preflight
+from sm121.engines import preflight, registry
+from sm121.engines.cuda_versions import CudaVersions
 from sm121.engines.preflight import PreflightFinding
 
 
@@ -39,6 +40,9 @@ def find_obstacles(
         modules = None
         if engine.needs.jit_modules:
             modules = FlashInferModules.of(configuration.python, environment)
+        cuda = CudaVersions.of(
+            registry.engine(configuration.engine), configuration.python, environment
+        )
         checks = preflight.Preflight(
             arch,
             configuration.arguments,
@@ -46,6 +50,7 @@ def find_obstacles(
             needs=engine.needs,
             directory=directory,
             modules=modules,
+            cuda=cuda,
             version=version,
             cold_ready_within_s=engine.cold_ready_within_s.value,
         )

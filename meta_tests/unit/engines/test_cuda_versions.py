@@ -1,0 +1,157 @@
+"""A driver older than the CUDA of the engine's torch: said before a start, and by its kind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meta_tests.unit.engines.preflight_starts import found
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_settings import Needs
+from sm121.engines import registry
+from sm121.engines.cuda_versions import CudaVersion, CudaVersions
+from sm121.engines.preflight import PreflightFinding
+from sm121.plugin import planning
+from sm121.run import start_checks
+from sm121.run.record import Target
+from sm121.session.settings import Settings
+
+OF_TORCH = (
+    "from typing import Optional\n__version__ = '2.13.0'\ndebug = False\ncuda: Optional[str] = "
+)
+
+
+def environment_of(folder: Path, cuda: str | None, libcuda: int | None = None) -> dict[str, str]:
+    """The environment of an engine with a torch and a driver's library of these versions."""
+    torch = folder / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise ImportError('torch is looked at, not imported')\n")
+    (torch / "version.py").write_text(f"{OF_TORCH}{cuda!r}\nhip: Optional[str] = '6.4'\n")
+    if libcuda is not None:
+        source = f"int cuDriverGetVersion(int *number) {{ *number = {libcuda}; return 0; }}"
+        command = ["cc", "-x", "c", "-shared", "-fPIC", "-o", str(folder / "libcuda.so.1"), "-"]
+        subprocess.run(command, input=source, text=True, check=True)
+    return {**os.environ, "PYTHONPATH": str(folder), "LD_LIBRARY_PATH": str(folder)}
+
+
+def nvml(number: int | None) -> SimpleNamespace:
+    """NVML of a driver for this CUDA; None: no driver."""
+
+    class Failed(Exception):
+        pass
+
+    def answer() -> int:
+        if number is None:
+            raise Failed("Driver Not Loaded")
+        return number
+
+    return SimpleNamespace(
+        NVMLError=Failed, nvmlInit=answer, nvmlShutdown=lambda: None,
+        nvmlSystemGetCudaDriverVersion_v2=answer,
+    )  # fmt: skip
+
+
+def findings(versions: CudaVersions) -> list[PreflightFinding]:
+    return [each for each in found(cuda=versions) if each.check == "cuda_driver"]
+
+
+def look(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], of_nvml: int | None
+) -> CudaVersions:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(of_nvml))
+    return CudaVersions.of(registry.engine("vllm"), sys.executable, environment)
+
+
+@pytest.mark.parametrize("asked", ["libcuda.so.1", "NVML"])
+@pytest.mark.parametrize(
+    ("driver", "toolkit", "severity", "says"),
+    [
+        (12080, "13.0", "warning", ("expected 13.x", "got 12.8", "35 or 803", "cuda-compat-13-0")),
+        (13000, "13.2", "note", ("expected 13.2", "got 13.0", "222")),
+    ],
+    ids=["an older major version", "an older minor version"],
+)
+def test_an_older_driver_is_said_before_a_start(
+    asked, driver, toolkit, severity, says, monkeypatch, tmp_path
+):
+    of_library = driver if asked == "libcuda.so.1" else None
+    environment = environment_of(tmp_path, toolkit, of_library)
+    versions = look(monkeypatch, environment, driver if of_library is None else None)
+    (finding,) = findings(versions)
+    assert finding.severity == severity
+    for words in says:
+        assert words in finding.message
+    assert finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("driver", "toolkit"),
+    [(13000, "13.0"), (13020, "13.0"), (14000, "13.2"), (13000, "12.9")],
+    ids=["the same", "a newer minor", "a newer major, older minor", "an older major, newer minor"],
+)
+def test_a_driver_that_is_as_new_is_no_finding(driver, toolkit, monkeypatch, tmp_path):
+    versions = look(monkeypatch, environment_of(tmp_path, toolkit, driver), None)
+    assert versions.driver == CudaVersion.of_number(driver)
+    assert str(versions.toolkit) == toolkit
+    assert findings(versions) == []
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "of_nvml"),
+    [("13.0", None), (None, 12080), ("of the vendor", 12080)],
+    ids=["no driver", "torch without CUDA", "torch of an unknown CUDA"],
+)
+def test_what_is_not_known_is_no_finding(toolkit, of_nvml, monkeypatch, tmp_path):
+    versions = look(monkeypatch, environment_of(tmp_path, toolkit), of_nvml)
+    assert versions.driver is None or versions.toolkit is None
+    assert findings(versions) == []
+
+
+def test_the_library_of_cuda_compat_counts_as_the_driver(monkeypatch, tmp_path):
+    """As in images of NGC: the driver is older, the library that the engine loads is not."""
+    versions = look(monkeypatch, environment_of(tmp_path, "13.0", libcuda=13000), of_nvml=12080)
+    assert findings(versions) == []
+
+
+def test_a_library_that_is_no_driver_is_passed_over(monkeypatch, tmp_path):
+    environment = environment_of(tmp_path, "13.0")
+    (tmp_path / "libcuda.so.1").write_text("a stub")
+    (finding,) = findings(look(monkeypatch, environment, 12080))
+    assert finding.severity == "warning"
+
+
+def test_an_interpreter_that_does_not_answer_is_no_finding(tmp_path):
+    versions = CudaVersions.of(registry.engine("vllm"), str(tmp_path / "none"), {})
+    assert findings(versions) == []
+
+
+def test_an_engine_without_torch_is_not_asked(tmp_path):
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    assert CudaVersions.of(registry.engine("llama-cpp"), str(program), {}) == CudaVersions()
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_run_and_a_plan_say_it(monkeypatch, tmp_path):
+    environment = environment_of(tmp_path, "13.0", libcuda=12080)
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, environment[name])
+    cpu = profile.load("cpu-tiny-gpt-oss")
+    engine = cpu.engine.model_copy(update={"needs": Needs()})
+    of = cpu.model_copy(update={"engine": engine})
+    configuration = ServerConfiguration(
+        name="a", engine="vllm", python=sys.executable, model="m", served_name="m"
+    )
+    (finding,) = start_checks.find_obstacles(
+        "cpu", engine, [configuration, configuration], lambda _: environment,
+        directory=tmp_path, version=None, node_facts={},
+    )  # fmt: skip
+    assert (finding.check, finding.severity) == ("cuda_driver", "warning")
+    target = Target(of.arch, profile=of, obstacle=None)
+    (line,) = planning._start(Settings(profile=of, report_dir=tmp_path), target, of)
+    assert line.startswith("start: warning: CUDA of the driver: expected 13.x")
