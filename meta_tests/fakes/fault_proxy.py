@@ -138,6 +138,8 @@ class FaultProxy:
         self._http = http
         #: Where it listens.
         self.base_url = ""
+        #: Exceptions of the proxy itself since the last change of the fault.
+        self.errors: list[str] = []
         self.switch(fault)
 
     @classmethod
@@ -152,6 +154,7 @@ class FaultProxy:
 
     def switch(self, fault: Fault) -> None:
         """From now on another fault."""
+        self.errors.clear()
         self._fault = fault
         self._exchange = fault.exchange() if fault.exchange else None
 
@@ -216,7 +219,11 @@ def _handler(proxy: FaultProxy) -> type[JsonHandler]:
 
         def _answer(self, method: str, content: bytes) -> None:
             key = self.headers.get("Authorization") or ""
-            answer = proxy.answer(Request(method, self.path, content, key))
+            try:
+                answer = proxy.answer(Request(method, self.path, content, key))
+            except Exception as error:
+                proxy.errors.append(f"{type(error).__name__}: {error}")
+                raise
             if answer.status is None:
                 self.close_connection = True
             else:

@@ -261,6 +261,7 @@ SMALL: dict[str, Callable[..., Any]] = {
     "special_tokens_typed_as_text_are_taken_out": each(
         texts(lambda text: re.sub(r"<\|\w+\|>", "", text))
     ),
+    "stripped": str.strip,
     "texts_are_normalised": each(texts(lambda text: unicodedata.normalize("NFKC", text))),
     "first_part": lambda m: (
         m.update(content=m["content"][:1]) if isinstance(m.get("content"), list) else None

@@ -201,6 +201,8 @@ class Bench:
             options = *self.options, *options
             outcome = run(self.proxies[0], faults[0], tests, self.key, Path(report), *options)
         assert outcome.tests, outcome.output
+        names = [fault.name for fault in lies]
+        assert not outcome.proxy_error, f"the proxy of {names} failed: {outcome.proxy_error}"
         return [(*test, s) for test, s in zip(outcome.tests, outcome.each_s, strict=True)]
 
     def pair(self, names: tuple[str, str]) -> None:

@@ -44,10 +44,14 @@ class Outcome:
     output: str = ""
     #: Of each test.
     each_s: tuple[float, ...] = ()
+    #: The first exception of the proxy itself: what failed then was not the fault.
+    proxy_error: str = ""
 
     @property
     def killed(self) -> bool:
         """The named test failed, and said what it required; a courtesy leaves the run green."""
+        if self.proxy_error:
+            return False
         failed = [message for _, verdict, message in self.tests if verdict == "FAIL"]
         return self.status in (0, 1) and bool(failed) and all("required" in m for m in failed)
 
@@ -113,7 +117,8 @@ def run(
     tail = output.getvalue()[-1500:] if status != 1 else ""
     seconds = round(time.monotonic() - started, 1)
     each_s = tuple(test["seconds"] or 0.0 for test in tests_of)
-    return Outcome(fault.name, int(status), results, seconds, tail, each_s)
+    proxy_error = proxy.errors[0] if proxy.errors else ""
+    return Outcome(fault.name, int(status), results, seconds, tail, each_s, proxy_error)
 
 
 def record_environment_once() -> None:

@@ -1,11 +1,15 @@
 """The catalogue of protocol faults is whole, and its table is of these faults. A sample of it runs
 in test_fault_catalogue.py, all of it in `make catalogues`."""
 
+import copy
+import dataclasses
+import json
 import re
 
+import httpx
 import pytest
 
-from meta_tests.fakes.fault_proxy import FAULTS, Fault
+from meta_tests.fakes.fault_proxy import FAULTS, LIES, Fault, FaultProxy
 from meta_tests.faults import lies
 from meta_tests.faults.protocol_faults import Outcome, node_id, table
 from meta_tests.folders import ROOT
@@ -62,6 +66,55 @@ def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
     assert killed.killed
     text = table([killed, survived], outcome(0, ("test_a", "PASS", "")), 60.0)
     assert "1 of 2 faults were killed" in text and "**no**" in text
+
+
+def test_a_failure_of_the_proxy_itself_is_no_kill():
+    failed = ("test_a", "FAIL", "required: 200, seen: RemoteProtocolError")
+    assert not dataclasses.replace(outcome(1, failed), proxy_error="TypeError: no function").killed
+
+
+def test_a_proxy_whose_fault_raises_keeps_the_exception():
+    def raises(request):
+        raise TypeError("not callable")
+
+    def post(url: str) -> None:
+        httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, trust_env=False)
+
+    broken = Fault("broken", "", request=raises)
+    with FaultProxy.listening("http://127.0.0.1:1", broken) as proxy:
+        with pytest.raises(httpx.RemoteProtocolError):
+            post(proxy.base_url)
+        assert proxy.errors == ["TypeError: not callable"]
+        proxy.switch(broken)
+        assert not proxy.errors
+
+
+#: Bodies that the levels send, in the smallest form that has every part.
+BODIES = {
+    "completion": {"prompt": "a", "max_tokens": 2, "stream": True},
+    "chat": {
+        "messages": [
+            {"role": "developer", "content": "b"},
+            {"role": "user", "content": "  a "},
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": None, "reasoning": "c"},
+            {"role": "tool", "content": "d"},
+        ],
+    },
+    "response": {"input": [{"role": "user", "content": "a"}], "instructions": "b"},
+}
+
+
+@pytest.mark.parametrize("name", [*FAULTS, *LIES])
+def test_each_fault_can_change_what_is_sent(name):
+    fault = (FAULTS | LIES)[name]
+    for body in BODIES.values():
+        json.dumps(fault.request(copy.deepcopy(body)))
+
+
+def test_texts_are_stripped_of_spaces():
+    sent = FAULTS["texts are stripped"].request(copy.deepcopy(BODIES["chat"]))
+    assert sent["messages"][1]["content"] == "a"
 
 
 def test_a_fault_changes_nothing_else():
