@@ -188,17 +188,25 @@ def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
     assert run_pytest("--collect-only", f"--report-dir={report}", TEST)[0] == 0
 
 
-def test_a_marker_s_architecture_has_its_profile_s_checks(run_pytest):
+@pytest.mark.parametrize(
+    ("path", "check"),
+    [
+        ("tests", "test_decode_rate[d4096-tg32]"),
+        ("tests/test_kernel.py", "test_kernel_speed[decode-window-32768]"),
+    ],
+    ids=["every level", "kernel benchmarks"],
+)
+def test_a_marker_s_architecture_has_its_profile_s_checks(run_pytest, path, check):
     """Attached to another machine, ``-m sm121`` asks what ``--arch sm121`` does."""
     asked = {}
     for words in (("-m", "sm121"), ("--arch", "sm121")):
         status, run = run_pytest(
-            "--collect-only", "-q", *words, "--base-url", "http://127.0.0.1:9", "tests"
+            "--collect-only", "-q", *words, "--base-url", "http://127.0.0.1:9", path
         )
         assert status == 0, run.output
         asked[words] = [line for line in run.output.splitlines() if line.startswith("tests/")]
     assert asked["-m", "sm121"] == asked["--arch", "sm121"] != []
-    assert any("test_decode_rate[d4096-tg32]" in line for line in asked["-m", "sm121"])
+    assert any(check in line for line in asked["-m", "sm121"])
 
 
 @pytest.mark.parametrize("depths", ["0", "0,3968"])

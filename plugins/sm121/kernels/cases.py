@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from sm121.core import architecture, errors
-from sm121.core import profile as profiles
-from sm121.core.profile import Profile
+from sm121.core import architecture
 from sm121.kernels.protocol import Operation
 
 #: usual: about as much weight as the keys; high and low: +30 and -30; mixed: extremes and usual
@@ -248,8 +246,6 @@ def select(group: str, *, full: bool) -> tuple[Case, ...]:
 
 #: Tokens of the timed mixtures of experts: decode of one to 64 streams, and a prefill.
 MOE_TOKENS = (1, 4, 16, 64, 2048)
-#: Tokens before the one that is decoded, where no profile has a table of its own.
-DEPTHS = (0, 4096, 8192, 16384, 32768)
 
 #: The sliding window of gpt-oss, in tokens.
 _WINDOW = 128
@@ -343,25 +339,6 @@ def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, .
     if full:
         return tuple(cases)
     return tuple(replace(case, **_REDUCED.get(case.operation, {})) for case in cases)
-
-
-def of_target(
-    arch: str | None, profile: Profile | None, *, full_shapes: bool
-) -> tuple[BenchmarkCase, ...]:
-    """Return the timed cases of a target.
-
-    Args:
-        arch: The architecture; None for the detected one.
-        profile: The profile, whose depths are used; None for the architecture's own profile, or
-            `DEPTHS` if there is none.
-        full_shapes: Whether the full sizes are selected.
-    """
-    try:
-        name = profiles.for_architecture(arch or _detected() or "")
-        depths = (profile or profiles.load(name)).performance.depths
-    except errors.UsageError:
-        depths = DEPTHS
-    return select_timed(depths, full=at_full_size(full_shapes))
 
 
 def at_full_size(requested: bool) -> bool:

@@ -56,7 +56,9 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[stash.SETTINGS]
-        chosen = cases.of_target(settings.arch, settings.profile, full_shapes=settings.full_shapes)
+        depths = settings.expected_profile().performance.depths
+        full = cases.at_full_size(settings.full_shapes)
+        chosen = cases.select_timed(depths, full=full)
         metafunc.parametrize("case", chosen, ids=str)
         return
     marker = metafunc.definition.get_closest_marker("kernel_cases")
