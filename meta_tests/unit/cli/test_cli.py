@@ -145,6 +145,26 @@ from sm121.cli import OF_A_CHECKOUT
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            ("plan", "-k"),
+            "sm121 plan: argument -k: expected one argument (see pytest --help)",
+            id="plan -k",
+        ),
+        pytest.param(
+            ("plan", "-c", "/nowhere"),
+            "sm121 plan: Config file '/nowhere' not found",
+            id="plan -c /nowhere",
+        ),
+        pytest.param(
+            ("plan", "-W", "bad::x"),
+            "warning configuration: bad::x This error occurred: invalid action: 'bad'",
+            id="plan -W bad::x",
+        ),
+        pytest.param(
+            ("plan", "-n"),
+            "sm121 plan: argument -n/--numprocesses: expected one argument (see pytest --help)",
+            id="plan -n",
+        ),
+        pytest.param(
             ("plan", "tests/none.py"),
             "sm121 plan: file or directory not found: tests/none.py",
             id="plan tests/none.py",

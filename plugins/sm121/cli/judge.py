@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,11 @@ _EVERY = (
     "check the server at --base-url every 10m, 1h, ...: smoke and correctness of plan quick, one "
     "line and one record a round, until a signal"
 )
+
+#: The last line of a refusal by argparse, behind its usage.
+_PARSER_ERROR = re.compile(r"(?m)^\S.*: error: (.+)$")
+#: A refusal by the rest of pytest, without the traceback of a module that cannot be imported.
+_REFUSAL = re.compile(r"(?s)ERROR: (?!.*Traceback)(.+)")
 
 
 def add(commands: Commands) -> None:
@@ -178,10 +184,22 @@ def _plan(options: argparse.Namespace) -> int:
             text=True,
         )
         answer = run_plan.read(file)
-    if answer.refusal is not None:
-        raise UsageError(" ".join(answer.refusal.splitlines()))
+    refusal = answer.refusal or _refusal_of_pytest(done)
+    if refusal is not None:
+        raise UsageError(" ".join(refusal.split()))
     if done.returncode or answer.plan is None:
         print(done.stdout + done.stderr, end="", file=sys.stderr)
         return EXIT_USAGE
     print(run_plan.text(answer.plan), end="")
     return 0
+
+
+def _refusal_of_pytest(done: subprocess.CompletedProcess[str]) -> str | None:
+    """Return the message with which pytest refuses before the suite is loaded."""
+    if done.returncode != EXIT_USAGE:
+        return None
+    by_parser = _PARSER_ERROR.search(done.stderr)
+    if by_parser is not None:
+        return f"{by_parser[1]} (see pytest --help)"
+    by_the_rest = _REFUSAL.match(done.stderr)
+    return None if by_the_rest is None else by_the_rest[1]
