@@ -22,7 +22,7 @@ from sm121.core.redaction import (
 )
 from sm121.evidence import environment
 from sm121.evidence.environment_record import EnvironmentRecord
-from sm121.evidence.host import read_container, read_host
+from sm121.evidence.host import NvmlReading, read_container, read_host
 
 TOKEN = "hf_" + "a1B2" * 8
 
@@ -119,6 +119,34 @@ def test_missing_package_is_null_with_a_reason():
         assert source.sha is not None or f"git_shas.{name}" in record.unknown
     for field in ("cuda_version", "cudnn_version", "driver_version", "gpus"):
         assert getattr(record, field) is not None or field in record.unknown
+
+
+OF_A_SPARK = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build  (dvs)\n"
+    "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2)\n"
+)
+NO_VERSION = "no NVML, and no version of a module in /proc/driver/nvidia/version"
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "reason"),
+    [
+        (OF_A_SPARK, "580.95.05", None),
+        (None, None, "no NVML, and no /proc/driver/nvidia/version"),
+        ("", None, NO_VERSION),
+        ("NVRM: nvgpu\n", None, NO_VERSION),
+    ],
+    ids=["a Spark's", "no file", "an empty file", "a file without a version"],
+)
+def test_the_driver_without_nvml(text, version, reason, monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.host, "read_gpus", lambda: NvmlReading(problem="no NVML"))
+    if text is not None:
+        file = tmp_path / "proc" / "driver" / "nvidia" / "version"
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    record = run_record(root=tmp_path)
+    assert record.driver_version == version
+    assert record.unknown.get("driver_version") == reason
 
 
 def test_record_is_json_and_keeps_the_workload():

@@ -238,5 +238,8 @@ def _cudnn_version(
 def _driver_version(root: Path, unknown: dict[str, str]) -> str | None:
     version = host.read_driver_version(root)
     if version is None:
-        unknown["driver_version"] = "no NVML and no /proc/driver/nvidia/version"
+        problem = "no NVML, and no /proc/driver/nvidia/version"
+        if host.has_driver_file(root):
+            problem = "no NVML, and no version of a module in /proc/driver/nvidia/version"
+        unknown["driver_version"] = problem
     return version

@@ -19,6 +19,7 @@ _IMAGE_ID = "SM121_IMAGE_ID"
 _IMAGE_VARIABLES = data_file.load_key(
     "recorded-variables.toml", "recorded", dict[str, tuple[str, ...]]
 )["image"]
+_DRIVER_FILE = "proc/driver/nvidia/version"
 _DRIVER_VERSION = re.compile(r"Module.*?\s(\d+\.\d+(?:\.\d+)?)\s")
 _OS_NAME = re.compile(r'(?m)^PRETTY_NAME="?([^"\n]+)"?')
 _CPU_MODEL = re.compile(r"(?m)^model name\s*:\s*(.+)$")
@@ -116,7 +117,16 @@ def read_driver_version(root: Path = Path("/")) -> str | None:
     Returns:
         The version; None without the driver.
     """
-    return _search(_DRIVER_VERSION, root / "proc/driver/nvidia/version")
+    return _search(_DRIVER_VERSION, root / _DRIVER_FILE)
+
+
+def has_driver_file(root: Path = Path("/")) -> bool:
+    """Return whether ``/proc`` has the file of NVIDIA's driver.
+
+    Args:
+        root: The folder that has ``proc``.
+    """
+    return (root / _DRIVER_FILE).exists()
 
 
 def read_host(root: Path = Path("/")) -> HostRecord:
