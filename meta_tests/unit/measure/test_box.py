@@ -170,6 +170,42 @@ def test_readings_give_a_state(profile_of, before, after, load_during, state, wh
     assert judgement.state is BoxState[state] and (why or "") in judgement.reason, judgement
 
 
+OTHERS = "end the other work on this machine"
+LIMIT = "end what limits the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
+UNPLUG = "unplug the machine for a minute"
+WAIT = "wait until `sm121 box` says QUALIFIED"
+
+
+@pytest.mark.parametrize(
+    ("fields", "remedy"),
+    [
+        pytest.param({"sm_clock_mhz": 799, "power_w": 19.5}, UNPLUG, id="a stuck clock"),
+        pytest.param(
+            {"sm_clock_mhz": 799, "bandwidth_gb_s": 70.0, "other_load": 0.9},
+            UNPLUG,
+            id="a stuck clock, and others",
+        ),
+        pytest.param({"sm_clock_mhz": 799, "throttled": True}, LIMIT, id="a hot GPU"),
+        pytest.param({"sm_clock_mhz": 1890}, LIMIT, id="a low clock, and NVML says no more"),
+        pytest.param({"power_capped": 0.95}, LIMIT, id="a power cap"),
+        pytest.param({"other_load": 0.9, "bandwidth_spread": 0.4}, OTHERS, id="others"),
+        pytest.param({"gpu_others": [7]}, OTHERS, id="others on the GPU"),
+        pytest.param({"bandwidth_spread": 0.4}, WAIT, id="unsteady, and nobody is seen"),
+        pytest.param({}, None, id="healthy"),
+    ],
+)
+def test_an_unfit_machine_has_one_remedy(fields, remedy):
+    assert box_judgement.judge(GB10, reading(**fields)).remedy == remedy
+
+
+def test_others_during_the_measurements_are_the_remedy():
+    judgement = box_judgement.judge(GB10, reading(), reading(), load_during=0.9)
+    assert judgement.remedy == OTHERS
+    of_cpu = profile.load("cpu-tiny-gpt-oss").box
+    slow = reading(sm_clock_mhz=799, other_load=0.9)
+    assert box_judgement.judge(of_cpu, slow).remedy == OTHERS, "no profile's machine is unplugged"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "refuted"),
     [

@@ -8,7 +8,7 @@ import pytest
 from meta_tests.fakes.headline_runs import ALL, CRASH, ended, passed, rate, run_of
 from meta_tests.whole import terminal_samples
 from sm121.core.verdict import Verdict
-from sm121.report import headline, stored
+from sm121.report import headline, page, stored, summary
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.details import Details, FailureDetail
@@ -32,6 +32,42 @@ def test_there_is_one_action(tmp_path):
     report.details.again = AGAIN
     assert headline.action(report) == headline.Action("run again", AGAIN)
     assert headline.action(report_of(passed(*ALL), tmp_path)) is None
+
+
+UNFIT = {"state": "DEGRADED", "reason": "799 MHz", "remedy": "unplug the machine for a minute"}
+UNDECIDED = Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("metric", "box", "title", "more"),
+    [
+        (rate(51.0, UNDECIDED, rounds=20), UNFIT, f"{UNFIT['remedy']}, then run again", ""),
+        (rate(51.0, UNDECIDED), {**UNFIT, "remedy": None}, "quiet the machine, then run again", ""),
+        (rate(51.0, UNDECIDED, rounds=20), {}, "run again with more rounds", " --rounds 40"),
+        (rate(51.0, UNDECIDED, rounds=20, start_spread=0.01), {}, "run again", ""),
+        (rate(51.0, UNDECIDED, rounds=20, clock="chunks"), {}, "run again", ""),
+        (rate(51.0, Verdict.FAIL, rounds=20), UNFIT, "run again", ""),
+    ],
+    ids=["the box", "an older file", "the noise", "starts differ", "chunks", "a failure"],
+)
+def test_an_inconclusive_run_has_the_action_of_its_cause(metric, box, title, more, tmp_path):
+    test = ended("test_decode", metric.verdict, metrics=["tg32@d0"])
+    run = run_of(test, metrics={"tg32@d0": metric}, box=box)
+    report = report_of(run, tmp_path)
+    action = headline.action(report)
+    command = f"python -m pytest --against trusted{more}"
+    assert action is not None
+    assert (action.kind, action.title, action.text) == ("run again", title, command)
+    page_text = " ".join(page.html(report).split())
+    assert page_text.count(f"<strong>{action.heading}</strong>") == 1
+    assert "Quiet the machine" not in page_text.replace(action.heading, "")
+    assert f"{action.heading}:" in summary.markdown(run, report)
+
+
+def test_without_a_command_the_remedy_of_the_box_stands_alone(tmp_path):
+    run = run_of(ended("test_decode", UNDECIDED), box=UNFIT)
+    action = headline.action(StoredReport(run, tmp_path))
+    assert action == headline.Action("remedy", "unplug the machine for a minute")
 
 
 def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):

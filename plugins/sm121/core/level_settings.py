@@ -385,6 +385,8 @@ class Box(DataTable):
     healthy_gb_s: Band | None = None
     #: The SM clock under load.
     sm_clock_mhz: Sourced | None = None
+    #: What a user does about less than half of that clock, which no limit of power explains.
+    sm_clock_remedy: str | None = None
     #: The least SM clock of a machine whose clock is not capped.
     sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None

@@ -4,6 +4,7 @@ Two readings, before and after the measurements, are compared with a healthy mac
 architecture (the profile's ``[box]``).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from sm121.measure.box import BoxState, Device, Reading
 
 #: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
 _MOSTLY = 0.5
+#: Share of the required SM clock below which no limit of power explains it: 100 W leave a GB10
+#: 1,890 MHz of 2,050, its stuck state 799.
+_STUCK = 0.5
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class Judgement:
     reason: str
     #: Verdicts on timings that do not count. A machine that became faster refutes no PASS.
     refuted: frozenset[verdict.Verdict] = frozenset()
+    #: What a user does first if the machine is DEGRADED.
+    remedy: str | None = None
 
 
 def judge(
@@ -66,11 +72,39 @@ def judge(
             refuted.add(verdict.Verdict.PASS)
         else:
             lines.append("it became faster: what was measured before was on the slower machine")
-        return Judgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted))
+        remedy = _remedy(reference, list(readings.values()), load_during)
+        return Judgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted), remedy)
     for name, reading in readings.items():
         if reading.device is None:
             return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
     return Judgement(BoxState.QUALIFIED, _describe(reference, list(readings.values())))
+
+
+def _remedy(
+    reference: level_settings.Box, readings: Sequence[Reading], load_during: float | None
+) -> str:
+    """Return what to do first about an unfit machine: other defects may follow from that one."""
+    devices = [reading.device for reading in readings if reading.device is not None]
+    clocks = [device.sm_clock_mhz for device in devices if device.sm_clock_mhz is not None]
+    lowest = min(clocks, default=math.inf)
+    required = reference.sm_clock_mhz.value if reference.sm_clock_mhz is not None else 0.0
+    is_throttled = any(device.throttled for device in devices)
+    if reference.sm_clock_remedy and lowest < _STUCK * required and not is_throttled:
+        return reference.sm_clock_remedy
+    loads = [reading.other_load for reading in readings]
+    if load_during is not None:
+        loads = [readings[0].other_load, load_during]
+    if max(loads) > reference.max_other_load or any(reading.gpu_others for reading in readings):
+        return "end the other work on this machine"
+    is_limited = lowest < required or is_throttled
+    if not reference.runs_at_its_power_limit:
+        is_limited = is_limited or any(map(_defects_of_power, devices))
+    if is_limited:
+        return "end what limits the GPU (nvidia-smi -q -d PERFORMANCE,POWER,CLOCK)"
+    least = reference.memory_available_gib
+    if least is not None and min(each.memory_available_gib for each in readings) < least.value:
+        return "free memory (end other servers and containers)"
+    return "wait until `sm121 box` says QUALIFIED"
 
 
 def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:

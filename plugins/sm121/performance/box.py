@@ -270,11 +270,13 @@ class RunBox:
         report = self.harness.file.box
         state_before = report.state
         reason_before = report.reason
+        remedy_before = report.remedy
         refuted = self._report_on(report, self.before)
         if state_before == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
             # It recovered, but was unfit while something was measured.
             report.state = state_before
             report.reason = reason_before
+            report.remedy = remedy_before
         else:
             self.refuted = refuted
 
@@ -283,12 +285,14 @@ class RunBox:
         if self.elsewhere is not None:
             report.state = BoxState.UNKNOWN.value
             report.reason = self.elsewhere
+            report.remedy = None
             return frozenset()
         judgement = box_judgement.judge(
             self.harness.profile.box, before, self.after, load_during=self._load_during
         )
         report.state = judgement.state.value
         report.reason = self.harness.redact(judgement.reason)
+        report.remedy = judgement.remedy
         report.before = before
         report.after = self.after
         report.load_during = self._load_during

@@ -19,7 +19,7 @@ from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run.machine_report import MEMORY_FLOOR
-from sm121.run.verdict_file import AGAINST, BESIDE, TestReport, VerdictFile
+from sm121.run.verdict_file import AGAINST, BESIDE, MetricReport, TestReport, VerdictFile
 
 #: Characters of somebody else's words in the sentence.
 _MOST = 160
@@ -63,6 +63,18 @@ class Action:
     #: With ``run again`` the text can be typed.
     kind: Literal["run again", "remedy", "read"]
     text: str
+    #: The kind in words, where it says more: ``unplug the machine, then run again``.
+    words: str = ""
+
+    @property
+    def title(self) -> str:
+        """The words in front of the text, as on a terminal."""
+        return self.words or self.kind
+
+    @property
+    def heading(self) -> str:
+        """The words in front of the text, as on a page."""
+        return self.title[:1].upper() + self.title[1:]
 
 
 def of(run: VerdictFile) -> Headline:
@@ -118,10 +130,40 @@ def action(report: StoredReport) -> Action | None:
         step = _after_crash(report, report.crashes[decisive])
         if step is not None:
             return step
+    remedy = _remedy_of_the_box(run)
     command = report.details.again or report.details.command
+    if command and remedy:
+        return Action("run again", command, f"{remedy}, then run again")
     if command:
+        rounds = _more_rounds(run)
+        if rounds is not None:
+            return Action("run again", f"{command} --rounds {rounds}", "run again with more rounds")
         return Action("run again", command)
+    if remedy:
+        return Action("remedy", remedy)
     return None
+
+
+def _remedy_of_the_box(run: VerdictFile) -> str:
+    """What makes the machine fit, of a run that its state made INCONCLUSIVE; else empty."""
+    if _is_of_the_box(run):
+        return run.box.remedy or "quiet the machine"  # older files have no remedy
+    return ""
+
+
+def _more_rounds(run: VerdictFile) -> int | None:
+    """Return how many rounds may decide about a rate, if its rounds decided nothing; else None."""
+    bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
+    if run.verdict is not Verdict.INCONCLUSIVE or not bad:
+        return None
+    values = _topic(run, bad).values
+    if "metric" not in values or metric_names.rate(values["which"]) is None:
+        return None
+    metric: MetricReport = values["metric"]
+    # More rounds change neither what starts differ by, nor how tokens are counted.
+    if metric.start_spread is not None or metric.clock == "chunks" or not metric.rounds:
+        return None
+    return 2 * metric.rounds
 
 
 def _after_crash(report: StoredReport, crash: Crash) -> Action | None:
@@ -248,9 +290,11 @@ def _decisive(run: VerdictFile) -> int | None:
 
 
 def _box(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
-    if run.verdict is Verdict.INCONCLUSIVE and run.box.state == BoxState.DEGRADED:
-        return _Topic("box", len(bad))
-    return None
+    return _Topic("box", len(bad)) if _is_of_the_box(run) else None
+
+
+def _is_of_the_box(run: VerdictFile) -> bool:
+    return run.verdict is Verdict.INCONCLUSIVE and run.box.state == BoxState.DEGRADED
 
 
 def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:

@@ -16,6 +16,8 @@ class BoxReport(Record):
 
     state: str = "UNKNOWN"
     reason: str | None = "the box was not measured"
+    remedy: str | None = None
+    """What to do first if it is DEGRADED."""
     before: Reading | None = None
     after: Reading | None = None
     load_during: float | None = None
