@@ -57,3 +57,64 @@ def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, mon
     written.unlink()
     with tarfile.open(other) as archived:
         assert {name.partition("/")[2] for name in archived.getnames()} >= names
+
+
+NOTHING = {"verdict": "NOT_RUN", "reason": "sm121 was asked for, this machine is cpu"}
+
+
+def put(folder: Path, started: str, **fields) -> Path:
+    """A run of that time in a report directory; with ``verdict`` NOT_RUN nothing ran in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = json.loads((report_runs.write("fail", folder) / "verdict.json").read_text())
+    if fields:
+        run |= {"tests": [], "crashes": [], **fields}
+    (folder / "verdict.json").write_text(json.dumps({**run, "started": started}))
+    return folder
+
+
+def bundled(report: Path, tmp_path: Path) -> dict:
+    """The verdict.json in the archive of a report directory."""
+    output = tmp_path / "run.tar.gz"
+    assert main(["bundle", str(report), "--output", str(output)]) == 0
+    with tarfile.open(output) as archived:
+        (name,) = [name for name in archived.getnames() if name.endswith("/verdict.json")]
+        return json.load(archived.extractfile(name))
+
+
+def test_an_archive_is_of_the_newest_run_that_has_answers(tmp_path, capsys):
+    report = tmp_path / "report"
+    put(report / "earlier" / "1", "2026-11-27T10:00:00+00:00")
+    put(report / "earlier" / "2", "2026-11-28T10:00:00+00:00")
+    put(report / "earlier" / "3", "2026-11-29T09:00:00+00:00", **NOTHING)
+    put(report, "2026-11-29T10:00:00+00:00", **NOTHING)
+    assert bundled(report, tmp_path)["started"].startswith("2026-11-28")
+    printed = capsys.readouterr().out
+    assert "the newest run is NOT_RUN, and nothing ran in it" in printed
+    assert f"FAIL of 2026-11-28T10:00:00, in {report}/earlier/2" in printed
+    newest = f"sm121 bundle {report}/verdict.json"
+    assert newest in printed
+    assert bundled(report / "verdict.json", tmp_path)["verdict"] == "NOT_RUN"
+    assert newest not in capsys.readouterr().out
+
+
+def test_after_a_refused_certificate_the_run_before_is_bundled(tmp_path, capsys):
+    """Its report was moved away, and the certificate has none."""
+    report = tmp_path / "report"
+    put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
+    assert bundled(report, tmp_path)["verdict"] == "FAIL"
+    assert "the newest run was refused, and has no report" in capsys.readouterr().out
+
+
+def test_a_run_with_answers_is_bundled_without_a_word(tmp_path, capsys):
+    report = tmp_path / "report"
+    put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
+    put(report / "not-run", "2026-11-29T11:00:00+00:00", **NOTHING)
+    put(report, "2026-11-29T10:00:00+00:00")
+    assert bundled(report, tmp_path)["started"].startswith("2026-11-29T10")
+    assert "newest" not in capsys.readouterr().out
+
+
+def test_without_answers_anywhere_the_newest_run_is_bundled(tmp_path, capsys):
+    report = put(tmp_path / "report", "2026-11-29T10:00:00+00:00", **NOTHING)
+    assert bundled(report, tmp_path)["verdict"] == "NOT_RUN"
+    assert "newest" not in capsys.readouterr().out

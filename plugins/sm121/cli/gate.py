@@ -129,7 +129,13 @@ def _add_bundle(commands: Commands) -> None:
 def _bundle(options: argparse.Namespace) -> None:
     from sm121.report import archive
 
-    written, omitted = archive.write(options.directory, options.output)
+    chosen = archive.choose(options.directory)
+    if not chosen.is_newest:
+        text = templates.rendered(
+            "bundle.txt.j2", templates.one_line, folder=options.directory, chosen=chosen
+        )
+        print(text, end="")
+    written, omitted = archive.write(chosen.directory, options.output)
     print(f"{written}: {written.stat().st_size / (1 << 20):.1f} MiB")
     for name in omitted:
         print(f"  left out: {name}")

@@ -8,10 +8,13 @@ import hashlib
 import shutil
 import tarfile
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core import redaction
+from sm121.core.verdict import Verdict
 from sm121.report import stored
+from sm121.run import directory, stored_run, verdict_file
 from sm121.run.verdict_file import VerdictFile
 
 SUMS = "SHA256SUMS"
@@ -20,15 +23,61 @@ LARGEST = 32 << 20
 #: Suffixes of an engine's output. In the suite's own JSON a key that ends in token is no secret's
 #: name.
 _LOGS = (".log", ".txt")
-_EARLIER = "earlier"
 _MIB = 1 << 20
 
 
-def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
+@dataclass(frozen=True)
+class Choice:
+    """The run that a path means.
+
+    Attributes:
+        directory: Its report directory.
+        run: The run.
+        is_newest: Whether it is the newest in the report directory.
+        newest: The newest run; None if it has no report, as a refused certificate.
+    """
+
+    directory: Path
+    run: VerdictFile
+    is_newest: bool
+    newest: VerdictFile | None
+
+
+def choose(path: Path) -> Choice:
+    """Return the newest run of a report directory that has answers.
+
+    Args:
+        path: The report directory. Its verdict.json means the run of that file, whatever it has.
+
+    Returns:
+        The run; the newest one if no run has answers.
+
+    Raises:
+        UsageError: There is no sound verdict.json.
+    """
+    folder = stored_run.folder_of(path)
+    newest = None
+    if folder != path or (folder / verdict_file.NAME).is_file():
+        newest = stored_run.file_of(folder)
+        if folder != path or _has_answers(newest):
+            return Choice(folder, newest, is_newest=True, newest=newest)
+    for earlier in directory.earlier_reports(folder):
+        run = stored_run.file_of(earlier)
+        if _has_answers(run):
+            return Choice(earlier, run, is_newest=False, newest=newest)
+    return Choice(folder, newest or stored_run.file_of(folder), is_newest=True, newest=newest)
+
+
+def _has_answers(run: VerdictFile) -> bool:
+    is_without = run.verdict is Verdict.NOT_RUN and not run.crashes
+    return not is_without or any(test.executed for test in run.tests)
+
+
+def write(report_dir: Path, output: Path | None = None) -> tuple[Path, list[str]]:
     """Write the archive of a report directory.
 
     Args:
-        directory: The report directory.
+        report_dir: The report directory.
         output: The archive's path; by default sm121-VERDICT-ARCH-STARTED.tar.gz in the current
             folder.
 
@@ -38,7 +87,7 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
     Raises:
         UsageError: There is no sound verdict.json.
     """
-    report = stored.read(directory)
+    report = stored.read(report_dir)
     name = _name(report.run)
     target = output or Path(f"{name}.tar.gz")
     too_large = []
@@ -72,8 +121,9 @@ def _name(run: VerdictFile) -> str:
 
 
 def _is_hidden(inside: str) -> bool:
-    """Whether a path is hidden, or of an earlier run in the same directory."""
-    return inside.startswith((".", f"{_EARLIER}/")) or "/." in inside
+    """Whether a path is hidden, or of another run in the same directory."""
+    others = (f"{directory.EARLIER}/", f"{directory.NOT_RUN}/")
+    return inside.startswith((".", *others)) or "/." in inside
 
 
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

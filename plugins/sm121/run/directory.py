@@ -15,12 +15,13 @@ from sm121.core.verdict import Verdict
 from sm121.run import stored_run, verdict_file
 
 _LOCK = ".lock"
-_EARLIER = "earlier"
+#: The folder of the reports of earlier runs.
+EARLIER = "earlier"
 _REPORT = verdict_file.NAME
 #: The folder of a run that measured nothing, in that of a run that measured.
-_NOT_RUN = "not-run"
+NOT_RUN = "not-run"
 #: Entries that no run moves or removes.
-_KEPT = (_LOCK, _EARLIER, _NOT_RUN)
+_KEPT = (_LOCK, EARLIER, NOT_RUN)
 #: The folder of the parts of a run of several processes.
 WORKERS = "workers"
 #: How long a process waits for another process of its run that prepares the directory.
@@ -78,7 +79,22 @@ def of_a_run_that_measures_nothing(directory: Path) -> Path:
         return directory  # no report, or none that can be read
     if earlier.verdict is Verdict.NOT_RUN:
         return directory
-    return directory / _NOT_RUN
+    return directory / NOT_RUN
+
+
+def earlier_reports(directory: Path) -> list[Path]:
+    """Return the folders of earlier runs in a report directory, the newest first.
+
+    Args:
+        directory: The report directory.
+    """
+    dated = []
+    for folder in (directory / EARLIER).glob("*"):
+        try:
+            dated.append((stored_run.file_of(folder).started, folder))
+        except UsageError:  # no report, or none that can be read
+            continue
+    return [folder for _, folder in sorted(dated, reverse=True)]
 
 
 def restore(directory: Path, earlier: Path | None) -> None:
@@ -179,11 +195,11 @@ def _move_earlier(directory: Path) -> Path | None:
         dated = directory
     written = datetime.datetime.fromtimestamp(dated.stat().st_mtime)
     stamp = written.strftime("%Y%m%d-%H%M%S")
-    earlier = directory / _EARLIER / stamp
+    earlier = directory / EARLIER / stamp
     number = 1
     while earlier.exists():
         number += 1
-        earlier = directory / _EARLIER / f"{stamp}-{number}"
+        earlier = directory / EARLIER / f"{stamp}-{number}"
     earlier.mkdir(parents=True)
     for entry in entries:
         entry.rename(earlier / entry.name)
