@@ -47,8 +47,8 @@ endif
 # The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how four run at once.
 MEASURING = $(shell grep -rlE 'pytest.mark.alone\b' meta_tests --include='test_*.py')
 
-# The tests that measure no time. Many of them wait for a server, so lint and four workers share two cores.
-WORKERS ?= 4
+# The tests that measure no time. Many of them wait for a server, so lint and five workers share two cores.
+WORKERS ?= 5
 beside:
 	$(PY) -m pytest meta_tests -m 'not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 

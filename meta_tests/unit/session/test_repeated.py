@@ -163,12 +163,17 @@ def loop_against(server, folder: Path, *words: str, **settings) -> subprocess.Po
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--bogus"], "unrecognized arguments: --bogus"),
-        (["tests/no_such_file.py"], "file or directory not found: tests/no_such_file.py"),
-        (["-k", "nosuchtest"], "NOT_RUN: "),
+        pytest.param(
+            ["--bogus"], "unrecognized arguments: --bogus",
+            marks=pytest.mark.slow("status 4, as an unknown file has"), id="an unknown option",
+        ),
+        pytest.param(
+            ["tests/no_such_file.py"], "file or directory not found: tests/no_such_file.py",
+            id="an unknown file",
+        ),
+        pytest.param(["-k", "nosuchtest"], "NOT_RUN: ", id="no test of this name"),
     ],
-    ids=["an unknown option", "an unknown file", "no test of this name"],
-)
+)  # fmt: skip
 def test_a_first_run_that_is_refused_ends_the_command_with_one_line(
     fault_server, tmp_path, words, message
 ):
