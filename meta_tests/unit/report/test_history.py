@@ -231,6 +231,7 @@ def test_results_of_others_are_rows(base, tmp_path, capsys):
         ("missing", None),
         ("verdict.json", '{"schema_version": 99}'),
         ("verdict.json", "not json"),
+        pytest.param("verdict.json", '{"schema_version": 1, "tests": 5}', id="tests-no-list"),
         ("a.json", '{"benchmarks": 3, "max_concurrency": 1}'),
         ("a.json", "NESTED"),
         ("a.json", '[{"avg_ts": 1, "n_prompt": 1e999, "n_gen": 0}]'),

@@ -464,8 +464,10 @@ def parse(raw: Any) -> VerdictFile:
     """
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise ValueError("it has no schema_version")
-    if raw["schema_version"] == 1:  # it has the text of a failure, and no facts
-        for test in raw.get("tests") or ():
+    tests = raw.get("tests")
+    # The first version has the text of a failure, and no facts.
+    if raw["schema_version"] == 1 and isinstance(tests, list):
+        for test in tests:
             if isinstance(test, dict) and test.get("said"):
                 test["unmet"] = [{"required": "", "observed": test["said"]}]
     file = lenient.validate(VerdictFile, raw)
