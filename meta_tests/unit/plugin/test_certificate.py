@@ -16,6 +16,7 @@ from meta_tests.fakes.whole_run import CPU
 from sm121.core import data_file, errors, own_tests
 from sm121.plugin import certificate
 from sm121.plugin.given import Given, fingerprinted, given
+from sm121.report import run_plan
 from sm121.session import certified_run, own_options
 from sm121.session.settings import Settings
 
@@ -185,14 +186,27 @@ def test_where_the_server_is_and_how_it_is_shown_are_accepted(certified, words):
             {"PYTHONOPTIMIZE": "1"},
             {"PYTHONWARNINGS": "error"},
             {"SM121_LOCKS": "/another/folder"},
+            {run_plan.VARIABLE: "verdict.json"},
         )
     ],
 )
 def test_a_variable_of_the_caller_does_not_reach_the_run(variables):
     allowed = {"PATH": os.environ["PATH"], "HF_HOME": "/models", "SM121_API_KEY": "k"}
-    reached = certified_run.environment({**allowed, **variables})
+    reached = certified_run.environment({**allowed, **variables}, ["--arch", "cpu"])
     assert reached == {**allowed, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    assert certified_run.environment(reached) == reached
+    assert certified_run.environment(reached, ["--arch", "cpu"]) == reached
+
+
+def test_only_a_run_that_collects_writes_the_file_of_a_plan(tmp_path):
+    """A certificate that is given, or refused, leaves the file alone that the variable names."""
+    file = tmp_path / "plan.json"
+    variables = {run_plan.VARIABLE: str(file)}
+    refused = ("--arch", "cpu", "-k", "health")
+    stderr = ended(tmp_path, "-m", "sm121", "certify", *refused, **variables)
+    (line,) = [row for row in stderr.splitlines() if "runs without these variables" in row]
+    assert run_plan.VARIABLE in line and not file.exists()
+    ended(tmp_path, "-m", "sm121", "certify", "--collect-only", *refused, **variables)
+    assert "--certify with -k health" in (run_plan.read(file).refusal or "")
 
 
 def test_the_run_is_built(tmp_path):

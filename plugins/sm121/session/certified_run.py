@@ -16,11 +16,14 @@ from sm121.core import data_file, errors, own_tests
 from sm121.session import fingerprinting
 
 OPTION = "--certify"
+_COLLECTS = "--collect-only"
 
 
 class _Variables(data_file.DataTable):
     names: frozenset[str]
     prefixes: tuple[str, ...]
+    #: Of a run that only collects its tests.
+    collecting: frozenset[str]
 
 
 def command(given: Sequence[str]) -> list[str]:
@@ -33,14 +36,17 @@ def command(given: Sequence[str]) -> list[str]:
     return [sys.executable, "-P", "-m", "pytest", *own_tests.certified_words(), OPTION, *words]
 
 
-def environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str], given: Sequence[str]) -> dict[str, str]:
     """Return the variables of a certified run: the allow list, and no plugin by entry point.
 
     Args:
         variables: The variables of the caller.
+        given: The caller's own arguments of pytest.
     """
     listed = data_file.load("certified-variables.toml", _Variables)
     names = listed.names | ({*fingerprinting.location_variables()} - {"PYTHONPATH"})
+    if _COLLECTS in given:
+        names |= listed.collecting
     allowed = {}
     for name, value in variables.items():
         if name in names or name.startswith(listed.prefixes):
@@ -52,11 +58,14 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def is_this_process() -> bool:
     """Whether `start` began this process. Only then it may certify."""
     words = sys.orig_argv
-    if own_tests.PLUGIN not in words or words != command(own_tests.given(words)):
+    if own_tests.PLUGIN not in words:
+        return False
+    given = own_tests.given(words)
+    if words != command(given):
         return False
     rows = Path("/proc/self/environ").read_bytes().split(b"\0")
     began = dict(os.fsdecode(row).split("=", 1) for row in rows if b"=" in row)
-    return began == environment(began)
+    return began == environment(began, given)
 
 
 def start(given: Sequence[str]) -> NoReturn:
@@ -73,7 +82,7 @@ def start(given: Sequence[str]) -> NoReturn:
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "
             "table engine.environment of a profile of your own (--profile)"
         )
-    variables = environment(os.environ)
+    variables = environment(os.environ, given)
     removed = sorted({*os.environ} - {*variables})
     if removed:
         sys.stderr.write(f"{OPTION} runs without these variables: {', '.join(removed)}\n")
