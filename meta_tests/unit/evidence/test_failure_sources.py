@@ -109,6 +109,18 @@ def row(identity: str, kind: str, advice: str, *lines: str) -> object:
             "ValueError: indexer_kv_dtype='mxfp4' requires Blackwell datacenter GPUs (sm_10x)",
         ),
         row(
+            "another GPU with an article",
+            "no_kernel",
+            "--attention-backend",
+            "RuntimeError: this attention requires an SM90 GPU",
+        ),
+        row(
+            "another GPU by its compute capability",
+            "no_kernel",
+            "--attention-backend",
+            "NotImplementedError: this kernel requires a sm_100 device",
+        ),
+        row(
             "TRT-LLM-gen's products",
             "no_kernel",
             "12.1a",
@@ -229,17 +241,59 @@ def test_the_words_of_a_source_have_their_kind_and_advice(kind, advice, lines) -
 @pytest.mark.parametrize(
     "line",
     [
-        "(APIServer pid=3) ERROR 11-20 10:19:39 [serving.py:9] Tool call failed with error: "
-        "invalid argument",
-        "(EngineCore_DP0 pid=9) WARNING 11-20 10:19:39 [a.py:1] SM120 FMHA requires "
-        "nvidia-cutlass-dsl>=4.7.0; found 4.4.1",
-        "[Autotuner]: Skipping tactic: Unsupported tile shape config 128128 for MoE gemm.",
-        "[Autotuner]: Skipping tactic: FP4 gemm kernel is not compiled with support for this "
-        "Architecture.",
-        "(EngineCore_DP0 pid=9) WARNING 11-20 10:19:39 [cubin_loader.py:158] Downloading "
-        "https://mirror.example/checksums.txt: attempt 1 failed: timed out",
+        pytest.param(
+            "(APIServer pid=3) ERROR 11-20 10:19:39 [serving.py:9] Tool call failed with error: "
+            "invalid argument",
+            id="a tool's",
+        ),
+        pytest.param(
+            "(APIServer pid=3) ERROR 11-20 10:19:39 [serving.py:9] Tool get_weather failed with "
+            "error: invalid value",
+            id="a tool's with a name",
+        ),
+        pytest.param(
+            "(EngineCore_DP0 pid=9) WARNING 11-20 10:19:39 [a.py:1] SM120 FMHA requires "
+            "nvidia-cutlass-dsl>=4.7.0; found 4.4.1",
+            id="an older package",
+        ),
+        pytest.param(
+            "vllm 0.32.0 requires torch==2.13.0, but you have torch 2.14.0 which is incompatible.",
+            id="pip's at the start of a container",
+        ),
+        pytest.param(
+            "[Autotuner]: Skipping tactic: Unsupported tile shape config 128128 for MoE gemm.",
+            id="tuning by tile",
+        ),
+        pytest.param(
+            "[Autotuner]: Skipping tactic: FP4 gemm kernel is not compiled with support for this "
+            "Architecture.",
+            id="tuning by build",
+        ),
+        pytest.param(
+            "E1120 10:19:39 select_algorithm.py:2] Exception "
+            "triton.compiler.errors.CompilationError for benchmark choice TritonTemplateCaller",
+            id="tuning by torch",
+        ),
+        pytest.param(
+            "/opt/torch/nn/modules/conv.py:456: UserWarning: Plan failed with a cudnnException: "
+            "cudnnFinalizeDescriptor Failed cudnn_status: CUDNN_STATUS_NOT_SUPPORTED (Triggered "
+            "internally at ../aten/src/ATen/native/cudnn/Conv_v8.cpp:919.)",
+            id="a plan that torch leaves out",
+        ),
+        pytest.param(
+            "W1120 10:19:39.000000 123 torch/x.py:1] cuDNN error: CUDNN_STATUS_BAD_PARAM",
+            id="a warning of torch's logger",
+        ),
+        pytest.param(
+            "(EngineCore_DP0 pid=9) INFO 11-20 10:19:39 [a.py:1] worker 7 died due to signal 9",
+            id="a process that compiles nothing",
+        ),
+        pytest.param(
+            "(EngineCore_DP0 pid=9) WARNING 11-20 10:19:39 [cubin_loader.py:158] Downloading "
+            "https://mirror.example/checksums.txt: attempt 1 failed: timed out",
+            id="a second attempt",
+        ),
     ],
-    ids=["a tool's", "an older package", "tuning by tile", "tuning by build", "a second attempt"],
 )
 def test_a_line_of_the_same_words_is_no_failure_of_a_kernel(line) -> None:
     assert read_lines([line]).failure in (None, "unknown")
