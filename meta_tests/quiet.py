@@ -1,7 +1,8 @@
 """Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a
 second. Four of them run beside each other in workers of xdist, because most wait for a slow server.
 A test that failed while others used the machine, or beside another test, is run again by itself; a
-failure by itself on a quiet machine stands."""
+failure by itself on a quiet machine stands. The summary names each test that was run again, with
+its first failure: a check that fails one time in three is seen there, although the run is green."""
 
 import fcntl
 import os
@@ -25,6 +26,8 @@ WAIT_S = 45.0
 OTHERS = 0.1
 #: Runs of a test, at most. Its own timeout holds for all of them.
 ATTEMPTS = 3
+#: Property of a report: that its test was run again, and why, in words.
+RUN_AGAIN = "run_again"
 #: Workers share it while they run a test, and one of them has it for a test by itself.
 LOCK = ROOT / ".cache" / "alone.lock"
 
@@ -49,20 +52,34 @@ class Attempt:
         undisturbed = self.by_itself and self.others <= OTHERS
         return undisturbed or not any(report.failed for report in self.reports)
 
+    @property
+    def failure(self) -> str:
+        """What failed and beside whom, in one line; empty if nothing failed."""
+        for report in self.reports:
+            if report.failed:
+                lines = report.longreprtext.strip().splitlines()
+                errors = [line for line in lines if line.startswith("E ")] or lines[-1:]
+                beside = f"others took {self.others:.0%} of the CPU"
+                if not self.by_itself:
+                    beside += ", beside other tests"
+                return f"{' '.join(errors)[:200]} ({beside})"
+        return ""
 
-def first_that_stands(run: Callable[[bool], Attempt], attempts: int = ATTEMPTS) -> Attempt:
+
+def until_one_stands(run: Callable[[bool], Attempt], most: int = ATTEMPTS) -> list[Attempt]:
     """Run until an attempt stands; the last one stands in any case.
 
     Args:
         run: Runs the test once; its argument says whether by itself, as from the second time on.
-        attempts: Runs, at most.
+        most: Runs, at most.
+
+    Returns:
+        The attempts, the one that stands last.
     """
-    attempt = run(False)
-    for _ in range(attempts - 1):
-        if attempt.stands:
-            break
-        attempt = run(True)
-    return attempt
+    attempts = [run(False)]
+    while not attempts[-1].stands and len(attempts) < most:
+        attempts.append(run(True))
+    return attempts
 
 
 @contextmanager
@@ -118,8 +135,26 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     occupies = bool(marker.kwargs.get("occupies_the_cpu"))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    attempt = first_that_stands(lambda again: _run(item, nextitem, again or occupies))
-    for report in attempt.reports:
+    attempts = until_one_stands(lambda again: _run(item, nextitem, again or occupies))
+    reports = attempts[-1].reports
+    if len(attempts) > 1:
+        words = f"run {len(attempts)} times; at first: {attempts[0].failure}"
+        reports[0].user_properties.append((RUN_AGAIN, words))
+    for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
+    """Name the tests that were run again."""
+    lines = []
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, words in getattr(report, "user_properties", ()):
+                if name == RUN_AGAIN:
+                    lines.append(f"{report.nodeid}: {words}")
+    if lines:
+        terminalreporter.section(f"{len(lines)} tests that measure time were run again")
+    for line in sorted(lines):
+        terminalreporter.line(line)

@@ -1,5 +1,6 @@
 """When tests that measure time wait, and when one is run again."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -45,10 +46,10 @@ def test_only_a_failure_beside_others_is_run_again(attempts, runs, outcome):
         asked.append(by_itself)
         return next(waiting)
 
-    last = quiet.first_that_stands(run)
+    ran = quiet.until_one_stands(run)
     assert asked == [False] + [True] * (runs - 1)
-    assert last is made[runs - 1] and next(waiting, None) is None
-    assert last.reports[0].failed == (outcome == "failed")
+    assert ran == made and next(waiting, None) is None
+    assert ran[-1].reports[0].failed == (outcome == "failed")
 
 
 @pytest.mark.parametrize(
@@ -71,10 +72,12 @@ def test_a_test_waits_for_a_quiet_second_and_not_for_ever(loads, looks):
 
 
 def test_a_whole_test_is_set_up_again(tmp_path):
-    """With its fixtures; what is reported is the last run."""
+    """With its fixtures; what is reported is the last run, and that there was another."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: it measures time\n")
     (tmp_path / "conftest.py").write_text(
-        "from meta_tests import quiet\nfrom meta_tests.quiet import pytest_runtest_protocol\n"
+        "from pathlib import Path\nfrom meta_tests import quiet\n"
+        "from meta_tests.quiet import pytest_runtest_protocol, pytest_terminal_summary\n"
+        "quiet.LOCK = Path(__file__).with_name('lock')\n"
         "quiet.OTHERS, quiet.WAIT_S, quiet.WATCHED_S = -1.0, 0.0, 0.0\n"  # never a quiet second
     )
     (tmp_path / "test_it.py").write_text(
@@ -84,11 +87,14 @@ def test_a_whole_test_is_set_up_again(tmp_path):
         "def test_another():\n    assert len(runs) == 2\n"
     )
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+    for words in ([], ["-n", "1"]):
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+        assert "1 tests that measure time were run again" in done.stdout, done.stdout
+        assert re.search(r"test_it: run 2 times; at first: E .*assert 1 == 2", done.stdout)
 
 
 @pytest.mark.parametrize(
