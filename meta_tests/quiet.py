@@ -62,7 +62,8 @@ class Attempt:
                 beside = f"others took {self.others:.0%} of the CPU"
                 if not self.by_itself:
                     beside += ", beside other tests"
-                return f"{' '.join(errors)[:200]} ({beside})"
+                words = " ".join(" ".join(errors).split())
+                return f"{words[:200]} ({beside})"
         return ""
 
 
