@@ -64,6 +64,19 @@ def test_an_inconclusive_run_has_the_action_of_its_cause(metric, box, title, mor
     assert f"{action.heading}:" in summary.markdown(run, report)
 
 
+def test_a_certificate_is_not_run_again_with_an_option_that_it_refuses(tmp_path):
+    metric = rate(51.0, UNDECIDED, rounds=20)
+    test = ended("test_decode", UNDECIDED, metrics=["tg32@d0"])
+    run = run_of(test, metrics={"tg32@d0": metric}, certificate_levels=["performance"])
+    report = report_of(run, tmp_path)
+    report.details.command = "python -m pytest --certify"
+    whole = headline.Action("run again", "python -m pytest --certify")
+    assert headline.action(report) == whole, "--certify with --rounds is refused"
+    report.details.again = AGAIN  # names the test, without --certify
+    named = headline.Action("run again", f"{AGAIN} --rounds 40", "run again with more rounds")
+    assert headline.action(report) == named
+
+
 def test_without_a_command_the_remedy_of_the_box_stands_alone(tmp_path):
     run = run_of(ended("test_decode", UNDECIDED), box=UNFIT)
     action = headline.action(StoredReport(run, tmp_path))

@@ -136,6 +136,8 @@ def action(report: StoredReport) -> Action | None:
         return Action("run again", command, f"{remedy}, then run again")
     if command:
         rounds = _more_rounds(run)
+        if run.certificate_levels is not None and command == report.details.command:
+            rounds = None  # --certify refuses --rounds
         if rounds is not None:
             return Action("run again", f"{command} --rounds {rounds}", "run again with more rounds")
         return Action("run again", command)
