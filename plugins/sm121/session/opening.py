@@ -186,7 +186,8 @@ def _look_at_engine(
             report.version = installed.version
             report.identity = installed.identity
         else:
-            report.name = attached.engine
+            report.name = attached.reader or attached.engine
+            report.version = attached.version
             report.managed = False
             report.model = attached.endpoint.served_name
             chosen = targets.judging_attached(settings, chosen, attached)

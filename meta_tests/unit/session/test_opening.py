@@ -1,0 +1,40 @@
+"""What is known of an engine when a run is opened, and its first screen."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.core import profile
+from sm121.core.server import Endpoint, Server
+from sm121.plugin import terminal
+from sm121.run.record import Target
+from sm121.run.verdict_file import VerdictFile
+from sm121.session import opening
+from sm121.session.settings import Settings
+
+URL = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("reader", "version", "says"),
+    [
+        ("vllm", "0.32.0", "engine: vllm 0.32.0, attached, model gpt-oss"),
+        ("sglang", None, "engine: sglang, attached, model gpt-oss"),
+        (None, None, "engine: openai-compatible, attached, model gpt-oss"),
+    ],
+    ids=["vLLM", "an engine without /version", "an unknown engine"],
+)
+def test_the_first_screen_has_the_version_of_an_attached_server(reader, version, says, monkeypatch):
+    server = Server(
+        Endpoint(URL, "", "gpt-oss"), False, "openai-compatible", version, None, None, None,
+        reader=reader,
+    )  # fmt: skip
+    monkeypatch.setattr(opening.targets, "attached_server", lambda *_: server)
+    cpu = profile.load("cpu-tiny-gpt-oss")
+    settings = Settings(profile=cpu, base_url=URL)
+    target, _, engine = opening._look_at_engine(settings, Target("cpu", cpu, None))
+    assert (engine.version, engine.managed) == (version, False)
+    run = VerdictFile(
+        arch=target.arch, profile=cpu.name, started="2026-11-29T10:00:00+00:00", engine=engine
+    )
+    assert terminal.target(SimpleNamespace(file=run))[1] == says
