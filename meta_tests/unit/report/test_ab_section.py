@@ -6,6 +6,7 @@ import re
 
 from meta_tests.fakes import ab_runs, report_runs
 from sm121.core.verdict import Verdict
+from sm121.regression.ab import FILE
 from sm121.regression.change import Change
 from sm121.report import forest, page, stored
 
@@ -52,6 +53,38 @@ def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
     assert "[-10.2, -9.1]</span>" in section and "server-B.log" in section
     alone = stored.read(report_runs.write("pass", tmp_path / "pass"))
     assert '<section id="ab"' not in page.html(alone)
+
+
+PRICE = {
+    "metric": "price_kl", "unit": "nats", "higher_is_better": False, "a": 0.01, "b": 0.03,
+    "allowed": 0.005, "verdict": "FAIL", "difference": 0.02,
+}  # fmt: skip
+SAID = "0.03 nats against 0.01, 0.02 more; 0.005 allowed"
+
+
+def test_an_older_file_keeps_its_words(tmp_path):
+    """Until 28 November 2026 they were ``text``, with the name of the metric in front."""
+    folder = ab_runs.ab(tmp_path / "ab")
+    file = folder / FILE
+    record = json.loads(file.read_text())
+    sections = []
+    for words in ({"words": SAID}, {"text": f"price_kl: {SAID}"}):
+        file.write_text(json.dumps({**record, "outcomes": [{**PRICE, **words}]}))
+        report = stored.read(folder)
+        assert report.ab is not None, report.run.remarks
+        assert report.ab.file.outcomes[0].words == SAID
+        sections.append(section_of(folder))
+    assert sections[0] == sections[1]
+    assert f"B is worse than A in 1 of 1 metrics: price_kl: {SAID}" in sections[0]
+
+
+def test_a_file_that_cannot_be_read_is_one_remark(tmp_path):
+    folder = ab_runs.ab(tmp_path / "ab")
+    (folder / FILE).write_text(json.dumps({"sides": ["", ""], "outcomes": [{"text": "x"}]}))
+    report = stored.read(folder)
+    assert report.ab is None
+    (remark,) = [each for each in report.run.remarks if each.startswith(FILE)]
+    assert remark.startswith(f"{FILE} cannot be read: ") and "\n" not in remark
 
 
 def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from sm121.core.address import root_of
 from sm121.core.data_file import Record
@@ -200,6 +200,21 @@ class AbFile(Record):
     """Why the comparison does not count; null if it does."""
     visits: list[Visit] = Field(default_factory=list)
     outcomes: list[Change] = Field(default_factory=list)
+
+    @field_validator("outcomes", mode="before")
+    @classmethod
+    def _name_words(cls, outcomes: Any) -> Any:
+        """Read files until 28 November 2026: ``text`` was the name of the metric and ``words``."""
+        if not isinstance(outcomes, list):
+            return outcomes
+        renamed = []
+        for outcome in outcomes:
+            if isinstance(outcome, dict) and isinstance(outcome.get("text"), str):
+                outcome = dict(outcome)
+                text = outcome.pop("text")
+                outcome.setdefault("words", text.removeprefix(f"{outcome.get('metric')}: "))
+            renamed.append(outcome)
+        return renamed
 
     def path(self, side: str) -> dict[str, Any]:
         """Return the kernel path of the last start of a side that has one; empty if none has.
