@@ -122,16 +122,35 @@ def test_what_only_shows_something_has_no_verdict(project, option):
     assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout + done.stderr
 
 
-def test_a_wrong_name_and_an_option_of_theirs_are_one_line(project):
+def test_a_wrong_name_is_one_line(project):
     done = run(project, "--arch", "sm12")
     assert done.returncode == 4 and "--arch sm12: expected one of cpu, sm80" in done.stderr
-    (project / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
-    )
+
+
+THEIRS = "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
+
+
+@pytest.mark.parametrize("folder", [".", "below"], ids=["at the root", "in a folder below"])
+def test_an_option_of_theirs_is_one_line_with_its_file(project, folder):
+    (project / folder).mkdir(exist_ok=True)
+    (project / folder / "conftest.py").write_text(THEIRS)
+    (project / folder / "test_theirs.py").write_text("def test_theirs(): pass\n")
     done = run(project)
     (line,) = done.stderr.strip().splitlines()
-    assert done.returncode == 4 and line.startswith("ERROR: --arch: a conftest.py adds"), line
+    expected = f"ERROR: {Path(folder) / 'conftest.py'}: expected an option of another name"
+    assert done.returncode == 4 and line.startswith(expected), line
+    assert "Traceback" not in done.stdout and "ValueError" not in done.stdout, done.stdout
     assert run(project, "-p", "no:pytest_gpu_arch").returncode == 1, "theirs is left"
+
+
+def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project):
+    (project / "below").mkdir()
+    (project / "below" / "conftest.py").write_text(THEIRS)
+    (project / "below" / "test_theirs.py").write_text("def test_theirs(): pass\n")
+    done = run(project, "-n", "1")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "below/conftest.py: expected an option of another name" in done.stdout
+    assert "ValueError" not in done.stdout, done.stdout
 
 
 def test_the_suite_in_the_same_run_leaves_the_skip_and_decides_the_status(project):

@@ -17,13 +17,28 @@ def pytest_load_initial_conftests() -> Generator[None, object, object]:
     """Say in one line that a conftest.py has an option of the same name."""
     try:
         return (yield)
-    except ValueError as error:  # of argparse
-        if "'--arch'" not in str(error):
+    except ValueError as error:
+        line = options.of_a_conftest(error)
+        if line is None:
             raise
-        raise pytest.UsageError(
-            "--arch: a conftest.py adds an option of this name, too. -p no:pytest_gpu_arch leaves "
-            "out the plugin that has it"
-        ) from error
+        raise pytest.UsageError(line) from error
+
+
+def pytest_exception_interact(
+    node: pytest.Collector | pytest.Item,
+    call: pytest.CallInfo[object],
+    report: pytest.CollectReport | pytest.TestReport,
+) -> None:
+    """Say the same of a conftest.py in a folder below, which pytest loads when it collects."""
+    if not isinstance(report, pytest.CollectReport) or call.excinfo is None:
+        return
+    line = options.of_a_conftest(call.excinfo.value)
+    if line is None:
+        return
+    if hasattr(node.config, "workerinput"):  # xdist shows its error, and no refusal
+        report.longrepr = line
+        return
+    raise pytest.UsageError(line) from call.excinfo.value
 
 
 def pytest_configure(config: pytest.Config) -> None:
