@@ -102,8 +102,9 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:
     """Return the settings of a run with its report directory.
 
-    If nothing can run and the command line names no report directory, the report of the run before
-    stays where it is, and this one's goes beside it.
+    A run of which nothing can run leaves the report of a run that measured where it is, and writes
+    its own to ``not-run/`` in that directory. A certificate, a run of several processes and
+    ``--report-dir`` on the command line keep the directory: the report before is moved.
     """
     words = [str(word).partition("=")[0] for word in config.invocation_params.args]
     if chosen.obstacle is None or settings.certify or "--report-dir" in words:
