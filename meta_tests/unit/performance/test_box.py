@@ -235,6 +235,7 @@ def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_see
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of())
     mine.read_before()
     assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason
+    assert file.box.remedy == "end the other work on this machine"
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -256,6 +257,7 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
     mine.read_at_the_end()
     assert file.box.state == ("DEGRADED" if slow else "QUALIFIED"), "it was, while it measured"
+    assert (file.box.remedy is not None) is slow
     mine.doubt()
     assert not mine.unread
 
