@@ -16,7 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from meta_tests.folders import ROOT
-from sm121.measure.cpu_use import CpuUse
+from sm121.machine.cpu_use import CpuUse
 
 #: How long the machine is watched before a test, in seconds.
 WATCHED_S = 1.0

@@ -1,7 +1,7 @@
 """Readings of a box: a healthy GB10, and what is changed of it."""
 
 from sm121.core import profile
-from sm121.measure.box import Device, Reading
+from sm121.machine.box import Device, Reading
 
 GB10 = profile.load("sm121-gpt-oss-120b").box
 DEVICE = Device(

@@ -16,10 +16,10 @@ from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.evidence.crash_bundle import BundleIndex
+from sm121.machine.timeline import Sample
 from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
-from sm121.measure.timeline import Sample
 from sm121.regression import metric_levels
 from sm121.run import details, machine_report, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail

@@ -25,7 +25,7 @@ from meta_tests.fakes import sample_bundle
 from meta_tests.faults import catalogue_rows
 from meta_tests.folders import DATA, FAKES, ROOT
 from sm121.engines.process_tree import marked
-from sm121.measure import machine_lock
+from sm121.machine import machine_lock
 
 MARK = "SM121_META_TEST"
 LEVEL = "tests/test_stress.py"

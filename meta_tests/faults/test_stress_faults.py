@@ -4,7 +4,7 @@ import pytest
 
 from meta_tests.faults import stress_faults
 from meta_tests.faults.stress_faults import segments
-from sm121.measure import machine_lock
+from sm121.machine import machine_lock
 
 SAMPLE = ("pytest-killed",)  # test_level.py shows wrong answers in less time
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 
 from sm121.core import builds, profile
 from sm121.core.profile import Profile
-from sm121.measure import roofline
-from sm121.measure.roofline import Ceiling, Traffic
+from sm121.machine import roofline
+from sm121.machine.roofline import Ceiling, Traffic
 from sm121.report import references
 from tools.choices import data
 from tools.reference.markdown import MADE_BY, cell, table

@@ -11,7 +11,7 @@ from meta_tests.faults.stress_faults import profile_text
 from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
 from sm121.core.verdict import worst
-from sm121.measure import timeline
+from sm121.machine import timeline
 from sm121.stress import aftermath, memory
 
 from . import Case, Kit, Outcome

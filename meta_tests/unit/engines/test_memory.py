@@ -16,7 +16,7 @@ from sm121.engines.endings import StopReport
 from sm121.engines.managed import ManagedServer
 from sm121.engines.memory import DeviceUse, Memory, Returned
 from sm121.engines.server_memory import ServerMemory, ServerMemoryReader
-from sm121.measure.timeline import ServerDeviceMemory
+from sm121.machine.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
 from sm121.run.verdict_file import TestReport

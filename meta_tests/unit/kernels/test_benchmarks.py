@@ -23,7 +23,7 @@ from sm121.kernels.protocol import Operation
 from sm121.kernels.serving import Choice
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.kernels.under_test import Kernels
-from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.machine.stream_bandwidth import Bandwidth
 from sm121.regression import trend
 from sm121.regression.measured import MeasuredHistory
 from sm121.run.engine_report import EngineReport

@@ -14,8 +14,8 @@ from meta_tests.fakes.box_readings import reading
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server
 from sm121.engines.attached_processes import AttachedProcesses
-from sm121.measure import box, cpu_use
-from sm121.measure.cpu_use import CpuUse
+from sm121.machine import box, cpu_use
+from sm121.machine.cpu_use import CpuUse
 from sm121.performance.box import RunBox
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile

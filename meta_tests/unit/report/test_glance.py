@@ -10,7 +10,7 @@ import pytest
 from meta_tests.folders import DATA
 from sm121 import cli
 from sm121.core.level_settings import Box
-from sm121.measure import box, box_judgement
+from sm121.machine import box, box_judgement
 from sm121.report import glance
 
 GB10 = DATA / "gb10"

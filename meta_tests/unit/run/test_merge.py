@@ -12,7 +12,7 @@ from sm121.core.verdict import Verdict, worst
 from sm121.engines.pool import StartReport
 from sm121.evidence import environment_record
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure.box import Reading
+from sm121.machine.box import Reading
 from sm121.report import merging
 from sm121.run import merge, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint

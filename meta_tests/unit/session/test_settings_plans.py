@@ -12,8 +12,8 @@ from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import architecture, data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Profile
-from sm121.measure import machine
-from sm121.measure.box import Device, Reading
+from sm121.machine import this_machine
+from sm121.machine.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
@@ -162,7 +162,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
 
 def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
     """The verdict of a finished run of this machine, unless something else is asked."""
-    fingerprint = Fingerprint(**{"machine": machine.identity(), **changes})
+    fingerprint = Fingerprint(**{"machine": this_machine.identity(), **changes})
     engine = EngineReport(name="vllm", managed=True, model="m")
     whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
     file = VerdictFile(arch=arch, engine=engine, fingerprint=fingerprint, **whole)

@@ -16,7 +16,8 @@ from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Basis, Cause
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.measure import growth, timeline
+from sm121.machine import timeline
+from sm121.measure import growth
 from sm121.stress import checks, memory, shapes, soak
 
 EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")

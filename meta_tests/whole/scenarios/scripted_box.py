@@ -4,7 +4,7 @@ SM121_META_SLOW_IN to the beginning of the next test, and healthy else."""
 import json
 import os
 
-from sm121.measure import box
+from sm121.machine import box
 
 _SLOW_IN = json.loads(os.environ["SM121_META_SLOW_IN"])
 _HEALTHY = box.Device(

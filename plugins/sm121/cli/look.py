@@ -239,7 +239,7 @@ def _add_box(commands: Commands) -> None:
 
 def _box(options: argparse.Namespace) -> int:
     from sm121.core import architecture
-    from sm121.measure import box, box_judgement
+    from sm121.machine import box, box_judgement
 
     if options.device_only:
         print(box.measure(options.device_only).model_dump_json())

@@ -137,7 +137,7 @@ def _add_golden(commands: Commands) -> None:
 
 def _golden(options: argparse.Namespace) -> None:
     from sm121.answers import oracle_file, oracle_making
-    from sm121.measure import machine
+    from sm121.machine import this_machine
     from sm121.oracles.formats import Rounding
 
     rounding = Rounding.parse(options.rounding)
@@ -150,7 +150,7 @@ def _golden(options: argparse.Namespace) -> None:
 
     def show_progress(done: int, total: int) -> None:
         nonlocal peak
-        peak = max(peak, machine.own_memory_gib())
+        peak = max(peak, this_machine.own_memory_gib())
         filled = "#" * (_BAR * done // total)
         end = "\r" if sys.stderr.isatty() and done < total else "\n"
         minutes = (time.monotonic() - begun) / 60

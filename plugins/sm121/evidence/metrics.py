@@ -1,21 +1,14 @@
-"""The samples of a server's /metrics, and the kernel path that they prove.
-
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/
-"""
+"""The kernel path and the counters that a server's /metrics prove."""
 
 import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sm121.client.exposition import Sample, samples_of
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_message import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
 
-_SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
-#: A longer line is no sample: the longest of vLLM's has 3,000 characters.
-_LONGEST_LINE = 1 << 16
-_LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 #: Characters of a line in the evidence of a value.
 _LONGEST_EVIDENCE = 200
 #: Characters of a line in the evidence of an absent metric.
@@ -27,18 +20,6 @@ class _Reading:
     """The value that a metric proves, and the line that shows it."""
 
     value: str | bool
-    line: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One sample of a Prometheus exposition."""
-
-    name: str
-    labels: dict[str, str]
-    #: The number; may be NaN or infinite.
-    value: float
-    #: The line that it was read from.
     line: str
 
 
@@ -115,30 +96,6 @@ def counters(text: str) -> dict[str, float]:
 
 def _is_counter_of_engine(name: str) -> bool:
     return name.endswith("_total") and ":" in name
-
-
-def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[Sample]:
-    """Parse a Prometheus exposition.
-
-    Args:
-        text: The exposition.
-        wanted: Whether a name is parsed.
-
-    Yields:
-        Each sample with such a name. Lines that are no samples are skipped.
-    """
-    for line in text.splitlines():
-        if len(line) > _LONGEST_LINE:
-            continue
-        match = _SAMPLE.match(line)
-        if match is None or not wanted(match["name"]):
-            continue
-        try:
-            value = float(match["value"])
-        except ValueError:
-            continue
-        labels = dict(_LABEL.findall(match["labels"] or ""))
-        yield Sample(name=match["name"], labels=labels, value=value, line=line)
 
 
 def _read(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | None:

@@ -20,8 +20,8 @@ from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import codec_problems, comparison, expert_layers, expert_problems
 from sm121.kernels.cases import BenchmarkCase
 from sm121.kernels.protocol import Declaration, declaration, prepared
-from sm121.measure import stream_bandwidth
-from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.machine import stream_bandwidth
+from sm121.machine.stream_bandwidth import Bandwidth
 from sm121.oracles import attention, moe, mxfp4
 
 #: The largest accepted share of the bandwidth: its measurement and a few microseconds scatter.

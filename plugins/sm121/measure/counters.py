@@ -6,8 +6,8 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from sm121.client.exposition import samples_of
 from sm121.core.server import Endpoint
-from sm121.evidence import metrics
 
 _FILE = files("sm121.fixtures") / "counters.toml"
 _NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
@@ -64,7 +64,7 @@ def read(text: str) -> Counters:
         text: The text of /metrics.
     """
     values: dict[str, float] = {}
-    for sample in metrics.samples_of(text, _OUR_NAMES.__contains__):
+    for sample in samples_of(text, _OUR_NAMES.__contains__):
         counter = _OUR_NAMES[sample.name]
         values[counter] = values.get(counter, 0.0) + sample.value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
@@ -158,7 +158,7 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     if "drafts" not in values:
         return None
     accepted: dict[int, float] = {}
-    for sample in metrics.samples_of(text, _BY_POSITION.__contains__):
+    for sample in samples_of(text, _BY_POSITION.__contains__):
         place = sample.labels.get("position", "")
         if place.isdigit():
             position = int(place)

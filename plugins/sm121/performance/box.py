@@ -11,10 +11,11 @@ from sm121.checkpoint import canary
 from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
 from sm121.engines.attached_processes import AttachedProcesses
-from sm121.measure import box, box_judgement, measurement, roofline, stream_bandwidth
-from sm121.measure.box import BoxState, Reading
-from sm121.measure.cpu_use import CpuUse
-from sm121.measure.roofline import Ceiling, Traffic
+from sm121.machine import box, box_judgement, roofline, stream_bandwidth
+from sm121.machine.box import BoxState, Reading
+from sm121.machine.cpu_use import CpuUse
+from sm121.machine.roofline import Ceiling, Traffic
+from sm121.measure import measurement
 from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport

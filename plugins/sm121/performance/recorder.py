@@ -10,7 +10,8 @@ from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
-from sm121.measure import conclusion, gate, machine, metrics, roofline, statistics
+from sm121.machine import roofline, this_machine
+from sm121.measure import conclusion, gate, metrics, statistics
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
@@ -289,7 +290,7 @@ class Recorder:
             configuration = None
         workload = file.environment.get("workload") or {}
         return {
-            "machine": machine.identity(host),
+            "machine": this_machine.identity(host),
             # Not in the identity: machines of one kind are comparable.
             "gpu_units": [gpu.get("unit") for gpu in file.environment.get("gpus") or ()],
             "profile": file.profile,

@@ -18,7 +18,8 @@ from sm121.core.printable import printable
 from sm121.core.verdict import worst
 from sm121.kernels.cases import BenchmarkCase
 from sm121.kernels.under_test import Kernels
-from sm121.measure import gate, machine
+from sm121.machine import this_machine
+from sm121.measure import gate
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
@@ -226,7 +227,7 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
     cpu = machine_info.get("cpu", {})
     for name in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
         cpu.pop(name, None)
-    machine_info["sm121"] = machine.identity(host_of(settings.base_url))
+    machine_info["sm121"] = this_machine.identity(host_of(settings.base_url))
 
 
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:

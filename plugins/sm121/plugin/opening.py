@@ -13,7 +13,7 @@ import pytest
 from pytest_gpu_arch.expression import architectures_asked_for
 from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
-from sm121.measure import machine_lock
+from sm121.machine import machine_lock
 from sm121.plugin import (
     certificate,
     expressions,

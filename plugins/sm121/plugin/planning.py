@@ -23,7 +23,7 @@ from sm121.core.time_range import TimeRange
 from sm121.engines import preflight, registry
 from sm121.engines.cuda_versions import CudaVersions
 from sm121.kernels import serving
-from sm121.measure import box, machine, roofline
+from sm121.machine import box, roofline, this_machine
 from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
@@ -137,7 +137,7 @@ def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan
 
 
 def _machine(chosen: Target) -> run_plan.Machine:
-    identity = machine.identity()
+    identity = this_machine.identity()
     detected = architecture.detect()
     return run_plan.Machine(
         arch=detected.name,
@@ -145,7 +145,7 @@ def _machine(chosen: Target) -> run_plan.Machine:
         processor=identity["gpu"] or identity["cpu_model"],
         cores=identity["cores_logical"],
         memory_gib=identity["memory_gib"],
-        faults=machine.faults(chosen.arch),
+        faults=this_machine.faults(chosen.arch),
     )
 
 
@@ -301,7 +301,7 @@ def _measured_gb_s(report: Path, profile: Profile) -> float | None:
             run = stored_run.file_of(file)
         except UsageError:
             continue  # not one that can be read: nothing is known of it
-        if run.fingerprint is None or run.fingerprint.machine != machine.identity():
+        if run.fingerprint is None or run.fingerprint.machine != this_machine.identity():
             continue
         if run.profile != profile.name or run.box.before is None:
             continue

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from sm121.core.errors import UsageError
-from sm121.measure import machine
+from sm121.machine import this_machine
 from sm121.measure.plan import Plan
 from sm121.performance.recorder import host_of
 from sm121.plugin.stash import FINDING, ID, LEVEL, SESSION, SETTINGS, STARTS
@@ -140,7 +140,7 @@ def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.Target 
     if profile is None:
         return None
     return timings.Target(
-        machine=machine.identity(host_of(settings.base_url)),
+        machine=this_machine.identity(host_of(settings.base_url)),
         profile=profile.name,
         configuration=profile.under_test,
         plan=plan,

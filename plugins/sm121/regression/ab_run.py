@@ -21,8 +21,8 @@ from sm121.engines.server_errors import ServerError
 from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.silent_errors import ErrorReader
+from sm121.machine.box import BoxState
 from sm121.measure import metrics, statistics
-from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.measured_server import MeasuredServer
 from sm121.measure.plan import Plan

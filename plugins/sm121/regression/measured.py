@@ -9,7 +9,7 @@ from typing import Any
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact, Unmet, noted, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
-from sm121.measure.box import BoxState
+from sm121.machine.box import BoxState
 from sm121.performance.recorder import Recorder
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change

@@ -7,7 +7,7 @@ import numpy as np
 
 from sm121.core import templates
 from sm121.core.numbers import number
-from sm121.measure.timeline import Sample
+from sm121.machine.timeline import Sample
 from sm121.regression import metric_levels
 from sm121.report import metric_names
 from sm121.report.chart import LOOKS, SERIES, Chart, Figure, escaped, figure_of, scatter

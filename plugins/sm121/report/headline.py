@@ -13,7 +13,7 @@ from sm121.core.level_settings import PRICES
 from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
-from sm121.measure.box import BoxState
+from sm121.machine.box import BoxState
 from sm121.regression.change import is_price
 from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.crash_list import Crash

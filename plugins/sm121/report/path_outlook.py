@@ -12,7 +12,7 @@ from sm121.engines import requantised, requested, served_model
 from sm121.evidence import signatures
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import roofline
+from sm121.machine import roofline
 
 _ARCH = "sm121"
 #: Values that the log of every start has.

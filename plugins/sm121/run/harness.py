@@ -30,7 +30,7 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.evidence.transport import Transport
-from sm121.measure import roofline
+from sm121.machine import roofline
 from sm121.run import beside, served, spanning, start_checks
 from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sm121.client.load import LoadClient
-from sm121.measure.timeline import Timeline
+from sm121.machine.timeline import Timeline
 
 
 @dataclass(frozen=True)

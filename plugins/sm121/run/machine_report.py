@@ -4,7 +4,7 @@ from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
-from sm121.measure.box import Reading
+from sm121.machine.box import Reading
 from sm121.measure.growth import Growth
 
 #: The kind of a crash by which the machine ended the run: too little memory to go on.

@@ -10,7 +10,7 @@ from typing import Any
 
 from sm121.core.verdict import Verdict, worst
 from sm121.kernels import serving
-from sm121.measure.box import BoxState
+from sm121.machine.box import BoxState
 from sm121.run import served
 from sm121.run.engine_report import EngineReport, ServedKernel
 from sm121.run.fingerprint import Difference

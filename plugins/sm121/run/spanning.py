@@ -18,7 +18,7 @@ from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.transport import Transport
-from sm121.measure import roofline
+from sm121.machine import roofline
 from sm121.run.engine_report import EngineReport, NodeReport
 
 #: The transports that the counters of RDMA ports count.

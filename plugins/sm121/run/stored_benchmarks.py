@@ -10,8 +10,8 @@ from typing import Any
 from sm121.core import lenient
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
+from sm121.machine.box import BoxState
 from sm121.measure import statistics
-from sm121.measure.box import BoxState
 from sm121.run import details, stored_run
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint

@@ -18,8 +18,8 @@ from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
-from sm121.measure import machine
-from sm121.measure.box import BoxState
+from sm121.machine import this_machine
+from sm121.machine.box import BoxState
 from sm121.measure.measurement import COUNTED
 from sm121.run import details, verdict_file
 from sm121.run.details import Details, Samples
@@ -149,7 +149,9 @@ class StoredRun:
             The reasons, a phrase each.
         """
         reasons = list(self.unfit)
-        apart = machine.differences(self.context.get("machine") or {}, context.get("machine") or {})
+        apart = this_machine.differences(
+            self.context.get("machine") or {}, context.get("machine") or {}
+        )
         units_here = _gpu_units(self.context)
         units_there = _gpu_units(context)
         if any(units_here) and any(units_there) and units_here != units_there:
@@ -199,8 +201,8 @@ class StoredRun:
         A machine with the same GPU is the same machine, whatever else differs.
         """
         if not any(_gpu_units(self.context)):
-            return list(machine.STATE)
-        fields = {*(self.context.get("machine") or ()), *machine.STATE}
+            return list(this_machine.STATE)
+        fields = {*(self.context.get("machine") or ()), *this_machine.STATE}
         return sorted(fields - {"attached_to"})
 
     @property

@@ -33,7 +33,7 @@ class Target:
     """The properties that two runs share if one predicts the duration of the other.
 
     Attributes:
-        machine: `machine.identity` of the machine that serves.
+        machine: `this_machine.identity` of the machine that serves.
         profile: Name of the profile.
         configuration: Name of the configuration under test.
         plan: Plan of the run. A rate is measured with the rounds of its plan, so that the times of

@@ -14,8 +14,8 @@ from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.measure import machine
-from sm121.measure.box import BoxState
+from sm121.machine import this_machine
+from sm121.machine.box import BoxState
 from sm121.measure.measurement import COUNTED
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import is_price, trade
@@ -211,7 +211,7 @@ class _Comparison:
         """Why no metric can be compared: another machine, or a box that is not fit."""
         before = self._before.fingerprint or Fingerprint()
         now = self._run.fingerprint or Fingerprint()
-        apart = machine.differences(before.machine, now.machine)
+        apart = this_machine.differences(before.machine, now.machine)
         if apart:
             why = f"which is of another machine ({'; '.join(apart)})"
             text = f"metrics cannot be compared with {self._trusted.name}, {why}"

@@ -11,8 +11,8 @@ from sm121.core.redaction import is_secret_name, redact_arguments
 from sm121.engines.registry import Installed
 from sm121.evidence.environment import relevant_environment
 from sm121.evidence.environment_record import EnvironmentRecord
+from sm121.machine import this_machine
 from sm121.matrix import axes
-from sm121.measure import machine
 from sm121.performance.recorder import host_of
 from sm121.run.fingerprint import Fingerprint
 from sm121.session.session import Session
@@ -85,7 +85,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         arguments=arguments,
         environment=environment,
         model=model,
-        machine=machine.identity(host_of(settings.base_url)),
+        machine=this_machine.identity(host_of(settings.base_url)),
     )
 
 

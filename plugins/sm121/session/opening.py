@@ -33,7 +33,7 @@ from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import StartLimits
 from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence import environment, resources
-from sm121.measure import machine
+from sm121.machine import this_machine
 from sm121.run import directory as report_directory
 from sm121.run.engine_report import EngineReport
 from sm121.run.record import ProgressLine, Say, Target
@@ -152,7 +152,7 @@ def _verdict_file(
 
 def _remark_on(session: Session, engine: EngineReport) -> None:
     """Note faults of the machine, and an engine whose version names no release."""
-    for line in machine.faults(session.target.arch):
+    for line in this_machine.faults(session.target.arch):
         session.remark(line)
     if engine.version is not None and engine.identity is None:
         session.remark(

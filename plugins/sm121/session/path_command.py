@@ -29,7 +29,7 @@ from sm121.evidence import (
 )
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-from sm121.measure import roofline
+from sm121.machine import roofline
 from sm121.report import glance, path_outlook
 from sm121.report.path_outlook import Bound
 from sm121.run import spanning

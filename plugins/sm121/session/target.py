@@ -18,7 +18,7 @@ from sm121.engines.attached import another_model, attach, several_processes
 from sm121.engines.detection import detect
 from sm121.evidence import kernel_path, requirement, signatures
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import roofline
+from sm121.machine import roofline
 from sm121.run.record import Target
 from sm121.session.settings import Settings
 

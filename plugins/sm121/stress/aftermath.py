@@ -15,8 +15,8 @@ from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
+from sm121.machine.cpu_use import CpuUse
 from sm121.measure import counters
-from sm121.measure.cpu_use import CpuUse
 from sm121.stress import cache, checks
 from sm121.stress.shapes import Shapes
 

@@ -8,9 +8,9 @@ import psutil
 from sm121.core import architecture
 from sm121.core.server import Server
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
+from sm121.machine.timeline import Timeline
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
-from sm121.measure.timeline import Timeline
 from sm121.run.harness import Harness
 from sm121.stress import aftermath, memory
 from sm121.stress.aftermath import ThroughputReading

@@ -23,8 +23,8 @@ from sm121.core import level_settings
 from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines.capabilities import Capabilities
+from sm121.machine.timeline import Timeline
 from sm121.measure import counters
-from sm121.measure.timeline import Timeline
 from sm121.performance.bench import requested_slots, slots
 from sm121.run.harness import Harness
 from sm121.run.load import Load

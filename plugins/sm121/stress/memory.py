@@ -12,9 +12,9 @@ from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.level_settings import StressSizes
 from sm121.core.verdict import Verdict, worst
+from sm121.machine.timeline import Sample, Timeline
 from sm121.measure import growth
 from sm121.measure.growth import Growth
-from sm121.measure.timeline import Sample, Timeline
 from sm121.run.machine_report import MemoryReport
 from sm121.run.record import RunRecord
 

@@ -8,7 +8,7 @@ from typing import Any
 from sm121.client.jobs import Job, LoadResult
 from sm121.core import files
 from sm121.core.level_settings import StressSizes
-from sm121.measure.timeline import Timeline
+from sm121.machine.timeline import Timeline
 from sm121.run.harness import Harness
 from sm121.stress import shapes, soak
 from sm121.stress.checks import Fault, UnderLoad

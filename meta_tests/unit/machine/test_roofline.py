@@ -9,7 +9,8 @@ from sm121.core.profile import load as load_profile
 from sm121.core.profile import shipped as shipped_profiles
 from sm121.core.verdict import Invalid
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import measurement, roofline
+from sm121.machine import roofline
+from sm121.measure import measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from tools.reference import configurations

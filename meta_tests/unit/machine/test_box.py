@@ -4,8 +4,8 @@ import pytest
 
 from meta_tests.fakes.box_readings import GB10, reading
 from sm121.core import profile
-from sm121.measure import box_judgement, machine
-from sm121.measure.box import BoxState
+from sm121.machine import box_judgement, this_machine
+from sm121.machine.box import BoxState
 
 
 def judged(*readings, **options) -> tuple[BoxState, str]:
@@ -321,5 +321,5 @@ def test_a_capped_clock_is_said_with_its_share(clock, share):
     ],
 )
 def test_a_system_that_is_known_to_be_bad_is_said(system, arch, name):
-    lines = machine.faults(arch or "sm121", system)
+    lines = this_machine.faults(arch or "sm121", system)
     assert [line.partition(": ")[0] for line in lines] == ([name] if name else [])

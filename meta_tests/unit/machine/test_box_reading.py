@@ -18,7 +18,7 @@ import pytest
 
 from meta_tests.fakes.box_readings import GB10
 from sm121.core.errors import UsageError
-from sm121.measure import box, stream_bandwidth
+from sm121.machine import box, stream_bandwidth
 
 
 def test_a_power_cap_is_read_under_load(monkeypatch):

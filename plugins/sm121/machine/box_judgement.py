@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sm121.core import level_settings, verdict
 from sm121.core.profile_fields import Sourced
-from sm121.measure.box import BoxState, Device, Reading
+from sm121.machine.box import BoxState, Device, Reading
 
 #: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
 _MOSTLY = 0.5

@@ -1,7 +1,7 @@
 """Readings of the machine: bandwidth, matrix rate, clocks, memory, and other processes.
 
 A reading takes a few seconds. Values that a device does not have (much of GB10's NVML is N/A) are
-null and decide nothing. `sm121.measure.box_judgement` judges the readings.
+null and decide nothing. `sm121.machine.box_judgement` judges the readings.
 """
 
 import shlex
@@ -22,9 +22,9 @@ from sm121.core import data_file, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import device_memory
-from sm121.measure import stream_bandwidth
-from sm121.measure.cpu_use import CpuUse, processes_of_run
-from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
+from sm121.machine import stream_bandwidth
+from sm121.machine.cpu_use import CpuUse, processes_of_run
+from sm121.machine.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
 #: An engine that uses less than this many cores is idle.
 _IDLE_CORES = 0.3

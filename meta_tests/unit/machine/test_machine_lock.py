@@ -8,7 +8,7 @@ import pytest
 
 from meta_tests.fakes import servers
 from sm121.core.errors import UsageError
-from sm121.measure import machine_lock
+from sm121.machine import machine_lock
 from sm121.plugin import opening
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import LEVEL
