@@ -110,7 +110,7 @@ def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path)
     log = tmp_path / "seen"
     notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
     python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
-    status, run = run_pytest(*NUMERICS, f"--engine-python={python}")
+    status, run = run_pytest(*NUMERICS, f"--engine-python={python}", timeout_s=240.0)
     assert status == 0, run.output
     assert {t["verdict"] for t in judged(run)} == {"PASS"}
     assert log.read_text("utf-8").split() == [str(python)], "one process for all of them"
@@ -148,7 +148,7 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
 @pytest.mark.slow("a run of all numerics")
 def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
     attached = ("--kernel-provider", "vllm-cpu", *fault_server("none").options)
-    _, run = run_pytest(*NUMERICS, *attached)
+    _, run = run_pytest(*NUMERICS, *attached, timeout_s=240.0)
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
     remarks = "\n".join(run.verdict["remarks"])
     assert "whether the attached server serves with that build cannot be known" in remarks
