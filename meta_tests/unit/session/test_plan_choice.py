@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.core.profile import FULL
+from sm121.core.profile_fields import FULL
 from sm121.plugin.larger_plans import LargerPlan, LeftOut
 from sm121.run.fingerprint import Fingerprint
 from sm121.session import plan_choice

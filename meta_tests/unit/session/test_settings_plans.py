@@ -11,7 +11,8 @@ from meta_tests.folders import ROOT
 from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import architecture, data_file, engine_settings, errors, profile, profile_fields
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
 from sm121.machine import this_machine
 from sm121.machine.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes

@@ -25,6 +25,7 @@ from sm121.core.engine_settings import (
 )
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import (
+    FULL,
     LEVELS,
     ConfigurationName,
     Count,
@@ -85,8 +86,6 @@ def named(entry: str, name: str, markers: Collection[str]) -> bool:
     return entry in markers or fnmatch.fnmatchcase(name, entry)
 
 
-#: The name of the suite's own plan, which runs everything.
-FULL = "full"
 _FULL = PlanRow(purpose="all that there is; a certificate needs it")
 
 

@@ -9,6 +9,8 @@ from sm121.core.extending import Statement
 Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
 #: The levels in the order in which they run.
 LEVELS: tuple[str, ...] = get_args(Level)
+#: The name of the suite's own plan, which runs everything.
+FULL = "full"
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
-
+from sm121.client import models
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
 from sm121.core.server import NO_KEY, Endpoint, Server
@@ -42,9 +41,9 @@ def attach(
     endpoint = Endpoint(address, api_key or NO_KEY, served_name or default_name)
     expected = f"--base-url {address}: expected an OpenAI-compatible server"
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
-        answer = _get_models(http, expected)
-        roots = _roots_of_models(answer, expected)
+        listed = models.listed(http, expected)
         version = json_of(http, "/version").get("version")  # others than vLLM have none
+    roots = {str(model["id"]): model.get("root") for model in listed["data"]}
     if served_name is None and len(roots) == 1:
         endpoint = replace(endpoint, served_name=next(iter(roots)))
     if endpoint.served_name not in roots:
@@ -60,38 +59,6 @@ def attach(
         startup_s=None,
         root=root if isinstance(root, str) else None,
     )
-
-
-def _get_models(http: httpx.Client, expected: str) -> httpx.Response:
-    try:
-        answer = http.get("/v1/models")
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
-        raise UsageError(
-            f"{expected}, got no answer from /v1/models ({reason}). Start the server, or name "
-            "the address at which it listens"
-        ) from error
-    if answer.status_code in (401, 403):
-        raise UsageError(
-            f"{expected} that accepts the key; it answered {answer.status_code}: give it by "
-            "the variable OPENAI_API_KEY, with --api-key-file or with --api-key"
-        )
-    if answer.status_code != 200:
-        raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
-    return answer
-
-
-def _roots_of_models(answer: httpx.Response, expected: str) -> dict[str, object]:
-    """Return the field ``root`` of each served model, by the model's id."""
-    try:
-        return {str(model["id"]): model.get("root") for model in answer.json()["data"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        kind = answer.headers.get("content-type", "no content type")
-        raise UsageError(
-            f"{expected}; /v1/models answered with {kind}, not a list of models"
-        ) from error
 
 
 def another_model(base_url: str, expected: str, serves: str) -> UsageError:

@@ -1,9 +1,13 @@
 """The measuring plan: lengths, depths, streams and bounds."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sm121.core.level_settings import Measuring
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile_fields import FULL
+
+if TYPE_CHECKING:
+    from sm121.core.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Plan:
     measuring: Measuring
 
     @classmethod
-    def of(cls, profile: Profile, *, plan: str = FULL, sizes: "Sizes | None" = None) -> "Plan":
+    def of(cls, profile: "Profile", *, plan: str = FULL, sizes: "Sizes | None" = None) -> "Plan":
         """Return a plan of the profile with the user's sizes.
 
         Args:

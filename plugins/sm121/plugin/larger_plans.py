@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sm121.core.profile import FULL
+from sm121.core.profile_fields import FULL
 from sm121.plugin import planning, selection
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.run.record import Target

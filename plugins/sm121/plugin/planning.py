@@ -18,7 +18,8 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
 from sm121.core.time_range import TimeRange
 from sm121.engines import preflight, registry
 from sm121.engines.cuda_versions import CudaVersions

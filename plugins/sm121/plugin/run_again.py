@@ -8,7 +8,7 @@ import pytest
 
 from sm121.core import own_tests
 from sm121.core.printable import printable
-from sm121.core.profile import FULL
+from sm121.core.profile_fields import FULL
 from sm121.core.verdict import Verdict
 from sm121.plugin.options import is_own_run
 from sm121.report import findings, metric_verdicts

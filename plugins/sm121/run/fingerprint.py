@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sm121.core import data_file, profile
 from sm121.core.data_file import Record
-from sm121.core.profile import FULL
+from sm121.core.profile_fields import FULL
 
 
 class Difference(NamedTuple):

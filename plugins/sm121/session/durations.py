@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries
-from sm121.core.profile import FULL, Profile
-from sm121.core.profile_fields import Count, Level, Positive
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL, Count, Level, Positive
 from sm121.core.time_range import TimeRange
 
 Seconds = Annotated[float, Field(ge=0)]

@@ -9,7 +9,8 @@ compares: one that takes twice as long as usual doubles both ends of a range.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
 from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.run.timings import Taken
 from sm121.session import durations

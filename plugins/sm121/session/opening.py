@@ -14,7 +14,8 @@ import psutil
 
 from sm121.core import architecture
 from sm121.core.files import write_text
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
 from sm121.core.server import Server
 from sm121.core.verdict import Verdict
 from sm121.engines import (

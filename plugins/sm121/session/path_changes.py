@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sm121.core.profile import FULL
+from sm121.core.profile_fields import FULL
 from sm121.evidence.kernel_path import KernelPath
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import VerdictFile

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
 from sm121.run.verdict_file import VerdictFile
 
 #: The plan of a run that names nothing.
