@@ -20,6 +20,11 @@ UPWARD = {
         "sm121.core is not allowed to import sm121.report",
     ),
     "Only the plugin knows pytest": ("oracles/moe.py", "pytest", "sm121.oracles.moe -> pytest"),
+    "A server is measured over HTTP alone": (
+        "measure/timing.py",
+        "psutil",
+        "sm121.measure.timing -> psutil",
+    ),
     "pytest_gpu_arch works without the suite": (
         "../pytest_gpu_arch/detection.py",
         "sm121.core.errors",

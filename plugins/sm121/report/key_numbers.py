@@ -4,11 +4,11 @@ The table has three forms: aligned text, Markdown, and Markdown with the columns
 (eugr/llama-benchy, ``results.py``).
 """
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 
-from sm121 import __version__
+from sm121.clock import benchy
+from sm121.clock.benchy import BenchyRate
 from sm121.core import metric_name
 from sm121.core.numbers import number
 from sm121.core.printable import printable
@@ -27,8 +27,6 @@ _USUAL_CONFIDENCE = "95%"
 #: Before the names of the differences that ``--ab`` measures: they have a table of their own.
 #: After the rates, in this order; any other metric comes last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
-_BENCHY_HEADER = ("model", "test", "t/s", "peak t/s", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)")
-_BENCHY_METHOD = "latency mode: none, pp = prompt tokens / time to the first token"
 #: The lowest grade of a gate: a PASS without another word.
 _LOWEST_GRADE = "minimum"
 
@@ -139,7 +137,7 @@ def markdown(table: Sequence[NumberRow]) -> str:
     numeric_columns = len(fields(NumberRow)) - 2
     rule = ["---", *["---:"] * numeric_columns, "---"]
     rows = [astuple(row) for row in table]
-    return _piped([astuple(_HEADER), rule, *rows])
+    return benchy.piped([astuple(_HEADER), rule, *rows])
 
 
 def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
@@ -158,36 +156,24 @@ def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
         if rate is not None and rate.streams == 1 and metric.value is not None:
             of_one_stream.append(name)
     chosen = sorted(of_one_stream, key=lambda name: _importance(run, name))[:MOST]
-    if not chosen:
-        return ""
-    rule = [":---", *["---:"] * (len(_BENCHY_HEADER) - 1)]
-    table: list[Sequence[str]] = [_BENCHY_HEADER, rule]
-    for name in sorted(chosen, key=_by_depth):
-        table.append(_benchy_row(run, name, samples.get(name)))
-    tool = f"sm121-conformance ({__version__})"
-    return f"{_piped(table)}\n{tool}\ndate: {run.started} | {_BENCHY_METHOD}\n"
+    rates = [_benchy_rate(run, name, samples.get(name)) for name in chosen]
+    return benchy.table(run.engine.model, rates, run.started)
 
 
-def _benchy_row(run: VerdictFile, name: str, samples: Samples | None) -> list[str]:
+def _benchy_rate(run: VerdictFile, name: str, samples: Samples | None) -> BenchyRate:
     rate = metric_names.rate(name)
-    assert rate is not None
-    test = f"{rate.kind} @ d{rate.depth}" if rate.depth else rate.kind
-    values: Sequence[float] = []
+    value = run.metrics[name].value
+    assert rate is not None and value is not None
+    known: Sequence[float] = ()
     if samples is not None and samples.failures == 0:
-        values = samples.samples
-    first_token = ""
-    if not rate.decoding:
-        tokens = rate.tokens + rate.depth
-        first_token = _scatter([1000.0 * tokens / value for value in values if value > 0.0])
-    rates = _scatter(values) or f"{run.metrics[name].value:.2f}"
-    return [run.engine.model, test, rates, "", "", "", first_token]
-
-
-def _scatter(values: Sequence[float]) -> str:
-    """Mean and standard deviation as llama-benchy has them (numpy's ``std``)."""
-    if not values:
-        return ""
-    return f"{statistics.fmean(values):.2f} ± {statistics.pstdev(values):.2f}"
+        known = samples.samples
+    return BenchyRate(
+        kind=rate.kind,
+        depth=rate.depth,
+        prompt_tokens=None if rate.decoding else rate.tokens + rate.depth,
+        value=value,
+        samples=known,
+    )
 
 
 def _has_a_row(name: str, metric: MetricReport) -> bool:
@@ -302,18 +288,3 @@ def _place(name: str, metric: MetricReport) -> tuple[int, int, int, str]:
     if name in _TIMES:
         return (2, _TIMES.index(name), 0, name)
     return (2, len(_TIMES), 0, name)
-
-
-def _by_depth(name: str) -> tuple[int, bool, str]:
-    """llama-benchy's order: by depth, prefill before decode."""
-    rate = metric_names.rate(name)
-    assert rate is not None
-    return (rate.depth, rate.decoding, name)
-
-
-def _piped(table: Iterable[Sequence[str]]) -> str:
-    lines = []
-    for row in table:
-        cells = [printable(cell).replace("|", "\\|") for cell in row]
-        lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)

@@ -1,0 +1,97 @@
+"""``python -m sm121.clock`` where only the packages that its page names can be imported."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from meta_tests.folders import ROOT
+from meta_tests.texts import text_file
+
+PAGE = (ROOT / "docs" / "clock.md").read_text("utf-8")
+OWN = "sm121-conformance"
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needed_distributions() -> set[str]:
+    """Return the distributions that the page tells to install, and what they require."""
+    (line,) = re.findall(r"^pip install (httpx .*)$", PAGE, re.M)
+    waiting = line.split()
+    found = set()
+    while waiting:
+        name = _normal(waiting.pop())
+        if name in found:
+            continue
+        found.add(name)
+        for text in importlib.metadata.requires(name) or ():
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
+    return found
+
+
+def blocked_modules() -> list[str]:
+    """Return the top-level modules of every other distribution here."""
+    allowed = needed_distributions() | {OWN}
+    blocked = []
+    for module, owners in importlib.metadata.packages_distributions().items():
+        if allowed.isdisjoint(map(_normal, owners)):
+            blocked.append(module)
+    return blocked
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> dict[str, str]:
+    """The variables of a process, and of its children, without the other distributions."""
+    folder: Path = tmp_path_factory.mktemp("alone")
+    (folder / "sitecustomize.py").write_text(text_file("blocked-modules.txt"))
+    (folder / "blocked").write_text("\n".join(blocked_modules()))
+    kept = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
+    return kept | {"PYTHONPATH": str(folder)}
+
+
+def run(alone: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sm121.clock", *words]
+    return subprocess.run(
+        command, env=alone, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.parametrize("module", ["pytest", "torch", "openai", "psutil", "pynvml"])
+def test_what_it_does_not_need_is_blocked(alone, module):
+    command = [sys.executable, "-c", f"import {module}"]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
+
+
+def test_it_measures_alone(alone, timed_server):
+    server = timed_server("--rate", "200")
+    done = run(alone, f"{server.base_url}/v1", "--pp", "512", "--tg", "64", "--rounds", "3")
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert done.stdout.startswith("| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) |")
+    (rate,) = re.findall(r"^tg64@d0: ([\d.]+) tok/s", done.stdout, re.M)
+    assert float(rate) == pytest.approx(200, rel=0.02)
+    for name in ("pp512@d0", "ttft_p50", "tpot_p50"):
+        assert f"\n{name}: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(("http://127.0.0.1:9",), "got no answer from /v1/models", id="nobody answers"),
+        pytest.param(("ftp://host",), "expected http://HOST:PORT", id="no address"),
+        pytest.param((), "the following arguments are required: URL", id="no URL"),
+    ],
+)
+def test_a_wrong_request_is_one_line(alone, words, message):
+    done = run(alone, *words)
+    assert done.returncode == 4 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and message in done.stderr
