@@ -396,6 +396,26 @@ def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
         other.ask("packages", "torch")
 
 
+@pytest.mark.parametrize(
+    ("cache_mib", "replaced_mib", "how"),
+    [
+        (1, 3, "perf_counter, cold last-level cache"),
+        (85, 255, "perf_counter, cold last-level cache"),
+        (86, 256, "perf_counter, 256 MiB read, cache of 86 MiB"),
+        (480, 256, "perf_counter, 256 MiB read, cache of 480 MiB"),
+    ],
+)
+def test_the_clock_says_what_of_a_large_cache_it_replaces(
+    cache_mib, replaced_mib, how, monkeypatch
+):
+    """A GB10's caches are replaced three times over; of a server's, what a run has time for."""
+    monkeypatch.setattr(
+        benchmarks.stream_bandwidth, "last_level_cache_bytes", lambda: cache_mib << 20
+    )
+    clock = benchmarks.HostClock()
+    assert (clock._other.nbytes >> 20, clock.how) == (replaced_mib, how)
+
+
 def test_one_clock_for_all_tests():
     """It holds three times the last-level cache, and pytest-benchmark keeps each test's timer: on a
     CPU with 480 MiB of L3 one for each test took 20 GB, and the kernel ended the run."""

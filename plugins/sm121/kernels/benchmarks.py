@@ -335,8 +335,8 @@ class HostClock:
         cache = stream_bandwidth.last_level_cache_bytes()
         size = min(3 * cache, _LARGEST_BUFFER)
         self.how = "perf_counter, cold last-level cache"
-        if size < cache:
-            self.how = f"perf_counter, {size >> 20} MiB of a {cache >> 20} MiB cache replaced"
+        if size < 3 * cache:
+            self.how = f"perf_counter, {size >> 20} MiB read, cache of {cache >> 20} MiB"
         self._other = np.ones(size // 8, dtype=np.int64)
 
     def before(self) -> None:
