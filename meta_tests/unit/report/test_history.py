@@ -57,14 +57,25 @@ def test_the_page_and_the_summary_of_what_was_planted(planted, tmp_path, chromiu
         tab = browser.open_report(chromium, page, width)
         assert tab.page.locator(".chart svg.main-svg").count() >= 6
         assert browser.fits(tab.page)
-        if width == min(browser.WIDTHS):  # of 60 runs, axe takes longer than all else here
-            tab.page.evaluate(browser.UNFOLD)
-            assert browser.accessibility(tab.page) == []
         link = tab.page.locator("#runs tbody a").first
         link.click()
         assert tab.page.inner_text("body") == "the report"
         tab.is_quiet()
         tab.page.close()
+
+
+@pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
+@pytest.mark.parametrize(
+    "width",
+    [390, pytest.param(1440, marks=pytest.mark.slow("axe takes ten seconds of 60 runs"))],
+)
+def test_the_page_of_many_runs_is_accessible(planted, tmp_path, chromium, width):
+    page = tmp_path / "history.html"
+    assert cli.main(["history", str(planted), "--html", str(page)]) == 0
+    tab = browser.open_report(chromium, page, width)
+    tab.page.evaluate(browser.UNFOLD)
+    assert browser.accessibility(tab.page) == []
+    tab.is_quiet()
 
 
 QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
