@@ -14,6 +14,7 @@ from sm121.clock.benchy import BenchyRate
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import Measuring
+from sm121.core.metric_name import without_depth
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.server import NO_KEY, Endpoint, context_of
@@ -103,7 +104,7 @@ class Result:
             samples = ()  # a failed request
         is_prefill = name.startswith(PrefillRate.key)
         return BenchyRate(
-            kind=name.partition("@")[0],
+            kind=without_depth(name),
             depth=each.depth,
             prompt_tokens=self.prompt_tokens + each.depth if is_prefill else None,
             value=value,
