@@ -26,16 +26,13 @@ from tools.reference import commands, options, pages, requirements
 DOCS = ROOT / "docs"
 TABLES = sorted((DOCS / "tables").glob("*.md"))
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/README.md", *TABLES])
-#: More pages than these nobody reads, beside the one of each plugin that is useful alone, and of
-#: each package of the suite that is.
+#: More pages than these nobody reads, beside the one of each plugin that is useful alone.
 AT_MOST = 26
 OF_PLUGINS = {
     f"{folder.name.replace('_', '-')}.md"
     for folder in (ROOT / "plugins").iterdir()
     if (folder / "__init__.py").is_file() and folder.name != "sm121"
 }
-#: ``clock``: it measures without the suite.
-OF_PACKAGES = {"clock.md"}
 #: What a block may say that it needs. test_new_check.py adds what is to be added; the rest is run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
@@ -149,9 +146,8 @@ def test_every_page_is_reached_from_the_site():
     text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r"- ([\w/-]+\.md)$", text, re.M)
     assert sorted(listed) == sorted(page.name for page in DOCS.glob("*.md"))
-    alone = OF_PLUGINS | OF_PACKAGES
-    assert {*listed} >= alone, "each of them has its page"
-    assert len({*listed} - alone) <= AT_MOST
+    assert {*listed} >= OF_PLUGINS, "each of them has its page"
+    assert len({*listed} - OF_PLUGINS) <= AT_MOST
 
 
 def test_every_table_is_linked_from_a_page_that_people_read():

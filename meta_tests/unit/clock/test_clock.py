@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
 
-PAGE = (ROOT / "docs" / "clock.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "python-api.md").read_text("utf-8")
 OWN = "sm121-conformance"
 
 
