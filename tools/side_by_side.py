@@ -97,7 +97,7 @@ def run(
         status = subprocess.run(
             [
                 sys.executable, "-m", "pytest", *map(str, modules), "--arch", arch,
-                "--report-dir", str(report), *one.options, *extra,
+                f"--report-dir={report}", *one.options, *extra,
             ],
             stdout=sys.stderr,
         ).returncode  # fmt: skip

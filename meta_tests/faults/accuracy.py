@@ -209,7 +209,7 @@ def measure_speed() -> dict[str, float]:
         typed = [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("tests/test_performance.py", "--arch", "sm121", "--depths", "0"),
-            *("--base-url", server.base_url, "--report-dir", f"{folder}/report"),
+            *("--base-url", server.base_url, f"--report-dir={folder}/report"),
             *("-k", "prefill_rate or decode_rate"),
         ]
         commands = {

@@ -39,7 +39,7 @@ def certify(folder: Path, levels: list[str]) -> dict:
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
             [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", f"--profile={profile}",
-             "--report-dir", str(folder / "report")],
+             f"--report-dir={folder / 'report'}"],
             cwd=ROOT, env=variables, stdout=output, stderr=output, check=False,
         )  # fmt: skip
     file = folder / "report" / "verdict.json"

@@ -111,7 +111,7 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     # A second run in one process finds the plugins imported: nothing to be warned of here.
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W"]
     quiet += ["ignore::pytest.PytestAssertRewriteWarning"]
-    options = [*quiet, "--report-dir", str(report)]
+    options = [*quiet, f"--report-dir={report}"]
     pytest.main([*options, *server.arguments(tests)])
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     passed = {_name(test) for test in tested if test["verdict"] == "PASS"}

@@ -106,7 +106,7 @@ def run(
         status = pytest.main(
             [
                 "-p", "no:cacheprovider", "--assert=plain", "-q", "--tb=short",
-                "--rootdir", str(ROOT), "--arch", "cpu", "--report-dir", str(report),
+                "--rootdir", str(ROOT), "--arch", "cpu", f"--report-dir={report}",
                 "--base-url", proxy.base_url, "--api-key", key,
                 *(f"{ROOT}/{node}" for node in nodes), *options,
             ]

@@ -53,8 +53,8 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     report = folder / case.name.replace(" ", "-").replace("%", "percent")
     started = time.monotonic()
     words = [
-        *("-p", "no:cacheprovider", "--arch", "cpu", "--report-dir", str(report)),
-        *("--profile", str(DATA / "five-percent.toml"), "--benchmark-autosave"),
+        *("-p", "no:cacheprovider", "--arch", "cpu", f"--report-dir={report}"),
+        *(f"--profile={DATA / 'five-percent.toml'}", "--benchmark-autosave"),
         *(f"--benchmark-storage={folder / 'history'}", "--engine-env"),
         *(f"PYTHONPATH={FAULTS / 'in_vllm'}", *case.arguments),
         "--engine-arg=--worker-extension-cls=slower_worker.Slower",

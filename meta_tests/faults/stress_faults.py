@@ -182,7 +182,7 @@ def _status(
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
-               "--profile", str(profile), "--report-dir", str(report),
+               f"--profile={profile}", f"--report-dir={report}",
                *case.tests]  # fmt: skip
     if case.fault is not None:
         variables["SM121_META_PYTHON"] = sys.executable

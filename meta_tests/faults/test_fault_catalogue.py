@@ -101,8 +101,8 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
             _, run = run_pytest(
                 *(f"tests/test_correctness.py::{test}" for test in tests),
                 "--arch", "cpu", "--base-url", door.base_url, "--api-key", endpoint.api_key,
-                "--report-dir", str(report),
-                *([] if name == "trusted" else ["--against", str(tmp_path / "trusted")]),
+                f"--report-dir={report}",
+                *([] if name == "trusted" else [f"--against={tmp_path / 'trusted'}"]),
             )  # fmt: skip
             assert (report / "verdict.json").is_file(), run.output
             verdict = json.loads((report / "verdict.json").read_text("utf-8"))
@@ -212,7 +212,7 @@ def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_b
     checkouts = f'[engine.checkouts]\nvllm = "{tmp_path}/checkout"\n\n[engine.needs]'
     file = tmp_path / "mine.toml"
     file.write_text(text.replace("[engine.needs]", checkouts))
-    status, run = run_pytest("--profile", str(file), "tests/test_smoke.py", "-k", "test_imports")
+    status, run = run_pytest(f"--profile={file}", "tests/test_smoke.py", "-k", "test_imports")
     assert status == 1, run.output
     message = run.verdict["tests"][0]["message"]
     assert re.search(r"vllm: required from the checkout .*/checkout, seen .*vllm", message), message
