@@ -26,11 +26,11 @@ from sm121.core import bounded
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
+from sm121.engines import given_key
 from sm121.engines.attached import attach
 from sm121.evidence import failure, kernel_path, metrics
 from sm121.measure import counters, validity
 from sm121.regression.ab import parse_sides
-from sm121.session import given_key
 
 SECRET = "Tr0ub4dor"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

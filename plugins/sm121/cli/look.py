@@ -55,7 +55,7 @@ def _add_health(commands: Commands) -> None:
 
 def _health(options: argparse.Namespace) -> int:
     from sm121.client import health
-    from sm121.session import given_key
+    from sm121.engines import given_key
 
     try:
         within_s = float(options.within)

@@ -30,9 +30,10 @@ from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.server import NO_KEY, Endpoint
 from sm121.core.verdict import Verdict
+from sm121.engines import given_key
 from sm121.report import headline
 from sm121.run import stored_run
-from sm121.session import given_key, own_options
+from sm121.session import own_options
 from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
 from sm121.stress import soak
 

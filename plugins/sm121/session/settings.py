@@ -10,6 +10,7 @@ from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.core.waivers import Waiver
+from sm121.engines import given_key
 from sm121.measure.plan import Plan, Sizes
 from sm121.oracles.formats import Rounding
 from sm121.regression import hypothesis
@@ -19,7 +20,6 @@ from sm121.run import stored_benchmarks
 from sm121.session import (
     given_engine,
     given_files,
-    given_key,
     given_nodes,
     plan_choice,
     trusted_runs,
