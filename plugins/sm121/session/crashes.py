@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core.printable import printable
-from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.server import Node
+from sm121.engines import managed_evidence
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
@@ -198,7 +198,8 @@ class CrashDesk:
         if load is not None:
             evidence.in_flight = [request.record() for request in load.client.under_way()]
         if managed is not None:
-            self._add_managed(evidence, managed)
+            version = session.file.engine.version
+            managed_evidence.add(evidence, managed, version=version, secrets=session.secrets)
         else:
             self._add_attached(evidence)
         return evidence
@@ -246,13 +247,6 @@ class CrashDesk:
         if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
             return _by_logs(cause, spans)
         return cause
-
-    def _add_managed(self, evidence: crash_bundle.Evidence, managed: ManagedServer) -> None:
-        evidence.log = managed.log
-        evidence.exit_status = managed.exit_status
-        evidence.configuration = self._record(managed)
-        evidence.nodes = managed.described()
-        evidence.environment = self._session.engine_environment(managed.configuration)
 
     def _add_attached(self, evidence: crash_bundle.Evidence) -> None:
         session = self._session
@@ -402,20 +396,6 @@ class CrashDesk:
         if file.is_file():
             return file.read_text("utf-8", "replace")
         return None
-
-    def _record(self, managed: ManagedServer) -> dict[str, Any]:
-        configuration = managed.configuration
-        secrets = self._session.secrets
-        return {
-            "name": configuration.name,
-            "engine": configuration.engine,
-            "version": self._session.file.engine.version,
-            "python": configuration.python,
-            "model": configuration.model,
-            "arguments": redact_arguments(configuration.arguments, secrets),
-            "environment": redact_environment(dict(configuration.environment), secrets),
-            "debug": configuration.debug,
-        }
 
     def _rerun(self, test: str | None) -> str:
         if self._session.pool is None:

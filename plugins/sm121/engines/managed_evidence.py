@@ -1,0 +1,35 @@
+"""What a crash bundle has of a managed server."""
+
+from collections.abc import Collection
+
+from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.engines.managed import ManagedServer
+from sm121.evidence.crash_bundle import Evidence
+
+
+def add(
+    evidence: Evidence, managed: ManagedServer, *, version: str | None, secrets: Collection[str]
+) -> None:
+    """Add the log, the exit status, the configuration, the nodes and the environment of a server.
+
+    Args:
+        evidence: The evidence of its end, which is changed.
+        managed: The server.
+        version: The version of its engine; None if it is not known.
+        secrets: Known secrets, which its configuration must not show.
+    """
+    configuration = managed.configuration
+    evidence.log = managed.log
+    evidence.exit_status = managed.exit_status
+    evidence.configuration = {
+        "name": configuration.name,
+        "engine": configuration.engine,
+        "version": version,
+        "python": configuration.python,
+        "model": configuration.model,
+        "arguments": redact_arguments(configuration.arguments, secrets),
+        "environment": redact_environment(dict(configuration.environment), secrets),
+        "debug": configuration.debug,
+    }
+    evidence.nodes = managed.described()
+    evidence.environment = managed.engine.environment(configuration, api_key="")
