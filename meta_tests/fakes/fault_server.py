@@ -86,6 +86,8 @@ def start_up(fault: str) -> None:
         build(0)
     elif fault.startswith("compiles"):
         build(6 if fault == "compiles" else 2)
+    if fault == "slow":
+        time.sleep(2.5)
     if fault == "silent":
         time.sleep(3600)
     if fault == "stubborn":

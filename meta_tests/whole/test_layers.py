@@ -30,6 +30,11 @@ UPWARD = {
         "sm121.core.errors",
         "pytest_gpu_arch.detection -> sm121.core.errors",
     ),
+    "pytest_llm_server uses the engines and nothing of a run": (
+        "../pytest_llm_server/servers.py",
+        "sm121.run.harness",
+        "pytest_llm_server.servers -> sm121.run.harness",
+    ),
     "No cycle of packages, no cycle of files": (
         "oracles/mxfp4.py",
         "sm121.oracles.mxfp8",

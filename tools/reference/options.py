@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pytest_gpu_arch import markers
 from pytest_gpu_arch import plugin as gpu_arch
+from pytest_llm_server import options as llm_server
 from sm121.plugin import MODULES, options
 from tools.reference.markdown import MADE_BY, cell, table
 
@@ -47,6 +48,9 @@ class _Parser:
         self._group = title
         return self
 
+    def addini(self, *_names: str, **_attributes: Any) -> None:
+        """A setting of pytest.ini is on the page of its plugin."""
+
     def addoption(self, *names: str, **attributes: Any) -> None:
         value = attributes.get("metavar") or ""
         if isinstance(value, tuple):
@@ -68,6 +72,7 @@ def declared() -> tuple[list[Option], list[str]]:
     taken = _Parser()
     gpu_arch.pytest_addoption(cast("pytest.Parser", taken))
     options.add(cast("pytest.Parser", taken))
+    llm_server.add(cast("pytest.Parser", taken))
     return taken.options, [*options.markers(), *markers.lines()]
 
 

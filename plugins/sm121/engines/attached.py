@@ -23,6 +23,7 @@ def attach(
     served_name: str | None,
     default_name: str,
     log: Path | None,
+    naming: str = "--model",
 ) -> Server:
     """Probe a running OpenAI-compatible server.
 
@@ -33,6 +34,7 @@ def attach(
             serves, whatever its name is.
         default_name: The model that is expected if several are served.
         log: The log of the server, if the user gave one.
+        naming: The option that names the model, for the error message.
 
     Raises:
         UsageError: Nobody answers, the server has another API, or it serves another model.
@@ -47,7 +49,8 @@ def attach(
     if served_name is None and len(roots) == 1:
         endpoint = replace(endpoint, served_name=next(iter(roots)))
     if endpoint.served_name not in roots:
-        raise another_model(base_url, endpoint.served_name, ", ".join(roots) or "nothing")
+        serves = ", ".join(roots) or "nothing"
+        raise another_model(base_url, endpoint.served_name, serves, naming=naming)
     root = roots[endpoint.served_name]
     return Server(
         endpoint=endpoint,
@@ -61,17 +64,21 @@ def attach(
     )
 
 
-def another_model(base_url: str, expected: str, serves: str) -> UsageError:
+def another_model(
+    base_url: str, expected: str, serves: str, *, naming: str = "--model"
+) -> UsageError:
     """Return the error for a server that serves another model than the expected one.
 
     Args:
         base_url: The address of the server.
-        expected: The name of the expected model.
+        expected: The name of the expected model; empty: that of the only one.
         serves: The names of the served models.
+        naming: The option that names the model.
     """
+    model = repr(expected) if expected else "one model"
     return UsageError(
-        f"--base-url {base_url}: expected a server of {expected!r}, it serves {serves}; "
-        "name one with --model"
+        f"--base-url {base_url}: expected a server of {model}, it serves {serves}; "
+        f"name one with {naming}"
     )
 
 

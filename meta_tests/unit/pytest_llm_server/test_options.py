@@ -1,0 +1,82 @@
+"""What the user asked for, read from the command line and from pytest.ini."""
+
+from types import SimpleNamespace
+
+import pytest
+from _pytest.config.argparsing import Parser
+
+from pytest_llm_server import ServerFailed, options
+from pytest_llm_server.factory import LlmServerFactory
+
+INI = {"llm_engine": "vllm", "llm_args": [], "llm_ready_within": "300"}
+
+
+def configuration(*words: str, suite: bool = False, theirs: str | None = None, **ini: object):
+    """The configuration of a run. ``theirs``: an option that another plugin has added."""
+    parser = Parser(_ispytest=True)
+    options.add(parser)
+    if theirs is not None:
+        parser.addoption(theirs, default="http://their.page")
+    made = SimpleNamespace(
+        stash=pytest.Stash(),
+        pluginmanager=SimpleNamespace(hasplugin=lambda _name: suite),
+        getini=lambda name: (INI | ini).get(name, ""),
+    )
+    options.add_base_url(made, parser)
+    made.option = parser.parse(list(words))
+    made.getoption = lambda name: getattr(made.option, name.removeprefix("--").replace("-", "_"))
+    return made
+
+
+def test_the_command_line_counts_before_the_ini():
+    words = ("--llm-model=m", "--llm-args=--a 'b c'", "--llm-engine=sglang", "--llm-ready-within=9")
+    ini = {"llm_model": "n", "llm_args": ["--d"], "llm_ready_within": "8"}
+    assert options.read(configuration(*words, **ini)) == options.Asked(
+        base_url=None, engine="sglang", model="m", arguments=("--a", "b c"), ready_within_s=9.0
+    )
+    assert options.read(configuration(**ini)) == options.Asked(
+        base_url=None, engine="vllm", model="n", arguments=("--d",), ready_within_s=8.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        pytest.param(["--llm-engine=tgi"], "engine tgi: expected one of vllm, ", id="engine"),
+        pytest.param(["--llm-args=--port 80"], "argument --port of vllm: the plugin", id="port"),
+        pytest.param(["--llm-args=--uds=x"], "argument --uds=x of vllm: the plugin", id="equals"),
+        pytest.param(["--llm-args='"], "--llm-args ': No closing quotation", id="quote"),
+        pytest.param(["--llm-ready-within=0"], "--llm-ready-within 0: expected", id="no time"),
+        pytest.param(["--llm-ready-within=5m"], "--llm-ready-within 5m: expected", id="no number"),
+        pytest.param(["--llm-ready-within=inf"], "--llm-ready-within inf: expected", id="for ever"),
+        pytest.param(
+            ["--base-url=http://h", "--llm-args=--x"], "--llm-args with --base-url", id="both"
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_line(words, expected):
+    with pytest.raises(pytest.UsageError) as refused:
+        options.read(configuration(*words))
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("suite", "expected"),
+    [
+        pytest.param(False, None, id="a web page"),
+        pytest.param(True, "http://their.page", id="the suite's"),
+    ],
+)
+def test_an_option_of_the_same_name_is_added_once(suite, expected):
+    config = configuration(theirs="--base-url", suite=suite)
+    assert options.read(config).base_url == expected
+    named = configuration(theirs="--base-url", llm_base_url="http://model", suite=False)
+    assert options.read(named).base_url == "http://model"
+
+
+def test_a_start_without_a_model_says_what_to_give(tmp_path):
+    asked = options.read(configuration())
+    run = SimpleNamespace(servers=SimpleNamespace(asked=asked))
+    with pytest.raises(ServerFailed, match="expected a model: give --llm-model MODEL"):
+        LlmServerFactory(run, tmp_path).of_the_run()

@@ -1,0 +1,82 @@
+"""A server that did not start, or died: a crash bundle, and an error that names it."""
+
+from collections.abc import Mapping
+
+from pytest_llm_server import ServerFailed
+from sm121.core.waiting import until
+from sm121.engines import managed_evidence
+from sm121.engines.life import DYING_S
+from sm121.engines.managed import ManagedServer
+from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedOut, StartError
+from sm121.evidence import cgroup, crash_bundle, death, failure, kernel_messages
+from sm121.evidence.crash_bundle import Redact
+from sm121.evidence.failure import Cause
+
+
+def of_start(error: StartError) -> Cause:
+    """Return the cause of a start that failed: a hang if the log shows no cause.
+
+    Args:
+        error: The error of the start.
+    """
+    hangs = isinstance(error, ServerTimedOut | ServerStalled)
+    if not hangs or error.cause.kind not in death.VAGUE:
+        return error.cause
+    return Cause(
+        kind="hang",
+        summary=error.what,
+        owner="the engine; or the limit of the start is too low for this model",
+        remedy="read the end of its log, and take stacks (py-spy dump) while it starts",
+        lines=error.cause.lines,
+    )
+
+
+def report(
+    managed: ManagedServer,
+    what: str,
+    cause: Cause,
+    *,
+    test: str | None,
+    cgroup_before: Mapping[str, int] | str,
+    redact: Redact,
+) -> ServerFailed:
+    """Write a crash bundle, and return the error for the test.
+
+    Args:
+        managed: The server, which did not start or has died.
+        what: The event, without the cause.
+        cause: The cause by the log so far.
+        test: The id of the test that ran; None: between two tests.
+        cgroup_before: The counters of the control group before the start.
+        redact: Removes the secrets of a text.
+    """
+    if managed.stopped is None:  # a server ends some seconds after its engine: its log says more
+        until(lambda: managed.exit_status is not None, DYING_S)
+        cause = failure.classify(managed.log, managed.exit_status)
+    exits = managed.exits()
+    kernel = kernel_messages.since(managed.launched)
+    cause = death.cause_of(
+        cause,
+        exits=exits,
+        kernel=kernel,
+        kills=cgroup.kills(cgroup_before),
+        pids=managed.known_pids,
+    )
+    evidence = crash_bundle.Evidence(
+        cause=cause,
+        what=what,
+        test=test,
+        exits=exits,
+        tree=managed.look_at_tree(),
+        kernel=kernel,
+        cgroup_before=cgroup_before,
+        cgroup_after=cgroup.memory_events(),
+    )
+    managed_evidence.add(evidence, managed, version=None, secrets=managed.secrets)
+    folder = managed.directory / crash_bundle.FOLDER
+    try:
+        bundle, _ = crash_bundle.write_somewhere(evidence, folder, redact)
+        where = f"Crash bundle: {bundle}"
+    except OSError as error:
+        where = f"No crash bundle could be written: {error}"
+    return ServerFailed(redact(f"{ServerError(what, cause, managed.log)}\n    {where}"))

@@ -1,0 +1,105 @@
+"""Starts the servers of the fixtures."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from pytest_llm_server import ServerFailed
+from pytest_llm_server.run import Run
+from pytest_llm_server.server import LlmServer
+from pytest_llm_server.servers import Start
+
+_NO_MODEL = (
+    "expected a model: give --llm-model MODEL or llm_model in pytest.ini, or the address of a "
+    "running server with --base-url URL"
+)
+
+
+class LlmServerFactory:
+    """Starts servers, one for each ``with`` block.
+
+    Args:
+        run: The run of pytest.
+        folder: The folder of logs and crash bundles.
+    """
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self._run = run
+        self._folder = folder
+
+    def __call__(
+        self,
+        model: str | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        engine: str | None = None,
+        ready_within_s: float | None = None,
+    ) -> AbstractContextManager[LlmServer]:
+        """Start a server for a ``with`` block, and stop it at its end.
+
+        The server of the fixture `llm_server` is stopped before, unless the test uses it, too. With
+        ``--base-url`` nothing is started: the test is skipped.
+
+        Args:
+            model: The model: a folder, or a name of the hub. None: that of the run, whose arguments
+                then come before these.
+            arguments: The arguments of the engine.
+            environment: Variables of the engine, beside those of this process.
+            engine: ``vllm``, ``sglang`` or ``llama-cpp``. None: that of the run.
+            ready_within_s: How long the start may take, in seconds. None: as of the run.
+
+        Raises:
+            ServerFailed: It did not start, died, or left something behind.
+        """
+        __tracebackhide__ = True
+        asked = self._run.servers.asked
+        if asked.base_url is not None:
+            pytest.skip(f"needs a server of its own; the run uses {asked.base_url}")
+        self._run.make_room()
+        if model is None:
+            model = asked.model
+            arguments = (*asked.arguments, *arguments)
+        return self._started(
+            model,
+            arguments,
+            environment or {},
+            engine or asked.engine,
+            ready_within_s or asked.ready_within_s,
+        )
+
+    def of_the_run(self) -> AbstractContextManager[LlmServer]:
+        """Give the server of the run for a ``with`` block: started, or running already.
+
+        Raises:
+            ServerFailed: The run names no model, or as of `__call__`.
+        """
+        __tracebackhide__ = True
+        asked = self._run.servers.asked
+        if asked.base_url is not None:
+            server = self._run.servers.attach(asked.base_url, self._run.option)
+            return contextlib.nullcontext(server)
+        return self._started(asked.model, asked.arguments, {}, asked.engine, asked.ready_within_s)
+
+    def _started(
+        self,
+        model: str | None,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        engine: str,
+        ready_within_s: float,
+    ) -> AbstractContextManager[LlmServer]:
+        __tracebackhide__ = True
+        if model is None:
+            raise ServerFailed(_NO_MODEL)
+        start = Start(
+            model=str(model),
+            arguments=tuple(arguments),
+            environment=environment,
+            engine=engine,
+            ready_within_s=ready_within_s,
+        )
+        return self._run.servers.started(start, self._folder)

@@ -1,0 +1,39 @@
+"""The fixtures."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_llm_server import run
+
+if TYPE_CHECKING:
+    import openai
+
+    from pytest_llm_server.factory import LlmServerFactory
+    from pytest_llm_server.server import LlmServer
+
+
+@pytest.fixture(scope="session")
+def llm_server_factory(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> "LlmServerFactory":
+    """Starts a server of any model, with any arguments, for a ``with`` block."""
+    from pytest_llm_server.factory import LlmServerFactory  # other runs do not import the suite
+
+    return LlmServerFactory(run.of(pytestconfig), tmp_path_factory.getbasetemp() / "llm-server")
+
+
+@pytest.fixture(scope="session")
+def llm_server(llm_server_factory: "LlmServerFactory") -> "Iterator[LlmServer]":
+    """The server of the run: started for the first test, or the running one of ``--base-url``."""
+    __tracebackhide__ = True
+    with llm_server_factory.of_the_run() as server:
+        yield server
+
+
+@pytest.fixture
+def llm_client(llm_server: "LlmServer") -> "Iterator[openai.OpenAI]":
+    """An OpenAI client of `llm_server`. It does not retry."""
+    with llm_server.client() as client:
+        yield client

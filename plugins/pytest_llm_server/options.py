@@ -1,0 +1,159 @@
+"""The options of the command line, and the settings of pytest.ini."""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+_BASE_URL = "--base-url"
+_ENGINE = "vllm"
+_READY_WITHIN_S = "300"
+#: The suite has options of its own for an attached server.
+_SUITE = "sm121.plugin"
+#: Whether ``--base-url`` is the address of a server of a model. Another plugin may have an option
+#: of that name, for a web page.
+_MEANS_A_SERVER = pytest.StashKey[bool]()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The server that the user asked for.
+
+    Attributes:
+        base_url: The address of a running server; None: the plugin starts one.
+        engine: The name of the engine to start.
+        model: The model to start, or the served model to use of a running server. None: not named.
+        arguments: The arguments of the engine.
+        ready_within_s: How long a start may take, in seconds.
+    """
+
+    base_url: str | None
+    engine: str
+    model: str | None
+    arguments: tuple[str, ...]
+    ready_within_s: float
+
+
+def add(parser: pytest.Parser) -> None:
+    """Add the options whose names no other plugin has, and the settings.
+
+    Args:
+        parser: pytest's parser.
+    """
+    group = parser.getgroup("llm_server", "server of a language model")
+    group.addoption(
+        "--llm-model", metavar="MODEL", help="model to serve: a folder or a name of the hub"
+    )
+    group.addoption(
+        "--llm-args",
+        metavar="TEXT",
+        help="arguments of the engine in one string; quotes as in a shell, no shell",
+    )
+    group.addoption("--llm-engine", metavar="NAME", help="vllm (default), sglang or llama-cpp")
+    group.addoption(
+        "--llm-ready-within",
+        metavar="SECONDS",
+        help=f"how long a start may take (default: {_READY_WITHIN_S}); no part of a test's timeout",
+    )
+    parser.addini("llm_model", "as --llm-model")
+    parser.addini("llm_args", "as --llm-args", type="args")
+    parser.addini("llm_engine", "as --llm-engine", default=_ENGINE)
+    parser.addini("llm_ready_within", "as --llm-ready-within", default=_READY_WITHIN_S)
+    parser.addini("llm_base_url", "as --base-url")
+
+
+def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
+    """Add ``--base-url``, unless another plugin or a conftest.py has an option of that name.
+
+    Args:
+        config: The configuration of the run. Every plugin has added its options.
+        parser: pytest's parser.
+    """
+    _, unknown = parser.parse_known_and_unknown_args([f"{_BASE_URL}=http://localhost"])
+    is_free = bool(unknown)
+    if is_free:
+        parser.getgroup("llm_server").addoption(
+            _BASE_URL, metavar="URL", help="use a running server; it is never stopped"
+        )
+    config.stash[_MEANS_A_SERVER] = is_free or config.pluginmanager.hasplugin(_SUITE)
+
+
+def read(config: pytest.Config) -> Asked:
+    """Read what the user asked for: the command line, else pytest.ini.
+
+    Args:
+        config: The configuration of the run.
+
+    Raises:
+        pytest.UsageError: A value is wrong.
+    """
+    base_url = None
+    if config.stash.get(_MEANS_A_SERVER, False):
+        base_url = config.getoption(_BASE_URL)
+    base_url = base_url or config.getini("llm_base_url") or None
+    if base_url is not None:
+        _refuse_options_of_a_start(config)
+    engine = config.getoption("--llm-engine") or config.getini("llm_engine")
+    arguments = _arguments(config)
+    wrong = wrong_start(engine, arguments)
+    if wrong is not None:
+        raise pytest.UsageError(wrong)
+    return Asked(
+        base_url=base_url,
+        engine=engine,
+        model=config.getoption("--llm-model") or config.getini("llm_model") or None,
+        arguments=arguments,
+        ready_within_s=_seconds(config),
+    )
+
+
+def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
+    """Return why an engine cannot be started so, in one line; None if nothing is known against it.
+
+    Args:
+        engine: The name of the engine.
+        arguments: Its arguments.
+    """
+    from sm121.engines import registry  # other runs do not import the suite
+
+    if engine not in registry.names():
+        return (
+            f"engine {engine}: expected one of {', '.join(registry.names())}. Use any other "
+            f"OpenAI-compatible server with {_BASE_URL}"
+        )
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag in registry.engine(engine).reserved_arguments:
+            return f"argument {argument} of {engine}: the plugin sets {flag} itself. Leave it out"
+    return None
+
+
+def _refuse_options_of_a_start(config: pytest.Config) -> None:
+    for name in ("--llm-args", "--llm-engine"):
+        if config.getoption(name):
+            raise pytest.UsageError(
+                f"{name} with {_BASE_URL}: a running server is never started. Leave out one of them"
+            )
+
+
+def _arguments(config: pytest.Config) -> tuple[str, ...]:
+    text = config.getoption("--llm-args")
+    if text is None:
+        return tuple(config.getini("llm_args"))
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise pytest.UsageError(f"--llm-args {text}: {error}") from error
+
+
+def _seconds(config: pytest.Config) -> float:
+    text = config.getoption("--llm-ready-within") or config.getini("llm_ready_within")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise pytest.UsageError(f"--llm-ready-within {text}: expected seconds above 0")
+    return seconds

@@ -1,0 +1,216 @@
+"""A run of pytest: which tests use a server, and when the server is looked at."""
+
+from collections.abc import Collection, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_llm_server import options
+from pytest_llm_server.timer import Timer
+
+if TYPE_CHECKING:
+    from pytest_llm_server.servers import Servers
+
+_FACTORY = "llm_server_factory"
+_SERVER = "llm_server"
+_FIXTURES = frozenset({_FACTORY, _SERVER})
+_RUN = pytest.StashKey["Run"]()
+
+
+@dataclass(frozen=True)
+class _SetUp:
+    """A fixture that is set up."""
+
+    definition: pytest.FixtureDef[Any]
+    request: Any
+
+
+class Run:
+    """The hooks of a run, in pytest's order, and what its fixtures use.
+
+    Args:
+        config: The configuration of the run.
+        timer: The time limit of the test that runs.
+    """
+
+    def __init__(self, config: pytest.Config, timer: Timer) -> None:
+        self._config = config
+        self._timer = timer
+        self._servers: Servers | None = None
+        #: The test that runs; None between two tests.
+        self._item: pytest.Item | None = None
+        self._set_up: dict[str, _SetUp] = {}
+        #: A server died in the test that runs.
+        self._has_died = False
+
+    @property
+    def servers(self) -> "Servers":
+        """The servers of the run."""
+        if self._servers is None:
+            from pytest_llm_server.servers import Servers  # other runs do not import the suite
+
+            self._servers = Servers(options.read(self._config), self._timer)
+        return self._servers
+
+    @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """With ``--dist loadgroup`` one worker of xdist gets all tests that use a server."""
+        if not self._config.pluginmanager.hasplugin("xdist"):
+            return
+        for item in items:
+            if _uses_one(item) and item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(_SERVER))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Refuse wrong options and a running server that does not answer, before the first test.
+
+        A worker of xdist cannot refuse a run: its tests fail.
+        """
+        is_worker = hasattr(self._config, "workerinput")
+        if is_worker or self._config.option.collectonly:
+            return
+        if not any(_uses_one(item) for item in session.items):
+            return
+        url = self.servers.asked.base_url
+        if url is None:
+            return
+        from sm121.core.errors import UsageError
+
+        try:
+            self.servers.attach(url, self.option)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from error
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note which test runs."""
+        self._item = item
+        try:
+            return (yield)
+        finally:
+            self._item = None
+
+    @pytest.hookimpl(tryfirst=True)  # pytest's own ends the call
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> None:
+        """Note the fixtures that may have to end before the session does."""
+        if fixturedef.argname in _FIXTURES:
+            self._set_up[fixturedef.argname] = _SetUp(fixturedef, request)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fail a test whose server died before it; look again if a fixture fails."""
+        __tracebackhide__ = True
+        if not _uses_one(item):
+            return (yield)
+        self._require_alive(None)
+        return (yield from self._looked_at_its_end(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Fail a test during which a server died."""
+        __tracebackhide__ = True
+        if not _uses_one(item):
+            return (yield)
+        return (yield from self._looked_at_its_end(item))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Generator[None, object, object]:
+        """End the fixtures of a server that died. The next test that wants them starts another."""
+        try:
+            return (yield)
+        finally:
+            if self._has_died:
+                self._has_died = False
+                self._end(_FACTORY)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Take the keys of servers out of what pytest prints and writes to junit.xml."""
+        report = yield
+        if self._servers is not None:
+            _redact(report, self._servers)
+        return report
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option; None if no plugin has it.
+
+        Args:
+            name: The name, with its dashes.
+        """
+        return self._config.getoption(name, None)
+
+    def make_room(self) -> None:
+        """Stop the server of `llm_server`, unless the test that runs uses it."""
+        if self._item is None or _SERVER not in _fixtures_of(self._item):
+            self._end(_SERVER)
+
+    def _end(self, fixture: str) -> None:
+        """End a fixture and all that use it, as pytest does if a parameter of it changes."""
+        set_up = self._set_up.pop(fixture, None)
+        if set_up is not None:
+            set_up.definition.finish(set_up.request)
+
+    def _looked_at_its_end(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Look at the servers when a part of a test has ended, however it ended."""
+        __tracebackhide__ = True
+        try:
+            result = yield
+        except (Exception, pytest.fail.Exception) as error:
+            self._require_alive(item, error)
+            raise
+        self._require_alive(item)
+        return result
+
+    def _require_alive(self, item: pytest.Item | None, cause: BaseException | None = None) -> None:
+        """Raise ServerFailed if a server died. ``item``: the test in which it was so far alive."""
+        __tracebackhide__ = True
+        if self._servers is None:
+            return
+        failed = self._servers.look(item.nodeid if item is not None else None)
+        if failed is not None:
+            self._has_died = True
+            raise failed from cause
+
+
+def begin(config: pytest.Config) -> None:
+    """Register the hooks of a run.
+
+    Args:
+        config: The configuration of the run.
+    """
+    timer = Timer()
+    run = Run(config, timer)
+    config.stash[_RUN] = run
+    config.pluginmanager.register(timer, "pytest_llm_server.timer")
+    config.pluginmanager.register(run, "pytest_llm_server.run")
+
+
+def of(config: pytest.Config) -> Run:
+    """Return the run.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return config.stash[_RUN]
+
+
+def _uses_one(item: pytest.Item) -> bool:
+    return not _FIXTURES.isdisjoint(_fixtures_of(item))
+
+
+def _fixtures_of(item: pytest.Item) -> Collection[str]:
+    names: Collection[str] = getattr(item, "fixturenames", ())  # a test of a text file has none
+    return names
+
+
+def _redact(report: pytest.TestReport, servers: "Servers") -> None:
+    report.sections = [(name, servers.redact(text)) for name, text in report.sections]
+    if isinstance(report.longrepr, tuple):  # of a skip
+        return
+    content = report.longreprtext
+    clean = servers.redact(content)
+    if clean != content:
+        report.longrepr = clean

@@ -1,0 +1,292 @@
+"""The servers of a run of pytest: started or attached, looked at, stopped."""
+
+import contextlib
+import logging
+import shutil
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pytest_llm_server import ServerFailed, crashes, options
+from pytest_llm_server.options import Asked
+from pytest_llm_server.server import LlmServer
+from pytest_llm_server.timer import Timer
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.options import Option
+from sm121.core.redaction import REDACTED, secrets_of
+from sm121.engines import attached, dead_runs, given_key, protocol, registry
+from sm121.engines.attached_life import AttachedLife
+from sm121.engines.endings import StopReport
+from sm121.engines.life import Alive, Life, ManagedLife
+from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.server_errors import StartError
+from sm121.evidence import cgroup
+from sm121.evidence.failure import Cause
+
+_log = logging.getLogger(__name__)
+#: A start that neither logs nor uses the processor for so long hangs, in seconds.
+_STALLED_AFTER_S = 90.0
+#: Between SIGTERM and SIGKILL, in seconds.
+_STOP_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Start:
+    """A server to start.
+
+    Attributes:
+        model: The model: a folder, or a name of the hub.
+        arguments: The arguments of the engine.
+        environment: Variables of the engine, beside those of this process.
+        engine: The name of the engine.
+        ready_within_s: How long the start may take, in seconds.
+    """
+
+    model: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    engine: str
+    ready_within_s: float
+
+
+class Servers:
+    """The servers that live, and what is known of their lives.
+
+    Args:
+        asked: What the user asked for.
+        timer: The time limit of the test that runs.
+    """
+
+    def __init__(self, asked: Asked, timer: Timer) -> None:
+        self.asked = asked
+        self._timer = timer
+        self._secrets: set[str] = set()
+        self._run_id = uuid.uuid4().hex[:12]
+        self._lives: list[Life] = []
+        self._attached: LlmServer | None = None
+        self._cgroup_before = cgroup.memory_events()
+
+    def attach(self, url: str, option: Option) -> LlmServer:
+        """Return the running server at an address. It is probed once.
+
+        Args:
+            url: The address.
+            option: Returns the value of an option, or None.
+
+        Raises:
+            UsageError: No server answers there, or it serves another model.
+        """
+        if self._attached is not None:
+            return self._attached
+        key = given_key.api_key(option)
+        if key is not None:
+            self._secrets.add(key)
+        server = attached.attach(
+            url,
+            api_key=key,
+            served_name=self.asked.model,
+            default_name="",
+            log=None,
+            naming="--llm-model",
+        )
+        if attached.several_processes(url, key) is None:  # else each answer shows another process
+            self._lives.append(AttachedLife(server))
+        self._attached = LlmServer(server.endpoint, None)
+        return self._attached
+
+    def started(self, start: Start, folder: Path) -> "StartedServer":
+        """Return the block of a server, which starts when the block begins.
+
+        Args:
+            start: The server.
+            folder: The folder of its log and crash bundle.
+        """
+        return StartedServer(self, start, folder)
+
+    def start(self, start: Start, folder: Path) -> ManagedLife:
+        """Start a server.
+
+        Args:
+            start: The server.
+            folder: The folder of its log and crash bundle.
+
+        Returns:
+            Its life, which is looked at until `stop`.
+
+        Raises:
+            ServerFailed: It did not start.
+        """
+        __tracebackhide__ = True
+        wrong = options.wrong_start(start.engine, start.arguments)
+        if wrong is not None:
+            raise ServerFailed(wrong)
+        configuration = ServerConfiguration(
+            name="llm",
+            engine=start.engine,
+            python=_python(start.engine),
+            model=start.model,
+            served_name=start.model,
+            arguments=start.arguments,
+            environment=environment_items(start.environment),
+        )
+        managed = ManagedServer(
+            configuration,
+            registry.engine(start.engine),
+            StartLimits(start.ready_within_s, _STALLED_AFTER_S, _STOP_WITHIN_S),
+            folder,
+            self._run_id,
+            lambda phase: _log.info("%s: %s", start.model, phase.text),
+        )
+        self._secrets.update(managed.secrets, secrets_of(start.environment))
+        _log.info("%s starts; log: %s", start.model, managed.log)
+        with self._timer.stopped():
+            dead_runs.end_dead_runs()
+            try:
+                managed.start()
+            except StartError as error:
+                cause = crashes.of_start(error)
+                raise self._failed(managed, "the server did not start", cause, None) from None
+        life = ManagedLife(managed)
+        self._lives.append(life)
+        return life
+
+    def redact(self, text: str) -> str:
+        """Return a text without the keys of the servers.
+
+        Args:
+            text: The text.
+        """
+        for secret in self._secrets:
+            text = text.replace(secret, REDACTED)
+        return text
+
+    def look(self, test: str | None) -> ServerFailed | None:
+        """Return the error of a server that died since the last look, or None.
+
+        Args:
+            test: The id of the test that runs; None between two tests.
+        """
+        for life in self._lives:
+            failed = self._look_at(life, test)
+            if failed is not None:
+                return failed
+        return None
+
+    def _look_at(self, life: Life, test: str | None) -> ServerFailed | None:
+        if life.accounted:
+            return self._still_dead(life)
+        state = life.state()
+        if isinstance(state, Alive):
+            return None
+        life.accounted = True
+        if isinstance(life, ManagedLife):
+            what = state.what if test is not None else f"{state.what}, between two tests"
+            return self._failed(life.managed, what, state.cause, test)
+        return ServerFailed(f"{state.what}: {state.detail}")
+
+    def _still_dead(self, life: Life) -> ServerFailed | None:
+        """Return an error as long as a running server of the user is gone."""
+        if isinstance(life, ManagedLife):
+            return None  # the fixtures that use it end after the test
+        if not life.answers():
+            return ServerFailed("the attached server ended in an earlier test and does not answer")
+        life.state()  # the process that answers now is watched from here on
+        life.accounted = True
+        return None
+
+    def _failed(
+        self, managed: ManagedServer, what: str, cause: Cause, test: str | None
+    ) -> ServerFailed:
+        return crashes.report(
+            managed, what, cause, test=test, cgroup_before=self._cgroup_before, redact=self.redact
+        )
+
+    def stop(self, life: ManagedLife, error: BaseException | None) -> None:
+        """Stop a server.
+
+        Args:
+            life: Its life.
+            error: The error that ends its block; None: it ends without one.
+
+        Raises:
+            ServerFailed: It died and no test was told, or it left something behind.
+        """
+        __tracebackhide__ = True
+        was_reported = life.accounted
+        failed = self._look_at(life, None)
+        self._lives.remove(life)
+        with self._timer.stopped():
+            report = life.managed.stop()
+        if failed is not None:
+            raise failed from error
+        if error is None and not was_reported and not report.clean:
+            raise ServerFailed(_left(report))
+
+
+class StartedServer(contextlib.AbstractContextManager[LlmServer]):
+    """The block of a server.
+
+    Args:
+        servers: The servers of the run.
+        start: The server.
+        folder: The folder of its log and crash bundle.
+    """
+
+    def __init__(self, servers: Servers, start: Start, folder: Path) -> None:
+        self._servers = servers
+        self._start = start
+        self._folder = folder
+        self._life: ManagedLife | None = None
+
+    def __enter__(self) -> LlmServer:
+        """Start the server.
+
+        Raises:
+            ServerFailed: It did not start.
+        """
+        __tracebackhide__ = True
+        self._life = self._servers.start(self._start, self._folder)
+        endpoint = self._life.managed.endpoint
+        assert endpoint is not None
+        return LlmServer(endpoint, self._life.managed.log)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the server.
+
+        Raises:
+            ServerFailed: It died and no test was told, or it left something behind.
+        """
+        __tracebackhide__ = True
+        if self._life is not None:
+            self._servers.stop(self._life, error)
+
+
+def _left(report: StopReport) -> str:
+    """Return what a stopped server left, in words."""
+    left = [f"process {survivor}" for survivor in report.survivors]
+    if not report.port_free:
+        left.append("its port is not free")
+    if report.memory.missing_bytes:
+        left.append(str(report.memory))
+    if report.crash is not None:
+        left.append(f"it died of {report.crash} when it was asked to end")
+    return f"the server did not stop cleanly: {'; '.join(left)}. Log: {report.log}"
+
+
+def _python(engine: str) -> str:
+    """Return the interpreter of an engine, or the path of one that is a program."""
+    described = registry.engine(engine)
+    if not isinstance(described, protocol.Program):
+        return sys.executable
+    path = shutil.which(described.program)
+    if path is None:
+        raise ServerFailed(f"engine {engine}: expected {described.program} on the PATH")
+    return path
