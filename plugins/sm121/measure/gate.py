@@ -17,12 +17,11 @@ The constants that rest on simulation are in docs/tables/gate-errors.md (``tools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from scipy import special
 
-from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
@@ -72,6 +71,34 @@ _LEFT_OUT = 1 / 3
 
 #: Risk of a PASS of a tail at its bound. With 299 requests and none over, it is 5 %.
 _LAST_TAIL_RISK = 0.01
+
+
+class Gate(Protocol):
+    """The thresholds of one metric, in its unit: those of a profile, or of anybody else."""
+
+    @property
+    def metric(self) -> str:
+        """Its name."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the thresholds, for people."""
+
+    @property
+    def minimum(self) -> float | None:
+        """The gate of a rate fails below it; None for a time."""
+
+    @property
+    def target(self) -> float | None:
+        """Above the minimum; None without one."""
+
+    @property
+    def stretch(self) -> float | None:
+        """Above the target; None without one."""
+
+    @property
+    def at_most(self) -> float | None:
+        """The gate of a time fails above it; None for a rate."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
 from sm121.core.waivers import Waiver
+from sm121.measure import number_table
 from sm121.plugin import expressions, held_output, larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline, key_numbers, rows, run_plan
@@ -285,4 +286,4 @@ def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | Non
     table = key_numbers.rows(run)
     if form == "markdown":
         return key_numbers.markdown(table)
-    return key_numbers.aligned(table)
+    return number_table.aligned(table)

@@ -5,53 +5,27 @@ The table has three forms: aligned text, Markdown, and Markdown with the columns
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 
 from sm121.clock import benchy
 from sm121.clock.benchy import BenchyRate
 from sm121.core import metric_name
 from sm121.core.numbers import number
-from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
+from sm121.measure import number_table
+from sm121.measure.number_table import HEADER, MOST, NumberRow
 from sm121.regression.change import is_price
 from sm121.report import metric_names, metric_verdicts
 from sm121.run.details import Samples
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
-#: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
-MOST = 6
 #: Rates above their bound that are named.
 _MOST_ABOVE = 3
-#: The confidence that the table's header has; a row with another one has its own.
-_USUAL_CONFIDENCE = "95%"
 #: Before the names of the differences that ``--ab`` measures: they have a table of their own.
 #: After the rates, in this order; any other metric comes last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
 #: The lowest grade of a gate: a PASS without another word.
 _LOWEST_GRADE = "minimum"
-
-
-@dataclass(frozen=True)
-class NumberRow:
-    """One metric; each field is the text of a cell, empty where there is nothing to show."""
-
-    metric: str
-    value: str
-    interval: str
-    required: str
-    #: Of the rate that the memory's bandwidth allows.
-    share: str
-    verdict: str
-
-
-_HEADER = NumberRow(
-    metric="metric",
-    value="value",
-    interval=f"interval ({_USUAL_CONFIDENCE})",
-    required="required",
-    share="of the bound",
-    verdict="verdict",
-)
 
 
 def names(run: VerdictFile, most: int = MOST) -> list[str]:
@@ -97,32 +71,6 @@ def not_shown(run: VerdictFile, most: int = MOST) -> list[str]:
     return left_out
 
 
-def aligned(table: Sequence[NumberRow]) -> str:
-    """Return the rows as text in columns with a header.
-
-    Columns that are empty in all rows are left out.
-
-    Args:
-        table: The rows.
-
-    Returns:
-        The text, which is empty for no rows.
-    """
-    if not table:
-        return ""
-    rows = [astuple(row) for row in table]
-    columns = []
-    for column in zip(astuple(_HEADER), *rows, strict=True):
-        if any(column[1:]):
-            width = max(len(cell) for cell in column)
-            columns.append([cell.ljust(width) for cell in column])
-    lines = []
-    for cells in zip(*columns, strict=True):
-        line = "  ".join(cells).rstrip()
-        lines.append(f"{printable(line)}\n")
-    return "".join(lines)
-
-
 def markdown(table: Sequence[NumberRow]) -> str:
     """Return the rows as a table of Markdown.
 
@@ -137,7 +85,7 @@ def markdown(table: Sequence[NumberRow]) -> str:
     numeric_columns = len(fields(NumberRow)) - 2
     rule = ["---", *["---:"] * numeric_columns, "---"]
     rows = [astuple(row) for row in table]
-    return benchy.piped([astuple(_HEADER), rule, *rows])
+    return benchy.piped([astuple(HEADER), rule, *rows])
 
 
 def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
@@ -210,10 +158,7 @@ def _interval(metric: MetricReport) -> str:
         if confidence and metric.gated:
             return f"{confidence} sure"
         return ""
-    text = f"{number(metric.ci_low) or '?'} to {number(metric.ci_high) or 'unbounded'}"
-    if confidence in ("", _USUAL_CONFIDENCE):
-        return text
-    return f"{text} ({confidence})"
+    return number_table.interval(metric.ci_low, metric.ci_high, metric.confidence)
 
 
 def share(metric: MetricReport) -> str:

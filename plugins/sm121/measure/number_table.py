@@ -1,0 +1,76 @@
+"""A table of measured numbers for the terminal: a row a metric, in columns with a header."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from sm121.core.numbers import number
+from sm121.core.printable import printable
+
+#: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
+MOST = 6
+#: The confidence that the table's header has; a row with another one has its own.
+_USUAL_CONFIDENCE = "95%"
+
+
+@dataclass(frozen=True)
+class NumberRow:
+    """One metric; each field is the text of a cell, empty where there is nothing to show."""
+
+    metric: str
+    value: str
+    interval: str
+    required: str
+    #: Of the rate that the memory's bandwidth allows.
+    share: str
+    verdict: str
+
+
+HEADER = NumberRow(
+    metric="metric",
+    value="value",
+    interval=f"interval ({_USUAL_CONFIDENCE})",
+    required="required",
+    share="of the bound",
+    verdict="verdict",
+)
+
+
+def aligned(table: Sequence[NumberRow]) -> str:
+    """Return the rows as text in columns with a header.
+
+    Columns that are empty in all rows are left out.
+
+    Args:
+        table: The rows.
+
+    Returns:
+        The text, which is empty for no rows.
+    """
+    if not table:
+        return ""
+    rows = [astuple(row) for row in table]
+    columns = []
+    for column in zip(astuple(HEADER), *rows, strict=True):
+        if any(column[1:]):
+            width = max(len(cell) for cell in column)
+            columns.append([cell.ljust(width) for cell in column])
+    lines = []
+    for cells in zip(*columns, strict=True):
+        line = "  ".join(cells).rstrip()
+        lines.append(f"{printable(line)}\n")
+    return "".join(lines)
+
+
+def interval(low: float | None, high: float | None, confidence: float | None) -> str:
+    """Return the text of an interval: ``51.9 to 52.4``, with its confidence if it is not 95 %.
+
+    Args:
+        low: The lower bound; None if it is not known.
+        high: The upper bound; None if there is none.
+        confidence: The confidence, 0 to 1; None if it is not known.
+    """
+    text = f"{number(low) or '?'} to {number(high) or 'unbounded'}"
+    shown = "" if confidence is None else f"{confidence:.0%}"
+    if shown in ("", _USUAL_CONFIDENCE):
+        return text
+    return f"{text} ({shown})"
