@@ -267,7 +267,10 @@ if __name__ == "__main__":
         _remember_the_commit()
         _remember_the_processor()
         # What a run imports and reads after its start, too.
-        for module in ("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"):
+        for module in (
+            *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
+            "pytest_bench_gate.gates",
+        ):
             importlib.import_module(module)
         importlib.import_module("sm121.core.bounded").tls()
         importlib.import_module("sm121.core.profile").load("cpu-tiny-gpt-oss")

@@ -35,6 +35,11 @@ UPWARD = {
         "sm121.run.harness",
         "pytest_llm_server.servers -> sm121.run.harness",
     ),
+    "pytest_bench_gate works with what measures alone": (
+        "../pytest_bench_gate/judging.py",
+        "sm121.run.stored_run",
+        "pytest_bench_gate.judging -> sm121.run.stored_run",
+    ),
     "No cycle of packages, no cycle of files": (
         "oracles/mxfp4.py",
         "sm121.oracles.mxfp8",

@@ -1,0 +1,25 @@
+"""Stands in for measuring: a server at a level, and a clock that goes by itself."""
+
+import itertools
+import os
+
+_looks = itertools.count()
+
+
+def level() -> float:
+    return float(os.environ.get("OUR_LEVEL", "60"))
+
+
+def decode_rates(rounds: int) -> list[float]:
+    """Return the rates of some answers, in tok/s."""
+    return [level() + 0.1 * (number * 7 % 10 - 4.5) for number in range(rounds)]
+
+
+def first_token() -> None:
+    """Wait for a first token: the clock has its time."""
+
+
+def clock() -> float:
+    """For --benchmark-timer: 600 / level ms lie between two looks, a little more or less."""
+    look = next(_looks)
+    return (look + 0.002 * (look * 7 % 10)) * 0.6 / level()

@@ -1,0 +1,175 @@
+"""The fixture `gate`: what a test calls."""
+
+from collections.abc import Iterable
+from typing import Literal, NoReturn
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from pytest_bench_gate import judging, storing
+from pytest_bench_gate.history import KEY
+from pytest_bench_gate.judging import Judged, Limit, Samples
+from pytest_bench_gate.run import GateRun
+from sm121.core.printable import printable
+from sm121.core.unmet import Unmet, text
+from sm121.core.verdict import Inconclusive, Verdict
+from sm121.measure import statistics
+from sm121.measure.gate import Decision
+
+#: How much worse than a stored run a metric may be, as a fraction.
+WORSE_BY = 0.05
+
+
+class Gate:
+    """Judges a metric, stores it, and compares it with a stored run if that was asked for.
+
+    Args:
+        run: The gates of the run.
+        test: The id of the test.
+        benchmark: pytest-benchmark's fixture of the test.
+    """
+
+    def __init__(self, run: GateRun, test: str, benchmark: BenchmarkFixture) -> None:
+        self._run = run
+        self._test = test
+        self._benchmark = benchmark
+        #: Whether a metric had samples of its own: then the test need not call ``benchmark``.
+        self.has_samples = False
+
+    def __call__(
+        self,
+        metric: str,
+        samples: Iterable[float] | None = None,
+        *,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        better: Literal["higher", "lower"] | None = None,
+        unit: str | None = None,
+        worse_by: float = WORSE_BY,
+    ) -> None:
+        """Judge a metric by the interval of its median.
+
+        Args:
+            metric: Its name, once in a run.
+            samples: Its rounds, in the order of measuring. None: the rounds of ``benchmark``, which
+                the test has called, in seconds.
+            minimum: The least median: higher is better.
+            maximum: The largest median: lower is better.
+            better: What is better for a metric without a limit, which is only compared.
+            unit: The unit, for people. Without samples ``s``, ``ms``, ``us`` or ``ns``.
+            worse_by: How much worse than a stored run it may be, as a fraction.
+
+        Raises:
+            Unmet: The metric fails.
+            Inconclusive: The rounds allow no decision. More are needed.
+        """
+        __tracebackhide__ = True  # a failure shows the line of the test
+        self._refuse_name(metric)
+        higher = self._direction(metric, minimum, maximum, better)
+        if not isinstance(worse_by, float) or not 0.0 < worse_by < 1.0:
+            _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
+        if samples is None:
+            shown_unit = unit or "s"
+            rounds = self._of_benchmark(metric, shown_unit)
+        else:
+            shown_unit = unit or ""
+            rounds = self._numbers(metric, samples)
+            self.has_samples = True
+        limit: Limit | None = None
+        if minimum is not None or maximum is not None:
+            limit = Limit(metric, shown_unit, minimum=minimum, at_most=maximum)
+        judged = self._judge(metric, shown_unit, higher, rounds, limit, worse_by)
+        self._run.judged[metric] = judged
+        entry = storing.described(judged, self._run.asked)
+        self._run.entries.append(entry)
+        if samples is None:
+            self._benchmark.extra_info[KEY] = entry
+        else:
+            storing.store(self._run.config, entry, rounds.values)
+        if judged.verdict is Verdict.FAIL:
+            raise Unmet(*judged.facts)
+        if judged.verdict is Verdict.INCONCLUSIVE:
+            raise Inconclusive(text(judged.facts))
+
+    def _judge(
+        self,
+        metric: str,
+        unit: str,
+        higher: bool,
+        rounds: Samples,
+        limit: Limit | None,
+        worse_by: float,
+    ) -> Judged:
+        if limit is not None:
+            decision: Decision | None = judging.decide(rounds, limit)
+        else:
+            decision = judging.too_few(metric, rounds)
+        judged = Judged(
+            metric=metric,
+            unit=unit,
+            higher_is_better=higher,
+            estimate=statistics.estimate(rounds.values),
+            test=self._test,
+            limit=limit,
+            decision=decision,
+        )
+        return self._run.compared(judged, rounds, worse_by)
+
+    def _refuse_name(self, metric: str) -> None:
+        if not isinstance(metric, str) or not metric.strip() or printable(metric) != metric:
+            _refuse(metric, "a name of printable characters", repr(metric))
+        if metric in self._run.judged:
+            _refuse(metric, "a name of its own for each metric of a run",
+                    f"one that {self._run.judged[metric].test} has")  # fmt: skip
+
+    def _direction(
+        self,
+        metric: str,
+        minimum: float | None,
+        maximum: float | None,
+        better: str | None,
+    ) -> bool:
+        """Return whether higher is better."""
+        if minimum is not None and maximum is not None:
+            _refuse(metric, "a minimum (higher is better) or a maximum (lower is better)",
+                    f"both, {minimum!r} and {maximum!r}")  # fmt: skip
+        limit = maximum if minimum is None else minimum
+        if limit is None:
+            if better not in ("higher", "lower"):
+                _refuse(metric, "minimum, maximum, or better='higher' or 'lower'", repr(better))
+            return better == "higher"
+        if not isinstance(limit, int | float) or not 0.0 < limit < float("inf"):
+            _refuse(metric, "a positive number as its limit", repr(limit))
+        higher = minimum is not None
+        if better is not None and (better == "higher") != higher:
+            _refuse(metric, "a minimum if higher is better, a maximum if lower is", repr(better))
+        return higher
+
+    def _numbers(self, metric: str, samples: Iterable[float]) -> Samples:
+        try:
+            values = [float(sample) for sample in samples]
+        except (TypeError, ValueError) as error:
+            _refuse(metric, "numbers as samples", str(error))
+        if not values:
+            _refuse(metric, "at least one sample", "none")
+        for value in values:
+            if not value >= 0.0:
+                _refuse(metric, "samples of 0 or more", repr(value))
+        return Samples(values)
+
+    def _of_benchmark(self, metric: str, unit: str) -> Samples:
+        """Return the rounds of the test's benchmark in a unit."""
+        if unit not in storing.SECONDS:
+            _refuse(metric, f"{', '.join(storing.SECONDS)} as the unit of a benchmark", repr(unit))
+        stats = self._benchmark.stats
+        if stats is None or not stats.stats.data:
+            _refuse(metric, "samples, or a call of benchmark before it", "none")
+        if KEY in self._benchmark.extra_info:
+            _refuse(metric, "one gate on the rounds of a benchmark", "a second one")
+        return Samples.of_benchmark([each / storing.SECONDS[unit] for each in stats.stats.data])
+
+
+def _refuse(metric: object, expected: str, got: str) -> NoReturn:
+    """Fail the test with one line on a wrong call."""
+    __tracebackhide__ = True
+    pytest.fail(f"gate({metric!r}): expected {expected}, got {got}", pytrace=False)

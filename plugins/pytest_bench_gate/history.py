@@ -1,0 +1,279 @@
+"""The stored runs that a run is compared with, from the storage of pytest-benchmark."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: The key of a metric in the ``extra_info`` of a benchmark.
+KEY = "bench_gate"
+#: The version of what is stored under it.
+VERSION = 1
+OPTION = "--benchmark-compare"
+_STORE = "Store one first, of a build that you trust: pytest --benchmark-autosave"
+#: Descriptions of the machine that change on one machine, or that a run may be about.
+_NOT_THE_MACHINE = ("node", "release", "processor")
+#: What pytest-benchmark tells of a processor that stays the same.
+_OF_THE_PROCESSOR = ("arch", "brand_raw", "count")
+#: The tests that ``-k``, ``-m`` and others took out.
+DESELECTED = pytest.StashKey[set[str]]()
+#: The ``machine_info`` of this run; it takes pytest-benchmark a second.
+MACHINE = pytest.StashKey[Mapping[str, Any]]()
+
+
+@dataclass(frozen=True)
+class StoredMetric:
+    """A metric of a stored run."""
+
+    #: The name of the run.
+    run: str
+    metric: str
+    unit: str
+    higher_is_better: bool
+    value: float
+    ci_low: float
+    ci_high: float
+    #: The id of its test.
+    test: str
+
+    @property
+    def kind(self) -> str:
+        """The quantity in words."""
+        direction = "higher" if self.higher_is_better else "lower"
+        return f"{self.unit or 'no unit'}, {direction} is better"
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A stored run that has metrics of gates."""
+
+    #: Its number, or the name of its file where that has none.
+    name: str
+    file: str
+    #: By name.
+    metrics: Mapping[str, StoredMetric]
+    #: Its paths, ``-k`` and ``-m``.
+    asked: tuple[str, ...]
+    #: The machine, as far as two runs must have it in common.
+    machine: Mapping[str, Any]
+    #: Why nothing may be compared with it; None if it may.
+    unfit: str | None = None
+
+    def why_not(self, machine: Mapping[str, Any]) -> str | None:
+        """Return why a run on a machine is not compared with it; None if it may be.
+
+        Args:
+            machine: The machine of the other run.
+        """
+        if self.unfit is not None:
+            return self.unfit
+        for name in dict.fromkeys([*self.machine, *machine]):
+            before = self.machine.get(name)
+            now = machine.get(name)
+            if before != now:
+                return f"it is of another machine ({name} {before!r}, now {now!r})"
+        return None
+
+
+@dataclass(frozen=True)
+class History:
+    """The stored runs that this run is compared with, oldest first; at least one."""
+
+    runs: Sequence[StoredRun]
+
+    def find(self, metric: str) -> StoredMetric | None:
+        """Return the latest stored metric of a name; None if there is none.
+
+        Args:
+            metric: The name.
+        """
+        for run in reversed(self.runs):
+            if metric in run.metrics:
+                return run.metrics[metric]
+        return None
+
+    def missing(self, config: pytest.Config, measured: Mapping[str, object]) -> list[StoredMetric]:
+        """Return the metrics of the latest run that should have been measured and were not.
+
+        The latest run that was asked for the same paths, ``-k`` and ``-m`` counts, else the latest.
+        What a selection leaves out is not missing.
+
+        Args:
+            config: The configuration of the run.
+            measured: The metrics of this run by name.
+        """
+        same = [run for run in self.runs if run.asked == asked(config)]
+        latest = (same or self.runs)[-1]
+        missing = []
+        for name, metric in latest.metrics.items():
+            if name not in measured and _is_selected(config, metric.test):
+                missing.append(metric)
+        return missing
+
+
+def load(config: pytest.Config) -> History | None:
+    """Read the runs that ``--benchmark-compare`` names.
+
+    Args:
+        config: The configuration of the run.
+
+    Returns:
+        The runs; None if the option is not given, or no stored run has a metric of a gate.
+
+    Raises:
+        pytest.UsageError: No run can be compared with.
+    """
+    named = config.getoption("benchmark_compare", None)
+    session = getattr(config, "_benchmarksession", None)
+    if session is None or named in (None, [], ""):
+        return None
+    stored = session.storage.load() if named is True else session.storage.load(str(named))
+    runs = []
+    for path, data in stored:
+        run = _run(str(path), data)
+        if run is not None:
+            runs.append(run)
+    if not runs:
+        return None
+    machine = machine_of(config.stash.get(MACHINE, {}) or session.get_machine_info())
+    comparable = [run for run in runs if run.why_not(machine) is None]
+    if not comparable:
+        latest = runs[-1]
+        raise pytest.UsageError(
+            f"{OPTION}: expected a run that can be compared with, got {len(runs)} stored; "
+            f"{latest.file}: {latest.why_not(machine)}. {_STORE}"
+        )
+    return History(comparable if named is True else comparable[-1:])
+
+
+def require(config: pytest.Config) -> None:
+    """Refuse a comparison with nothing, before any test runs.
+
+    Args:
+        config: The configuration of a run that has a test with a gate.
+
+    Raises:
+        pytest.UsageError: No stored run has a metric of a gate.
+    """
+    named = config.getoption("benchmark_compare", None)
+    storage = getattr(config, "_benchmarksession").storage  # noqa: B009 - no type knows it
+    if named is True:
+        raise pytest.UsageError(
+            f"{OPTION}: expected a stored run with gates in {storage}, got none. {_STORE}"
+        )
+    known = [run.name for run in map(_of_pair, storage.load()) if run is not None]
+    there = f"the latest is {known[-1]}" if known else "it has none"
+    raise pytest.UsageError(
+        f"{OPTION} {str(named)!r}: expected the number of a stored run with gates in {storage}, "
+        f"{there}. The option takes the word behind it: write paths first, or {OPTION}=0001"
+    )
+
+
+def asked(config: pytest.Config) -> tuple[str, ...]:
+    """Return what a run was asked for: its paths from the root folder, ``-k`` and ``-m``.
+
+    Args:
+        config: The configuration of the run.
+    """
+    paths = []
+    for argument in config.args:
+        path, separator, name = argument.partition("::")
+        relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
+        paths.append(f"{relative}{separator}{name}")
+    words = (config.getoption("keyword", ""), config.getoption("markexpr", ""))
+    return (*sorted(paths), *words)
+
+
+def machine_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a machine, as far as two runs must have it in common.
+
+    Args:
+        info: The ``machine_info`` of pytest-benchmark. What a project adds to it counts, too.
+    """
+    machine = {}
+    for name, value in info.items():
+        if name == "cpu":
+            for part in _OF_THE_PROCESSOR:
+                machine[f"cpu {part}"] = (value or {}).get(part)
+        elif name not in _NOT_THE_MACHINE and not name.startswith("python_"):
+            machine[name] = value
+    return machine
+
+
+def _of_pair(pair: tuple[object, Mapping[str, Any]]) -> StoredRun | None:
+    path, data = pair
+    return _run(str(path), data)
+
+
+def _run(path: str, data: Mapping[str, Any]) -> StoredRun | None:
+    """Return a stored run; None if it has no metric of a gate."""
+    stem = Path(path).stem
+    number = stem.partition("_")[0]
+    name = number if number.isdecimal() else stem
+    try:
+        stored = [
+            benchmark["extra_info"][KEY]
+            for benchmark in data["benchmarks"]
+            if KEY in benchmark.get("extra_info", ())
+        ]
+        if not stored:
+            return None
+        metrics, unfit = _metrics(name, stored)
+        asked_for = tuple(stored[-1]["asked"])
+        return StoredRun(name, path, metrics, asked_for, machine_of(data["machine_info"]), unfit)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise pytest.UsageError(
+            f"{OPTION}: {path}: expected what pytest_bench_gate stores, got {error!r}. "
+            "Remove the file, or name another one"
+        ) from error
+
+
+def _metrics(
+    name: str, stored: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, StoredMetric], str | None]:
+    """Return the metrics of a run by name, and why nothing is compared with it; None if it may."""
+    metrics = {}
+    unfit: str | None = None
+    for entry in stored:
+        if entry["version"] != VERSION:
+            raise ValueError(f"version {entry['version']}")
+        if not entry["passed"]:
+            unfit = "it did not pass"
+        numbers = [entry[each] for each in ("value", "ci_low", "ci_high")]
+        if any(number is None or not 0.0 < number < math.inf for number in numbers):
+            unfit = unfit or f"its {entry['metric']} has no interval of positive numbers"
+            numbers = [math.nan] * 3
+        value, low, high = map(float, numbers)
+        metrics[str(entry["metric"])] = StoredMetric(
+            run=name,
+            metric=str(entry["metric"]),
+            unit=str(entry["unit"]),
+            higher_is_better=bool(entry["higher_is_better"]),
+            value=value,
+            ci_low=low,
+            ci_high=high,
+            test=str(entry["test"]),
+        )
+    return metrics, unfit
+
+
+def _is_selected(config: pytest.Config, test: str) -> bool:
+    """Whether this run was asked for a test, which may be gone."""
+    if test in config.stash.get(DESELECTED, ()):
+        return False
+    if config.getoption("pyargs", False):
+        return True
+    return any(_covers(config, argument, test) for argument in config.args)
+
+
+def _covers(config: pytest.Config, argument: str, test: str) -> bool:
+    path, _, name = argument.partition("::")
+    file, _, function = test.partition("::")
+    wanted = (config.invocation_params.dir / path).resolve()
+    if not (config.rootpath / file).resolve().is_relative_to(wanted):
+        return False
+    return not name or function == name or function.startswith((f"{name}::", f"{name}["))

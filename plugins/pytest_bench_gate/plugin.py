@@ -1,0 +1,105 @@
+"""The hooks of the plugin, in pytest's order, and its fixture."""
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_bench_gate import history, requests
+from pytest_bench_gate.closing import NOT_RUN, Closing
+from pytest_bench_gate.run import GateRun
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from pytest_bench_gate.gates import Gate
+
+_RUN = pytest.StashKey[GateRun]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse what pytest-benchmark ends with a traceback for. Watch the run."""
+    requests.refuse_what_crashes(config)
+    config.stash[history.DESELECTED] = set()
+    if not requests.is_worker(config):
+        config.pluginmanager.register(Closing(config, _RUN), "pytest_bench_gate.closing")
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_benchmark_compare_machine_info(
+    config: pytest.Config, machine_info: Mapping[str, Any]
+) -> Generator[None, object, object]:
+    """Keep the description of the machine.
+
+    pytest-benchmark 5.3 fails to warn of another machine if its storage is outside the folder.
+    """
+    config.stash[history.MACHINE] = machine_info
+    try:
+        return (yield)
+    except ValueError:
+        return None
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Note the tests that ``-k``, ``-m`` and others take out."""
+    for item in items:
+        item.config.stash[history.DESELECTED].add(item.nodeid)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Read the stored runs. A wrong request is refused before any test runs."""
+    config = session.config
+    if requests.is_worker(config) or config.option.collectonly:
+        return
+    has_gates = any(_has_gate(item) for item in session.items)
+    if has_gates:
+        requests.refuse(config)
+    stored = history.load(config)
+    if stored is None and has_gates and requests.is_compared(config):
+        history.require(config)
+    config.stash[_RUN] = GateRun(config, stored)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Look for missing metrics after the last test: pytest-benchmark has stored nothing yet."""
+    result = yield
+    if _RUN in session.config.stash:
+        session.config.stash[_RUN].end(failed=session.testsfailed > 0)
+    return result
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose gate cannot be judged here."""
+    if _has_gate(item):
+        _skip_unable(item)
+
+
+@pytest.fixture
+def gate(
+    request: pytest.FixtureRequest, benchmark: "BenchmarkFixture"
+) -> "Generator[Gate, None, None]":
+    """Judges samples, or the rounds of ``benchmark``, against a limit and against a stored run."""
+    _skip_unable(request.node)  # of a test that takes the fixture by its name
+    from pytest_bench_gate.gates import Gate  # numpy and scipy: other runs do without them
+
+    made = Gate(request.config.stash[_RUN], request.node.nodeid, benchmark)
+    yield made
+    if made.has_samples:
+        benchmark.skipped = True  # so that pytest-benchmark does not warn: it was not to be called
+
+
+def _skip_unable(item: pytest.Item) -> None:
+    why = requests.why_not_run(item.config)
+    if why is not None:
+        item.user_properties.append((NOT_RUN, why))
+        pytest.skip(f"NOT_RUN: {why}")
+
+
+def _has_gate(item: pytest.Item) -> bool:
+    """Whether a test uses this fixture, and not another one of that name."""
+    if "gate" not in getattr(item, "fixturenames", ()):
+        return False
+    definitions = item._fixtureinfo.name2fixturedefs.get("gate", ())  # type: ignore[attr-defined]
+    return any(definition.func.__module__ == __name__ for definition in definitions[-1:])

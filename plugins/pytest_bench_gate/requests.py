@@ -1,0 +1,82 @@
+"""Refuses options of pytest-benchmark that would compare nothing, before any test runs."""
+
+from pathlib import Path
+
+import pytest
+
+from pytest_bench_gate.history import OPTION
+
+_FAIL = "--benchmark-compare-fail"
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process is a worker of pytest-xdist.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return hasattr(config, "workerinput")
+
+
+def is_compared(config: pytest.Config) -> bool:
+    """Whether the run is to be compared with a stored one.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return config.getoption("benchmark_compare", None) not in (None, [])
+
+
+def refuse_what_crashes(config: pytest.Config) -> None:
+    """Refuse a value for which pytest-benchmark ends with a traceback when it is configured.
+
+    Args:
+        config: The configuration of the run.
+
+    Raises:
+        pytest.UsageError: ``--benchmark-compare`` has a path of which there is no file.
+    """
+    named = config.getoption("benchmark_compare", None)
+    if not isinstance(named, str) or Path(named).is_file():
+        return
+    if len(Path(named).parts) > 2 or Path(named).is_absolute():
+        raise pytest.UsageError(
+            f"{OPTION} {named!r}: expected the number of a stored run or its file, got neither. "
+            f"The option takes the word behind it: write paths first, or {OPTION}=0001"
+        )
+
+
+def refuse(config: pytest.Config) -> None:
+    """Refuse options that contradict each other.
+
+    Args:
+        config: The configuration of a run that has a test with a gate.
+
+    Raises:
+        pytest.UsageError: Nothing would be compared.
+    """
+    if not is_compared(config):
+        if config.getoption("benchmark_compare_fail", None):
+            raise pytest.UsageError(
+                f"{_FAIL}: expected {OPTION} beside it, which says what to compare with. Add it"
+            )
+        return
+    why = why_not_run(config)
+    if why is not None:
+        raise pytest.UsageError(f"{OPTION}: {why}")
+
+
+def why_not_run(config: pytest.Config) -> str | None:
+    """Return why no gate is judged in this process; None if gates are.
+
+    Args:
+        config: The configuration of the run.
+    """
+    if is_worker(config):
+        return "no time is measured while other workers run. Leave out -n"
+    if config.getoption("benchmark_skip", False) and not config.getoption("benchmark_only", False):
+        return "--benchmark-skip measures nothing. Leave it out"
+    is_disabled = config.getoption("benchmark_disable", False)
+    if is_disabled and not config.getoption("benchmark_enable", False):
+        return "--benchmark-disable times nothing. Leave it out"
+    return None

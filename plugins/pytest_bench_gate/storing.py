@@ -1,0 +1,86 @@
+"""Metrics in the form of pytest-benchmark's storage."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pytest_benchmark.stats import Metadata
+
+from pytest_bench_gate.history import KEY, VERSION
+from pytest_bench_gate.judging import Judged
+from sm121.measure import statistics
+
+#: The units of a time, in seconds.
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+@dataclass
+class _Benchmark:
+    """What pytest-benchmark reads of a benchmark's fixture."""
+
+    name: str
+    fullname: str
+    extra_info: dict[str, Any]
+    group: str = "gates"
+    param: None = None
+    params: None = None
+    cprofile_stats: None = None
+    has_error: bool = False
+
+
+class _Stored(Metadata):
+    """A benchmark that is stored, and neither shown nor compared by pytest-benchmark."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
+    """Return what is stored of a metric. ``passed`` is of the run, and is set at its end.
+
+    Args:
+        judged: The metric.
+        asked: What the run was asked for.
+    """
+    limit = judged.limit
+    return {
+        "version": VERSION,
+        "metric": judged.metric,
+        "unit": judged.unit,
+        "higher_is_better": judged.higher_is_better,
+        "value": statistics.finite(judged.estimate.value),
+        "ci_low": statistics.finite(judged.estimate.ci_low),
+        "ci_high": statistics.finite(judged.estimate.ci_high),
+        "rounds": judged.estimate.rounds,
+        "minimum": None if limit is None else limit.minimum,
+        "maximum": None if limit is None else limit.at_most,
+        "verdict": None if judged.verdict is None else judged.verdict.value,
+        "test": judged.test,
+        "asked": list(asked),
+        "passed": False,
+    }
+
+
+def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]) -> None:
+    """Add a metric with samples of its own to the benchmarks of the run.
+
+    A rate is stored as the time of one, so that ``pytest-benchmark compare`` shows it as OPS.
+
+    Args:
+        config: The configuration of the run.
+        entry: What is stored of the metric.
+        samples: Its rounds.
+    """
+    name = entry["metric"]
+    benchmark = _Benchmark(name, f"{entry['test']}::{name}", {KEY: entry})
+    stored = _Stored(benchmark, iterations=1, options={})  # type: ignore[no-untyped-call]
+    for sample in samples:
+        seconds = sample * SECONDS.get(entry["unit"], 1.0)
+        if entry["higher_is_better"]:
+            seconds = 1.0 / sample if sample else math.inf
+        if math.isfinite(seconds):
+            stored.stats.update(seconds)  # type: ignore[no-untyped-call]
+    benchmark.has_error = not stored.stats.data
+    config._benchmarksession.benchmarks.append(stored)  # type: ignore[attr-defined]
