@@ -38,7 +38,7 @@ class HeldOutput:
         reporter: pytest's terminal reporter.
     """
 
-    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+    def __init__(self, reporter: "pytest.TerminalReporter") -> None:
         self._writer = reporter._tw
         self._file = self._writer._file
         self._memory = _Memory(self._file)
@@ -57,7 +57,7 @@ class HeldOutput:
                 return
             self._writer._file = self._file
             if not self.is_dropped:
-                self._writer.write_raw(self._memory.getvalue(), flush=True)
+                self._writer.write(self._memory.getvalue(), flush=True)
 
     def drop(self) -> None:
         """Forget the text that is held back, and the text that comes."""
