@@ -61,8 +61,12 @@ class Handler(JsonHandler):
             self.say({"error": "not found"}, 404)
 
     def do_POST(self) -> None:
-        self.asked()
+        prompt = self.asked().get("prompt")
         type(self).completions += 1
+        if self.fault == "obeys" and prompt == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "obeys" and prompt == "hang":
+            type(self).fault = "health-only"
         if self.fault == "health-only":
             time.sleep(3600)
         if self.fault == "dies-later" and self.completions > 1:

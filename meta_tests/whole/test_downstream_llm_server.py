@@ -75,12 +75,16 @@ def test_each_fault_of_a_server_is_told_where_it_happened(project):
         "test_does_not_start": "FAILED",
         "test_hangs_at_its_start": "FAILED",
         "test_dies_in_the_test": "FAILED",
+        "test_dies_in_a_block_of_the_test": "FAILED",
+        "test_hangs_in_the_test": "FAILED",
+        "test_fails_by_itself": "FAILED",
         "test_died_before_the_test": "ERROR",
     }, done.stdout
     text = done.stdout
     assert "the server did not start. Cause: oom: torch.OutOfMemoryError" in text
     assert "Cause: hang: the server was not ready within 1 s" in text
-    assert "has ended with status -9. Cause: killed: python" in text
+    assert text.count("has ended with status -9. Cause: killed: python") == 2
+    assert "the server does not answer. Cause: hang: it runs and serves no token" in text
     assert "has ended with status -9, between two tests. Cause: killed: python" in text
     junit = (project / "junit.xml").read_text("utf-8")
     folder = project.parent / "base" / "llm-server"
@@ -94,10 +98,12 @@ def test_each_fault_of_a_server_is_told_where_it_happened(project):
         assert str(bundle) in text and SECRET not in (bundle / "configuration.json").read_text()
         assert "file" in index["parts"]["server.log"]
     assert bundles == {
-        "1-oom": None,
-        "2-hang": None,
+        "1-oom": "test_faults.py::test_does_not_start",
+        "2-hang": "test_faults.py::test_hangs_at_its_start",
         "3-killed": "test_faults.py::test_dies_in_the_test",
-        "4-killed": None,
+        "4-killed": "test_faults.py::test_dies_in_a_block_of_the_test",
+        "5-hang": "test_faults.py::test_hangs_in_the_test",
+        "6-killed": None,
     }
 
 

@@ -31,6 +31,30 @@ def of_start(error: StartError) -> Cause:
     )
 
 
+def of_death(managed: ManagedServer) -> Cause:
+    """Return the cause by the log of a server that died.
+
+    Args:
+        managed: The server. It may end some seconds after its engine, and its log says more then.
+    """
+    until(lambda: managed.exit_status is not None, DYING_S)
+    return failure.classify(managed.log, managed.exit_status)
+
+
+def of_hang(summary: str) -> Cause:
+    """Return the cause of a server that runs and does not answer.
+
+    Args:
+        summary: What it does not do.
+    """
+    return Cause(
+        kind="hang",
+        summary=summary,
+        owner="the engine",
+        remedy="read the stacks in the crash bundle, and the end of the log",
+    )
+
+
 def report(
     managed: ManagedServer,
     what: str,
@@ -43,16 +67,13 @@ def report(
     """Write a crash bundle, and return the error for the test.
 
     Args:
-        managed: The server, which did not start or has died.
+        managed: The server, which did not start, has died or hangs.
         what: The event, without the cause.
-        cause: The cause by the log so far.
+        cause: The cause by the log.
         test: The id of the test that ran; None: between two tests.
         cgroup_before: The counters of the control group before the start.
         redact: Removes the secrets of a text.
     """
-    if managed.stopped is None:  # a server ends some seconds after its engine: its log says more
-        until(lambda: managed.exit_status is not None, DYING_S)
-        cause = failure.classify(managed.log, managed.exit_status)
     exits = managed.exits()
     kernel = kernel_messages.since(managed.launched)
     cause = death.cause_of(

@@ -11,6 +11,7 @@ from pytest_llm_server import ServerFailed
 from pytest_llm_server.run import Run
 from pytest_llm_server.server import LlmServer
 from pytest_llm_server.servers import Start
+from sm121.core.errors import UsageError
 
 _NO_MODEL = (
     "expected a model: give --llm-model MODEL or llm_model in pytest.ini, or the address of a "
@@ -56,7 +57,7 @@ class LlmServerFactory:
             ServerFailed: It did not start, died, or left something behind.
         """
         __tracebackhide__ = True
-        asked = self._run.servers.asked
+        asked = self._run.servers().asked
         if asked.base_url is not None:
             pytest.skip(f"needs a server of its own; the run uses {asked.base_url}")
         self._run.make_room()
@@ -78,9 +79,12 @@ class LlmServerFactory:
             ServerFailed: The run names no model, or as of `__call__`.
         """
         __tracebackhide__ = True
-        asked = self._run.servers.asked
+        asked = self._run.servers().asked
         if asked.base_url is not None:
-            server = self._run.servers.attach(asked.base_url, self._run.option)
+            try:
+                server = self._run.servers().attach(asked.base_url, self._run.option)
+            except UsageError as error:  # in a worker of xdist, which cannot refuse the run
+                raise ServerFailed(str(error)) from None
             return contextlib.nullcontext(server)
         return self._started(asked.model, asked.arguments, {}, asked.engine, asked.ready_within_s)
 
@@ -102,4 +106,4 @@ class LlmServerFactory:
             engine=engine,
             ready_within_s=ready_within_s,
         )
-        return self._run.servers.started(start, self._folder)
+        return self._run.servers().started(start, self._folder)

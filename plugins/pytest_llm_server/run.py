@@ -40,27 +40,20 @@ class Run:
         self._servers: Servers | None = None
         #: The test that runs; None between two tests.
         self._item: pytest.Item | None = None
+        #: Its id from its setup to the end of its call, once its servers were alive; else None.
+        self._test: str | None = None
         self._set_up: dict[str, _SetUp] = {}
         #: A server died in the test that runs.
         self._has_died = False
 
-    @property
     def servers(self) -> "Servers":
-        """The servers of the run."""
+        """Return the servers of the run. pytest reads every property of a plugin, so it is none."""
         if self._servers is None:
             from pytest_llm_server.servers import Servers  # other runs do not import the suite
 
-            self._servers = Servers(options.read(self._config), self._timer)
+            asked = options.read(self._config)
+            self._servers = Servers(asked, self._timer, lambda: self._test)
         return self._servers
-
-    @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """With ``--dist loadgroup`` one worker of xdist gets all tests that use a server."""
-        if not self._config.pluginmanager.hasplugin("xdist"):
-            return
-        for item in items:
-            if _uses_one(item) and item.get_closest_marker("xdist_group") is None:
-                item.add_marker(pytest.mark.xdist_group(_SERVER))
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Refuse wrong options and a running server that does not answer, before the first test.
@@ -72,13 +65,13 @@ class Run:
             return
         if not any(_uses_one(item) for item in session.items):
             return
-        url = self.servers.asked.base_url
+        url = self.servers().asked.base_url
         if url is None:
             return
         from sm121.core.errors import UsageError
 
         try:
-            self.servers.attach(url, self.option)
+            self.servers().attach(url, self.option)
         except UsageError as error:
             raise pytest.UsageError(str(error)) from error
 
@@ -105,7 +98,7 @@ class Run:
         __tracebackhide__ = True
         if not _uses_one(item):
             return (yield)
-        self._require_alive(None)
+        self._require_alive()
         return (yield from self._looked_at_its_end(item))
 
     @pytest.hookimpl(wrapper=True)
@@ -156,23 +149,27 @@ class Run:
     def _looked_at_its_end(self, item: pytest.Item) -> Generator[None, object, object]:
         """Look at the servers when a part of a test has ended, however it ended."""
         __tracebackhide__ = True
+        self._test = item.nodeid
         try:
             result = yield
         except (Exception, pytest.fail.Exception) as error:
-            self._require_alive(item, error)
+            self._require_alive(error)
             raise
-        self._require_alive(item)
-        return result
+        else:
+            self._require_alive()
+            return result
+        finally:
+            self._test = None
 
-    def _require_alive(self, item: pytest.Item | None, cause: BaseException | None = None) -> None:
-        """Raise ServerFailed if a server died. ``item``: the test in which it was so far alive."""
+    def _require_alive(self, error: BaseException | None = None) -> None:
+        """Raise ServerFailed if a server died. ``error``: the test's own."""
         __tracebackhide__ = True
         if self._servers is None:
             return
-        failed = self._servers.look(item.nodeid if item is not None else None)
+        failed = self._servers.look(test_failed=error is not None)
         if failed is not None:
             self._has_died = True
-            raise failed from cause
+            raise failed from error
 
 
 def begin(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ import logging
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from sm121.core.redaction import REDACTED, secrets_of
 from sm121.engines import attached, dead_runs, given_key, protocol, registry
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
-from sm121.engines.life import Alive, Life, ManagedLife
+from sm121.engines.life import Dead, Life, ManagedLife
 from sm121.engines.managed import ManagedServer, StartLimits
 from sm121.engines.server_errors import StartError
 from sm121.evidence import cgroup
@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 _STALLED_AFTER_S = 90.0
 #: Between SIGTERM and SIGKILL, in seconds.
 _STOP_WITHIN_S = 20.0
+#: After a test that failed, a server that serves no token within these seconds hangs.
+_ANSWERS_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class Servers:
     Args:
         asked: What the user asked for.
         timer: The time limit of the test that runs.
+        test: Returns the id of the test that runs; None between two tests.
     """
 
-    def __init__(self, asked: Asked, timer: Timer) -> None:
+    def __init__(self, asked: Asked, timer: Timer, test: Callable[[], str | None]) -> None:
         self.asked = asked
         self._timer = timer
+        self._test = test
         self._secrets: set[str] = set()
         self._run_id = uuid.uuid4().hex[:12]
         self._lives: list[Life] = []
@@ -148,7 +152,7 @@ class Servers:
                 managed.start()
             except StartError as error:
                 cause = crashes.of_start(error)
-                raise self._failed(managed, "the server did not start", cause, None) from None
+                raise self._failed(managed, "the server did not start", cause) from None
         life = ManagedLife(managed)
         self._lives.append(life)
         return life
@@ -163,29 +167,35 @@ class Servers:
             text = text.replace(secret, REDACTED)
         return text
 
-    def look(self, test: str | None) -> ServerFailed | None:
-        """Return the error of a server that died since the last look, or None.
+    def look(self, *, test_failed: bool = False) -> ServerFailed | None:
+        """Return the error of a server that died since the last look, or hangs; None without one.
 
         Args:
-            test: The id of the test that runs; None between two tests.
+            test_failed: The test has failed: the servers have to answer a request for a token, too.
         """
         for life in self._lives:
-            failed = self._look_at(life, test)
+            failed = self._look_at(life, test_failed=test_failed)
             if failed is not None:
                 return failed
         return None
 
-    def _look_at(self, life: Life, test: str | None) -> ServerFailed | None:
+    def _look_at(self, life: Life, *, test_failed: bool) -> ServerFailed | None:
         if life.accounted:
             return self._still_dead(life)
         state = life.state()
-        if isinstance(state, Alive):
-            return None
-        life.accounted = True
-        if isinstance(life, ManagedLife):
-            what = state.what if test is not None else f"{state.what}, between two tests"
-            return self._failed(life.managed, what, state.cause, test)
-        return ServerFailed(f"{state.what}: {state.detail}")
+        if isinstance(state, Dead):
+            life.accounted = True
+            if not isinstance(life, ManagedLife):
+                return ServerFailed(f"{state.what}: {state.detail}")
+            what = state.what
+            if self._test() is None:
+                what += ", between two tests"
+            return self._failed(life.managed, what, crashes.of_death(life.managed))
+        if test_failed and isinstance(life, ManagedLife) and not life.answers(_ANSWERS_WITHIN_S):
+            life.accounted = True
+            cause = crashes.of_hang(f"it runs and serves no token within {_ANSWERS_WITHIN_S:g} s")
+            return self._failed(life.managed, "the server does not answer", cause)
+        return None
 
     def _still_dead(self, life: Life) -> ServerFailed | None:
         """Return an error as long as a running server of the user is gone."""
@@ -197,11 +207,14 @@ class Servers:
         life.accounted = True
         return None
 
-    def _failed(
-        self, managed: ManagedServer, what: str, cause: Cause, test: str | None
-    ) -> ServerFailed:
+    def _failed(self, managed: ManagedServer, what: str, cause: Cause) -> ServerFailed:
         return crashes.report(
-            managed, what, cause, test=test, cgroup_before=self._cgroup_before, redact=self.redact
+            managed,
+            what,
+            cause,
+            test=self._test(),
+            cgroup_before=self._cgroup_before,
+            redact=self.redact,
         )
 
     def stop(self, life: ManagedLife, error: BaseException | None) -> None:
@@ -216,7 +229,7 @@ class Servers:
         """
         __tracebackhide__ = True
         was_reported = life.accounted
-        failed = self._look_at(life, None)
+        failed = self._look_at(life, test_failed=error is not None)
         self._lives.remove(life)
         with self._timer.stopped():
             report = life.managed.stop()

@@ -77,6 +77,6 @@ def test_an_option_of_the_same_name_is_added_once(suite, expected):
 
 def test_a_start_without_a_model_says_what_to_give(tmp_path):
     asked = options.read(configuration())
-    run = SimpleNamespace(servers=SimpleNamespace(asked=asked))
+    run = SimpleNamespace(servers=lambda: SimpleNamespace(asked=asked))
     with pytest.raises(ServerFailed, match="expected a model: give --llm-model MODEL"):
         LlmServerFactory(run, tmp_path).of_the_run()

@@ -8,9 +8,9 @@ import pytest
 _last: list[str] = []
 
 
-def ask(server) -> None:
-    with server.http(timeout_s=5.0) as http:
-        http.post("/v1/completions", json={}).raise_for_status()
+def ask(server, prompt: str = "Hello") -> None:
+    with server.http(timeout_s=1.0) as http:
+        http.post("/v1/completions", json={"prompt": prompt}).raise_for_status()
 
 
 @pytest.mark.timeout(2)
@@ -31,10 +31,7 @@ def test_hangs_at_its_start(llm_server_factory):
 
 @pytest.fixture(scope="module")
 def mortal(llm_server_factory):
-    """It dies at its second completion; the first one was that of the start."""
-    with llm_server_factory(
-        "mortal", ["--fault", "dies-later"], {"HF_TOKEN": "hf-T0psecret"}
-    ) as it:
+    with llm_server_factory("mortal", ["--fault", "obeys"], {"HF_TOKEN": "hf-T0psecret"}) as it:
         yield it
 
 
@@ -46,18 +43,32 @@ def address(mortal):
 def test_dies_in_the_test(mortal, address):
     assert mortal.url == address
     print(f"the key is {mortal.api_key}")
-    ask(mortal)
+    ask(mortal, "die")
 
 
 def test_after_a_death_a_new_one_is_there(mortal, address):
     assert mortal.url == address and httpx.get(f"{address}/health").status_code == 200
 
 
+def test_dies_in_a_block_of_the_test(llm_server_factory):
+    with llm_server_factory("mortal", ["--fault", "obeys"]) as server:
+        ask(server, "die")
+
+
+def test_hangs_in_the_test(llm_server_factory):
+    with llm_server_factory("hanging", ["--fault", "obeys"]) as server:
+        ask(server, "hang")
+
+
+def test_fails_by_itself(mortal):
+    assert mortal.model == "immortal"
+
+
 @pytest.fixture
 def killed_afterwards(mortal):
     yield
     with pytest.raises(httpx.HTTPError):
-        ask(mortal)
+        ask(mortal, "die")
 
 
 def test_passes_and_is_followed_by_a_death(mortal, killed_afterwards):
