@@ -255,7 +255,7 @@ def test_answers_are_as_long_as_they_should_be(sdk, profile, conformance):
 def test_golden_file_is_recorded(recorder, conformance):
     """Two recordings of the same server have the same tokens. The first is kept."""
     first = recorder()
-    path = conformance.settings.record_golden
+    path = conformance.settings.answers.record_golden
     golden.save_repeated(first, recorder(), path)
     conformance.remark(f"golden file: {path} ({len(first.answers)} prompts)")
 
@@ -287,7 +287,7 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 @pytest.mark.timeout(0)  # each score has its own limit
 def test_scores_are_as_published(server, profile, conformance):
     """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
-    python = conformance.settings.scores
+    python = conformance.settings.answers.scores
     folder = conformance.directory / "scores"
     published.judge(profile, python, server.endpoint, folder, conformance.remark)
 

@@ -30,7 +30,7 @@ def test_machine_is_fit_for_a_start(conformance):
 
 def test_imports_come_from_where_they_should(conformance, profile):
     """The engine's interpreter imports its own engine, or the checkout that the profile expects."""
-    engine = conformance.settings.engine
+    engine = conformance.settings.engine.name
     configuration = conformance.managed_configuration(profile.under_test)
     imported = interpreter.imports(
         conformance.engine_interpreter,

@@ -1,7 +1,6 @@
 """Sessions of a script on the scripted engine, started by the suite or by hand."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import subprocess
@@ -19,6 +18,9 @@ from sm121.core.verdict import Verdict
 from sm121.measure.measurement import Measurement
 from sm121.run.verdict_file import TestReport
 from sm121.session import opening
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_target import GivenTarget
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
@@ -29,13 +31,23 @@ Doing = Callable[[Session], None]
 _NUMBERS = itertools.count()
 
 
-def script(kit: Kit, name: str, doing: Doing, **settings: object) -> Outcome:
+def script(
+    kit: Kit,
+    name: str,
+    doing: Doing,
+    *,
+    attached: GivenServer | None = None,
+    model: str | None = None,
+) -> Outcome:
     """A script's session, in which all that was asked held, on the scripted engine."""
     chosen = Settings(
-        profile=profile.load("cpu-tiny-gpt-oss"), engine_python=str(FAKES / "fake_python.py"),
-        report_dir=kit.tmp_path / name, root=ROOT,
-    )  # fmt: skip
-    with opening.open_session(dataclasses.replace(chosen, **settings)) as session:
+        target=GivenTarget(profile=profile.load("cpu-tiny-gpt-oss"), model=model),
+        attached=attached,
+        engine=GivenEngine(python=str(FAKES / "fake_python.py")),
+        report_dir=kit.tmp_path / name,
+        root=ROOT,
+    )
+    with opening.open_session(chosen) as session:
         session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
         doing(session)
     file = session.file

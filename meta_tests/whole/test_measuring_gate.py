@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from meta_tests.texts import text_file
-from sm121.session.settings import _counts
+from sm121.session.given_numbers import numbers
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
@@ -129,4 +129,4 @@ def test_a_named_depth_beyond_the_context_is_refused(timed_server, run_pytest):
 
 def test_depths():
     options = {"--depths": "0, 4096,0"}
-    assert _counts(options.get, "--depths") == (0, 4096) and _counts(options.get, "--tg") is None
+    assert numbers(options.get, "--depths") == (0, 4096) and numbers(options.get, "--tg") is None

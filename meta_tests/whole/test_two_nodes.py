@@ -26,6 +26,8 @@ from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
 from sm121.evidence import crash_bundle
 from sm121.session import target
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 RUN = "meta-two-real"
@@ -52,7 +54,9 @@ def start(pool: ServerPool) -> tuple[Server, SpanningServer]:
 def float32(name: str) -> ServerConfiguration:
     """The configuration of a profile."""
     chosen = profile.load(name)
-    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT)
+    settings = Settings(
+        target=GivenTarget(profile=chosen), engine=GivenEngine(python=sys.executable), root=ROOT
+    )
     return target.configurations(settings, chosen, notify=lambda _line: None)["float32"]
 
 

@@ -51,8 +51,7 @@ def _changes(kit: Kit, change: Callable[[Path], object]) -> Outcome:
         change(folder)
 
     with mock.patch.dict(os.environ, {**VARIABLES, "PYTHONPATH": f"{folder}"}):
-        model = str(folder / "model")
-        return script(kit, f"{folder.name}-report", doing, model=model)
+        return script(kit, f"{folder.name}-report", doing, model=str(folder / "model"))
 
 
 CASES = [

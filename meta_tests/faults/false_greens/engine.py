@@ -11,6 +11,7 @@ from meta_tests.fakes.scripted_sessions import (
 )
 from meta_tests.faults.false_greens import Case, Kit, Outcome
 from meta_tests.two_steps import in_two_steps
+from sm121.session.given_attached import GivenServer
 from sm121.session.session import Session
 
 
@@ -49,7 +50,7 @@ def dies_behind_a_proxy(kit: Kit, *, dies: bool) -> Outcome:
         url_file.write_text(behind)
         log = kit.tmp_path / f"proxy-{dies}.log"
         with attached_engine(log, "--forward", str(url_file)) as (url, _):
-            return script(kit, f"proxied-{dies}-report", doing, base_url=url)
+            return script(kit, f"proxied-{dies}-report", doing, attached=GivenServer(url))
 
 
 CASES = [

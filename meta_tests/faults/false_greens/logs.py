@@ -18,6 +18,7 @@ from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import target
+from sm121.session.given_attached import GivenServer
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
@@ -32,7 +33,7 @@ def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
         session.server()
         file.append(session.file)
 
-    script(kit, f"{log.stem}-report", doing, base_url=url, server_log=log)
+    script(kit, f"{log.stem}-report", doing, attached=GivenServer(url, log=log))
     return file[0]
 
 
@@ -136,7 +137,7 @@ def log_is_moved(kit: Kit, move: Callable[[Path], object], line: str) -> Outcome
         tell(session, f"do=print&text={quote(line)}")
 
     with attached_engine(log) as (url, _):
-        return script(kit, f"{log.stem}-report", doing, base_url=url, server_log=log)
+        return script(kit, f"{log.stem}-report", doing, attached=GivenServer(url, log=log))
 
 
 @in_two_steps

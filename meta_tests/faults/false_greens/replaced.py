@@ -11,6 +11,7 @@ from meta_tests.faults.false_greens import Case, Kit, Outcome
 from meta_tests.folders import DATA
 from sm121.core.verdict import Invalid
 from sm121.run.verdict_file import VerdictFile
+from sm121.session.given_attached import GivenServer
 from sm121.session.session import Session
 
 
@@ -68,8 +69,8 @@ class Replaced:
                     with contextlib.suppress(Invalid):
                         session.recorder.record(rate("tg128@d0"))
 
-            settings = {"base_url": address, "server_log": log if self.with_log else None}
-            outcome = script(kit, f"{folder.name}-report", doing, **settings)
+            attached = GivenServer(address, log=log if self.with_log else None)
+            outcome = script(kit, f"{folder.name}-report", doing, attached=attached)
         numbers = {metric.verdict.value for metric in files[0].metrics.values()}
         assert numbers == {"PASS" if self.then is None else "INVALID"}, outcome
         is_hidden = "/metrics" in (self.proxy or ())

@@ -27,6 +27,7 @@ from sm121.plugin import answers
 from sm121.regression import trend
 from sm121.regression.change import compare_prices, price_change
 from sm121.run.stored_run import StoredMetric, StoredRun
+from sm121.session.settings import Settings
 from tools import roundings
 from tools.roundings import DENSE
 
@@ -360,7 +361,7 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
     for name in ("_rounding", "_oracle", "Asker"):
         monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
     monkeypatch.setattr(answers.price, "measure", refuse)
-    settings = SimpleNamespace(oracle=None, reference=None)
+    settings = Settings()
     profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))
     with pytest.raises(error):
         answers._priced(None, SimpleNamespace(settings=settings, profile=profile), None, ())

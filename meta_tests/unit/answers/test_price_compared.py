@@ -1,6 +1,7 @@
 """The price of rounding beside the speed that it buys, in a run and beside others."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -21,6 +22,8 @@ from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import AGAINST, MetricReport
 from sm121.session import against, trusted_runs
+from sm121.session.given_answers import GivenAnswers
+from sm121.session.settings import Settings
 
 HONEST = {"tg32@d0": 30.0, KL: 0.0001, LIKELIEST: 99.9, RIGHT: -0.001}
 
@@ -168,7 +171,8 @@ def test_speed_for_quality_in_ab():
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
     """What a side cannot tell is a remark; what it tells wrongly is red."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
-    side = SimpleNamespace(settings=SimpleNamespace(oracle="FILE", reference=None), remark=Mock())
+    settings = Settings(answers=GivenAnswers(oracle=Path("FILE")))
+    side = SimpleNamespace(settings=settings, remark=Mock())
     with pytest.raises(type(error)) if is_red else contextlib.nullcontext():
         assert answers.price_of(None, side, None) == {}
     assert side.remark.call_count == (not is_red)

@@ -9,6 +9,7 @@ import pytest
 from sm121.checkpoint import canary, tokenizer
 from sm121.core import profile
 from sm121.session import target
+from sm121.session.given_engine import GivenEngine
 from sm121.session.settings import Settings
 
 
@@ -42,7 +43,9 @@ def test_a_run_serves_the_canary_of_that_folder(tmp_path, monkeypatch):
     project = tmp_path / "project"
     monkeypatch.setenv("SM121_CANARY", str(tmp_path / "canary"))
     monkeypatch.setattr(canary, "build", lambda directory, twin, progress: directory)
-    settings = Settings(engine="vllm", root=project, report_dir=project / "report")
+    settings = Settings(
+        engine=GivenEngine(name="vllm"), root=project, report_dir=project / "report"
+    )
     chosen = profile.load("cpu-tiny-gpt-oss")
     configured = target.configurations(settings, chosen, notify=print)
     models = {configuration.model for configuration in configured.values()}

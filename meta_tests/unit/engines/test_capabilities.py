@@ -13,6 +13,8 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 
@@ -139,7 +141,10 @@ def test_replicas_behind_one_address_are_said_before_the_first_test(starts, vers
                 self.say(f"process_start_time_seconds {next(moments)}\n", kind="text/plain")
 
     with serving(Handler) as url:
-        run = Settings(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss"), base_url=url)
+        run = Settings(
+            target=GivenTarget(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss")),
+            attached=GivenServer(base_url=url),
+        )
         obstacle = target.resolve(run, ()).obstacle or ""
     assert obstacle.startswith("several processes answer at") is (text is not None), obstacle
     assert (text or "") in obstacle

@@ -18,6 +18,9 @@ from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter
 from sm121.run.record import Target
 from sm121.session import opening, target
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_judging import GivenJudging
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 SETTINGS = Settings()
@@ -56,8 +59,9 @@ def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
 
 def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
     """``--collect-only`` asks for no engine; a run says that it is missing when it is opened."""
-    settings = dataclasses.replace(
-        SETTINGS, arch="cpu", engine_python=str(tmp_path / "python"), profile=CPU
+    settings = Settings(
+        target=GivenTarget(arch="cpu", profile=CPU),
+        engine=GivenEngine(python=str(tmp_path / "python")),
     )
     assert target.resolve(settings, ()).engine.version is None
     with pytest.raises(UsageError, match="--engine-python"):
@@ -213,8 +217,8 @@ def test_what_names_no_release_is_of_no_known_release(version):
 
 def test_each_question_that_was_asked_is_in_the_last_line():
     stock = GB10.judging("stock", "0.33.0")
-    trusted = SimpleNamespace(against=SimpleNamespace(name="trusted"))
-    assert opening._question(SimpleNamespace(against=None), GB10.judging(None, "0.33.0")) is None
+    trusted = Settings(judging=GivenJudging(against=SimpleNamespace(name="trusted")))
+    assert opening._question(Settings(), GB10.judging(None, "0.33.0")) is None
     question = opening._question(trusted, GB10.judging(None, "0.33.0"))
     assert question == "is it not worse than trusted"
     both = opening._question(trusted, stock)
@@ -389,7 +393,7 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
 )
 def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
-    settings = dataclasses.replace(SETTINGS, configuration=asked)
+    settings = Settings(target=GivenTarget(configuration=asked))
     gb10 = target.judging_attached(settings, TARGET, server).profile
     assert gb10.under_test == (asked or "stock")
     wrong = contradictions(

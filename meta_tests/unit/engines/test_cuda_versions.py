@@ -18,6 +18,7 @@ from sm121.engines.preflight import PreflightFinding
 from sm121.plugin import planning
 from sm121.run import start_checks
 from sm121.run.record import Target
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 OF_TORCH = (
@@ -153,5 +154,7 @@ def test_a_run_and_a_plan_say_it(monkeypatch, tmp_path):
     )  # fmt: skip
     assert (finding.check, finding.severity) == ("cuda_driver", "warning")
     target = Target(of.arch, profile=of, obstacle=None)
-    (line,) = planning._start(Settings(profile=of, report_dir=tmp_path), target, of)
+    (line,) = planning._start(
+        Settings(target=GivenTarget(profile=of), report_dir=tmp_path), target, of
+    )
     assert line.startswith("start: warning: CUDA of the driver: expected 13.x")

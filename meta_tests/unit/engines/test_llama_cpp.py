@@ -9,7 +9,9 @@ from sm121.api import cases
 from sm121.client.completion_json import parse
 from sm121.core import server, verdict
 from sm121.engines import capabilities
+from sm121.session.given_engine import GivenEngine
 from sm121.session.session import Session
+from sm121.session.settings import Settings
 from sm121.stress.shapes import BAD_REQUESTS, Shapes
 from tools import engines
 
@@ -31,7 +33,7 @@ def test_ids_come_with_the_log_probabilities():
 
 def test_a_program_is_imported_by_no_interpreter():
     def interpreter(engine: str) -> str:
-        settings = SimpleNamespace(engine=engine, engine_python="/p")
+        settings = Settings(engine=GivenEngine(name=engine, python="/p"))
         return Session.engine_interpreter.fget(SimpleNamespace(settings=settings))
 
     assert interpreter("vllm") == "/p"

@@ -17,6 +17,9 @@ from sm121.engines import node_process, nodes
 from sm121.plugin import matrix
 from sm121.plugin.stash import SETTINGS
 from sm121.session import target
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 
@@ -254,7 +257,11 @@ def test_node_is_called_what_its_user_calls_it(command, name):
 @pytest.mark.parametrize(("launcher", "more"), [(None, 0), ("ray", 2)])
 def test_a_cell_of_the_matrix_spans_the_nodes_too(launcher, more):
     two = profile.load("cpu-tiny-gpt-oss-tp2")
-    settings = Settings(profile=two, arch="cpu", base_url="http://127.0.0.1:9", launcher=launcher)
+    settings = Settings(
+        target=GivenTarget(profile=two, arch="cpu"),
+        engine=GivenEngine(launcher=launcher),
+        attached=GivenServer(base_url="http://127.0.0.1:9"),
+    )
     chosen = {"--matrix": "1", "--matrix-axes": None}
     config = SimpleNamespace(stash={SETTINGS: settings}, getoption=chosen.get)
     planned = matrix._make_plan(config)

@@ -21,6 +21,8 @@ from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.ray_cluster import RayServer
 from sm121.session import target
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 CONFIGURATION = ServerConfiguration(
@@ -242,7 +244,11 @@ def _refused(configuration) -> str:
 @pytest.mark.slow("a Ray cluster, and a start of vLLM on it")
 def test_real_cluster(cluster, canary_bf16, tmp_path):
     chosen = profile.load("cpu-tiny-gpt-oss-tp2")
-    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT, launcher="ray")
+    settings = Settings(
+        target=GivenTarget(profile=chosen),
+        engine=GivenEngine(python=sys.executable, launcher="ray"),
+        root=ROOT,
+    )
     configuration = target.configurations(settings, chosen, notify=print)["float32"]
     assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
     with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):

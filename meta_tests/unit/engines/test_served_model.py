@@ -10,6 +10,9 @@ from meta_tests.fakes.loopback import JsonHandler, serving
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.session import target
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_judging import GivenJudging
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 GPT_OSS = profile.load("sm121-gpt-oss-120b")
@@ -17,7 +20,7 @@ CANARY = profile.load("cpu-tiny-gpt-oss")
 
 
 def attached(
-    models: Sequence[dict[str, str]], chosen: profile.Profile = GPT_OSS, **settings: object
+    models: Sequence[dict[str, str]], chosen: profile.Profile = GPT_OSS, **groups: object
 ) -> target.Server:
     """What is attached to a server with such a list of models."""
 
@@ -29,7 +32,9 @@ def attached(
                 self.say({}, 404)
 
     with serving(Handler) as url:
-        return target.attached_server(Settings(base_url=url, **settings), chosen)
+        return target.attached_server(
+            Settings(attached=GivenServer(base_url=url), **groups), chosen
+        )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def attached(
 def test_the_only_model_of_a_server_is_taken_as_it_is(entry, remark):
     server = attached([entry])
     assert server.endpoint.served_name == entry["id"]
-    line = target.name_remark(server, Settings(base_url="http://x"), GPT_OSS)
+    line = target.name_remark(server, Settings(attached=GivenServer(base_url="http://x")), GPT_OSS)
     assert (line is not None) is remark
     assert line is None or (entry["id"] in line and "judged as gpt-oss-120b" in line)
 
@@ -82,7 +87,10 @@ def test_files_here_of_another_shape_are_another_model(tmp_path: Path):
 
 @pytest.mark.parametrize("certify", [True, False])
 def test_a_name_that_is_required_is_required(certify):
-    how = {"certify": True} if certify else {"served_name": "gpt-oss-120b"}
+    if certify:
+        how = {"judging": GivenJudging(certify=True)}
+    else:
+        how = {"target": GivenTarget(served_name="gpt-oss-120b")}
     with pytest.raises(UsageError, match="expected a server of 'gpt-oss-120b', it serves default"):
         attached([{"id": "default"}], **how)
 

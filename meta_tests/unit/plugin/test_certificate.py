@@ -18,6 +18,8 @@ from sm121.plugin import certificate
 from sm121.plugin.given import Given, fingerprinted, given
 from sm121.report import run_plan
 from sm121.session import certified_run, own_options
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 #: All that may be said beside --certify, by the name under which pytest keeps an option.
@@ -252,13 +254,13 @@ def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
 # What shows when the tests are collected.
 
 
-def wrong(markexpr: str = "", soak: str | None = "30m", **settings: object) -> str:
+def wrong(markexpr: str = "", soak: str | None = "30m", **groups: object) -> str:
     """What is wrong with a certificate of a profile that asks for half an hour of soak."""
     options = {"markexpr": markexpr, "--soak": soak}
     certify = CPU.certify.model_copy(update={"soak_s": 1800.0})
     target = SimpleNamespace(arch="cpu", profile=CPU.model_copy(update={"certify": certify}))
     config = SimpleNamespace(getoption=lambda name, *_: options[name])
-    return "; ".join(certificate._wrong_values(config, Settings(**settings), target))
+    return "; ".join(certificate._wrong_values(config, Settings(**groups), target))
 
 
 def test_a_certificate_of_the_profile_has_no_wrong_value():
@@ -269,9 +271,15 @@ def test_a_certificate_of_the_profile_has_no_wrong_value():
     ("given_values", "expected"),
     [
         pytest.param({"markexpr": "sm121"}, "-m 'sm121': expected none, or the target", id="m"),
-        pytest.param({"model": ".cache/canary/mxfp4"}, "--model .cache/canary/mxfp4", id="model"),
         pytest.param(
-            {"base_url": "http://x", "served_name": "other"}, "--served-model-name other", id="name"
+            {"target": GivenTarget(model=".cache/canary/mxfp4")},
+            "--model .cache/canary/mxfp4",
+            id="model",
+        ),
+        pytest.param(
+            {"attached": GivenServer("http://x"), "target": GivenTarget(served_name="other")},
+            "--served-model-name other",
+            id="name",
         ),
         pytest.param({"soak": None}, "no --soak: expected --soak 1800s or more", id="no-soak"),
         pytest.param({"soak": "29m"}, "--soak 29m: expected --soak 1800s or more", id="short-soak"),

@@ -14,6 +14,9 @@ from meta_tests.folders import FAKES
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
 from sm121.plugin.kernels import _Processes
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_judging import GivenJudging
+from sm121.session.settings import Settings
 
 # Not `importorskip`: each worker would import it for these tests alone.
 pytestmark = pytest.mark.skipif(find_spec("flashinfer") is None, reason="no FlashInfer is here")
@@ -139,7 +142,7 @@ def environment_of_the_level(start: dict[str, str], bounds: dict[str, str]) -> d
         name="c", engine="vllm", model="m", served_name="m", python=sys.executable
     )
     session = SimpleNamespace(
-        settings=SimpleNamespace(worker=None, base_url=None, engine="vllm", certify=False),
+        settings=Settings(),
         profile=SimpleNamespace(under_test="c"),
         managed_configuration=lambda _name: configuration,
         engine_environment=lambda _configuration: start,
@@ -161,8 +164,8 @@ def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
 def test_an_attached_servers_build_is_not_known(certify):
     """The numerics are of this machine's build: a remark, and in a certificate NOT_RUN."""
     remarks: list[str] = []
-    settings = SimpleNamespace(
-        worker=None, base_url="http://127.0.0.1:9", engine="vllm", certify=certify
+    settings = Settings(
+        attached=GivenServer("http://127.0.0.1:9"), judging=GivenJudging(certify=certify)
     )
     processes = _Processes(SimpleNamespace(settings=settings, remark=remarks.append))
     unknown = "whether the attached server serves with that build cannot be known"

@@ -118,7 +118,7 @@ def engine_arguments(text, folder):
     """What is read of --engine-arg=-x and --engine-args."""
     values = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
     read = settings.read(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
-    return read.engine_arguments
+    return read.engine.arguments
 
 
 @pytest.mark.parametrize(

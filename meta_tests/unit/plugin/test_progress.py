@@ -27,6 +27,7 @@ from sm121.report.crash_list import Crash
 from sm121.run.machine_report import CrashReport
 from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Check, Expected, Forecast
+from sm121.session.settings import Settings
 
 
 def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
@@ -315,7 +316,7 @@ def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_
         section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
         write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),
     )  # fmt: skip
-    session = SimpleNamespace(file=run, settings=SimpleNamespace(waivers=()), ledger=(),
+    session = SimpleNamespace(file=run, settings=Settings(), ledger=(),
                               directory=directory)  # fmt: skip
     terminal.closing(reporter, session)
     assert all(line.isprintable() for line in lines)

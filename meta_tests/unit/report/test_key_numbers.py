@@ -18,6 +18,7 @@ from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
 from sm121.run.details import Samples
 from sm121.run.verdict_file import ConfigurationGate, MetricReport, TestReport, VerdictFile
+from sm121.session.settings import Settings
 
 PLAN = "11 tests are not in plan quick; --plan full asks them"
 
@@ -37,7 +38,7 @@ def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
         write_line=lambda text, **_: written.append(f"{text}\n"),
     )  # fmt: skip
     session = SimpleNamespace(
-        file=report.run, settings=SimpleNamespace(waivers=()), ledger=(), directory=report.directory
+        file=report.run, settings=Settings(), ledger=(), directory=report.directory
     )
     terminal.closing(reporter, session)
     return "".join(written).splitlines()

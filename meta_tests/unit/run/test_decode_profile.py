@@ -15,6 +15,9 @@ from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
 from sm121.run import decode_profile
 from sm121.session import session, target
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_kernels import GivenKernels
+from sm121.session.settings import Settings
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
@@ -25,10 +28,10 @@ def configuration(**changes: str) -> ServerConfiguration:
     return dataclasses.replace(plain, **changes)
 
 
-def settings(directory: Path, **changes):
-    plain = {"kernel_trace": "auto", "engine": "vllm", "engine_python": sys.executable}
-    plain |= {"engine_arguments": (), "engine_environment": (), "report_dir": directory}
-    return SimpleNamespace(**plain | changes)
+def settings(directory: Path, trace: str = "auto", **engine):
+    return Settings(
+        kernels=GivenKernels(trace=trace), engine=GivenEngine(**engine), report_dir=directory
+    )
 
 
 def test_where_traces_go_makes_no_other_server():
@@ -50,12 +53,12 @@ def test_profiler_writes_what_is_bounded():
     ("changes", "traces"),
     [
         pytest.param({}, True, id="traces"),
-        pytest.param({"kernel_trace": "restart"}, True, id="kernel_trace restart, traces"),
-        pytest.param({"kernel_trace": "off"}, False, id="kernel_trace off, not traces"),
+        pytest.param({"trace": "restart"}, True, id="trace restart, traces"),
+        pytest.param({"trace": "off"}, False, id="trace off, not traces"),
         pytest.param(
-            {"engine_arguments": ["--profiler-config.profiler=torch"]},
+            {"arguments": ("--profiler-config.profiler=torch",)},
             False,
-            id="engine_arguments --profiler-config.profiler=torch, not",
+            id="arguments --profiler-config.profiler=torch, not",
         ),
     ],
 )
@@ -64,7 +67,7 @@ def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_pat
     assert folder == (str(tmp_path / "traces") if traces else None)
     (tmp_path / "vllm").mkdir()  # an engine without a profiler
     (tmp_path / "vllm" / "__init__.py").touch()
-    old = settings(tmp_path, engine_environment=(("PYTHONPATH", str(tmp_path)),))
+    old = settings(tmp_path, environment=(("PYTHONPATH", str(tmp_path)),))
     assert target._traces(old, CPU) is None
 
 
@@ -103,7 +106,7 @@ def taken_profile(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     ],
 )
 def test_server_that_a_gpu_profiler_slows_is_stopped(chosen, asked, stops, taken_profile, tmp_path):
-    run = stub(tmp_path, chosen, kernel_trace=asked)
+    run = stub(tmp_path, chosen, trace=asked)
     assert take(run, traces="/t") == taken_profile.model_copy(update={"decoding": True})
     assert run.stop.call_count == stops
 
@@ -141,7 +144,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
 @pytest.mark.parametrize(
     ("run_changes", "server_changes", "expected"),
     [
-        pytest.param({"kernel_trace": "off"}, {}, "says off", id="kernel_trace off, says off"),
+        pytest.param({"trace": "off"}, {}, "says off", id="trace off, says off"),
         pytest.param({}, {}, "takes no --profiler-config", id="takes no --profiler-config"),
     ],
 )

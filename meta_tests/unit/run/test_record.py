@@ -20,7 +20,9 @@ from sm121.plugin import outcomes
 from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, trusted_runs
+from sm121.session.given_judging import GivenJudging
 from sm121.session.session import Session
+from sm121.session.settings import Settings
 
 SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
@@ -269,7 +271,7 @@ def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated)
     """`more` are the waivers of the test, a line each; `facts` names some of `CAPITALS`."""
     facts = [CAPITALS[name] for name in facts]
     loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
-    session = SimpleNamespace(settings=SimpleNamespace(waivers=loaded))
+    session = SimpleNamespace(settings=Settings(judging=GivenJudging(waivers=loaded)))
     finding = TestReport.of("t.py::t", "smoke", *facts)
     outcomes._waive(session, finding, None, report := SimpleNamespace())
     assert finding.waived is tolerated and hasattr(report, "wasxfail") is tolerated

@@ -23,6 +23,9 @@ from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import CrashReport
 from sm121.run.verdict_file import EngineReport, MetricReport, VerdictFile
 from sm121.session import certification, fingerprinting, opening
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_judging import GivenJudging
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 
@@ -187,7 +190,9 @@ def test_only_a_waiver_of_a_blocker_is_refused_at_once(tmp_path):
     contract = Item("x::a", "correctness")
     blocker = Item("x::b", "correctness")
     contract.severity = SimpleNamespace(args=["contract"])
-    settings = Settings(waivers=waivers.load(waiver_file(tmp_path, "x::a", "x::c")))
+    settings = Settings(
+        judging=GivenJudging(waivers=waivers.load(waiver_file(tmp_path, "x::a", "x::c")))
+    )
     assert [*certificate._wrong_waivers(settings, [contract, blocker])] == []
     contract.severity = None
     (line,) = certificate._wrong_waivers(settings, [contract, blocker])
@@ -296,7 +301,9 @@ def a_run(judging: profile.Profile, *, certify: bool) -> SimpleNamespace:
     """What the selection needs of pytest's config, for a run of a profile."""
     names: list[str] = []
     config = SimpleNamespace(stash=pytest.Stash(), deselected=names, getoption=lambda *_: None)
-    config.stash[SETTINGS] = Settings(profile=judging, certify=certify)
+    config.stash[SETTINGS] = Settings(
+        target=GivenTarget(profile=judging), judging=GivenJudging(certify=certify)
+    )
 
     def pytest_deselected(items: list[Item]) -> None:
         names.extend(item.stash[ID] for item in items)
@@ -364,9 +371,12 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
     """Without ``--certify`` it is not: a script may want something else of a server."""
     for certify in (True, False):
         chosen = Settings(
-            profile=asking("smoke", "stress"), certify=certify, root=ROOT,
-            engine_python=str(FAKES / "fake_python.py"), report_dir=tmp_path / f"{certify}",
-        )  # fmt: skip
+            target=GivenTarget(profile=asking("smoke", "stress")),
+            engine=GivenEngine(python=str(FAKES / "fake_python.py")),
+            judging=GivenJudging(certify=certify),
+            root=ROOT,
+            report_dir=tmp_path / f"{certify}",
+        )
         variables = {**VARIABLES, "SM121_META_ARGUMENTS": ""}
         with mock.patch.dict(os.environ, variables), opening.open_session(chosen) as session:
             session.server()

@@ -10,6 +10,8 @@ from sm121.plugin import terminal
 from sm121.run.record import Target
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import opening
+from sm121.session.given_attached import GivenServer
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 URL = "http://127.0.0.1:9"
@@ -31,7 +33,7 @@ def test_the_first_screen_has_the_version_of_an_attached_server(reader, version,
     )  # fmt: skip
     monkeypatch.setattr(opening.targets, "attached_server", lambda *_: server)
     cpu = profile.load("cpu-tiny-gpt-oss")
-    settings = Settings(profile=cpu, base_url=URL)
+    settings = Settings(target=GivenTarget(profile=cpu), attached=GivenServer(base_url=URL))
     target, _, engine = opening._look_at_engine(settings, Target("cpu", cpu, None))
     assert (engine.version, engine.managed) == (version, False)
     run = VerdictFile(

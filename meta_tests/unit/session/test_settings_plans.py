@@ -22,6 +22,9 @@ from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import BoxReport
 from sm121.run.record import Target
 from sm121.run.verdict_file import EngineReport, VerdictFile
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_measuring import GivenMeasuring
+from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
 TESTS = ROOT / "tests"
@@ -78,8 +81,11 @@ def test_a_profile_cannot_make_full_smaller():
 def test_the_expected_profile_is_of_the_architecture_that_a_marker_names(monkeypatch, marked, name):
     here = architecture.Detection(architecture.CPU, "no GPU")
     monkeypatch.setattr(architecture, "detect", lambda: here)
-    assert Settings(marked=marked).expected_profile().name == name
-    assert Settings(marked=marked, arch="cpu").expected_profile().name == "cpu-tiny-gpt-oss"
+    assert Settings(target=GivenTarget(marked=marked)).expected_profile().name == name
+    assert (
+        Settings(target=GivenTarget(marked=marked, arch="cpu")).expected_profile().name
+        == "cpu-tiny-gpt-oss"
+    )
 
 
 def test_a_plan_asks_by_name_and_by_marker():
@@ -111,8 +117,8 @@ def test_gates_that_depths_leave_without_a_number_are_named():
     gb10 = profile.load("sm121-gpt-oss-120b")
     every = Sizes(only_depths=gb10.performance.depths)
     for sizes in (Sizes(depths=(64,)), every):
-        assert Settings(sizes=sizes).without_number(gb10) == []
-    missing = Settings(sizes=Sizes(only_depths=(0,))).without_number(gb10)
+        assert Settings(measuring=GivenMeasuring(sizes=sizes)).without_number(gb10) == []
+    missing = Settings(measuring=GivenMeasuring(sizes=Sizes(only_depths=(0,)))).without_number(gb10)
     assert "tg32@d4096" in missing and not {"tg32@d0", "ttft_p99"} & {*missing}
 
 
@@ -172,7 +178,9 @@ def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
 
 def facts_of_a_start(of: Profile, folder: Path) -> list[str]:
     chosen = Target(of.arch, profile=of, obstacle=None)
-    return [*planning._start(Settings(profile=of, report_dir=folder), chosen, of)]
+    return [
+        *planning._start(Settings(target=GivenTarget(profile=of), report_dir=folder), chosen, of)
+    ]
 
 
 @pytest.mark.parametrize("gib", [0.01, 1e6])
@@ -201,7 +209,7 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     gb10 = profile.load("sm121-gpt-oss-120b").judging(None, version)
     chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
-    (line,) = planning._path(Settings(profile=gb10), chosen, gb10)
+    (line,) = planning._path(Settings(target=GivenTarget(profile=gb10)), chosen, gb10)
     assert line.startswith(said)
 
 
@@ -229,7 +237,13 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
 def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
     tiny = profile.load("sm90-tiny-gpt-oss")
     chosen = Target(arch, profile=tiny, obstacle="elsewhere")
-    lines = [*planning._certificate(Settings(profile=tiny, engine_arguments=more), chosen, tiny)]
+    lines = [
+        *planning._certificate(
+            Settings(target=GivenTarget(profile=tiny), engine=GivenEngine(arguments=more)),
+            chosen,
+            tiny,
+        )
+    ]
     assert tuple(line.split()[2] for line in lines) == kernels
     assert all("would not be judged: " in line for line in lines)
 
@@ -237,7 +251,9 @@ def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
 def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
     gb10 = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
     chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
-    settings = Settings(profile=gb10, report_dir=folder, engine_arguments=more)
+    settings = Settings(
+        target=GivenTarget(profile=gb10), engine=GivenEngine(arguments=more), report_dir=folder
+    )
     return [*planning._gates(settings, chosen, gb10)]
 
 

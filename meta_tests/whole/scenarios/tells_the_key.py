@@ -10,11 +10,11 @@ pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_tells(conformance):
-    key = conformance.settings.api_key
+    key = conformance.settings.attached.api_key
     print(f"printed {key}")
     logging.getLogger("theirs").warning("logged %s", key)
     assert key == f"Incorrect API key: {key}", f"seen: {key}"
 
 
 def test_skips(conformance):
-    raise NotRun(f"refused {conformance.settings.api_key}")
+    raise NotRun(f"refused {conformance.settings.attached.api_key}")

@@ -66,12 +66,12 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     settings = session.settings
     if session.target.profile is not None:
         _refuse_wrong_profile(session.target.profile)
-    if settings.scores is not None:
-        published.refuse_without_harness(settings.scores)
-    if settings.oracle is not None:
-        config.stash[_ORACLE] = _read_oracle(settings.oracle, session)
-    if settings.golden is not None:
-        config.stash[_GOLDEN] = _read_golden(settings.golden, session)
+    if settings.answers.scores is not None:
+        published.refuse_without_harness(settings.answers.scores)
+    if settings.answers.oracle is not None:
+        config.stash[_ORACLE] = _read_oracle(settings.answers.oracle, session)
+    if settings.answers.golden is not None:
+        config.stash[_GOLDEN] = _read_golden(settings.answers.golden, session)
 
 
 def _refuse_wrong_profile(profile: Profile) -> None:
@@ -87,8 +87,8 @@ def _refuse_wrong_profile(profile: Profile) -> None:
 def _read_oracle(path: Path, session: Session) -> oracle_file.OracleFile:
     oracle = oracle_file.load(path)
     price.refuse_rounded(oracle, path)
-    if session.settings.rounding is not None:
-        oracle_file.refuse_other_rounding(oracle, session.settings.rounding)
+    if session.settings.answers.rounding is not None:
+        oracle_file.refuse_other_rounding(oracle, session.settings.answers.rounding)
     folder = _served_folder(session)
     if folder is not None:
         oracle_file.refuse_other(oracle, path, folder)
@@ -100,7 +100,7 @@ def _read_golden(path: Path, session: Session) -> GoldenFile:
     served = _identity(session)
     origin = f"--golden {path}"
     golden.refuse_other(loaded, origin, served, prompts.continuations())
-    if session.settings.certify:
+    if session.settings.judging.certify:
         golden.refuse_doubtful(loaded, origin)
     unproven = golden.unproven(loaded, served)
     if unproven is not None:
@@ -114,7 +114,7 @@ def conclude_golden(session: Session) -> None:
     Args:
         session: The run, which has ended.
     """
-    path = session.settings.record_golden
+    path = session.settings.answers.record_golden
     if path is None or not path.is_file() or session.settings.worker is not None:
         return
     doubt = certification.doubt_of_answers(
@@ -139,7 +139,9 @@ def _served_folder(session: Session) -> Path | None:
 
 def _identity(session: Session) -> Identity:
     if session.attached is not None:
-        return golden.identity(session.attached.endpoint.served_name, session.settings.reference)
+        return golden.identity(
+            session.attached.endpoint.served_name, session.settings.answers.reference
+        )
     if session.target.profile is None or not session.configurations:
         return Identity(served_name="")
     under_test = session.managed_configuration(session.profile.under_test)
@@ -149,7 +151,7 @@ def _identity(session: Session) -> Identity:
 @pytest.fixture
 def asker(conformance: Session, server: Server) -> Asker:
     """Requests greedy completions from the server under test."""
-    asker = Asker(server, checkpoint=conformance.settings.reference)
+    asker = Asker(server, checkpoint=conformance.settings.answers.reference)
     if asker.vocabulary is None:
         conformance.remark(_NO_TOKENIZER)
     return asker
@@ -172,14 +174,14 @@ def reference(
 def _rounding(conformance: Session, server: Server) -> Rounding:
     """The rounding that an option or the profile names, else that of the kernel path."""
     settings = conformance.settings
-    if settings.rounding is not None:
-        return settings.rounding
+    if settings.answers.rounding is not None:
+        return settings.answers.rounding
     rounding = conformance.profile.correctness.rounding
     if rounding is not None:
         return Rounding.parse(rounding)
     model = {}
-    if settings.oracle is None:
-        checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
+    if settings.answers.oracle is None:
+        checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
         model = json.loads((checkpoint / "config.json").read_bytes())
     path = conformance.kernel_path(server)
     return served_rounding.served_rounding(server, conformance.profile, path, model)
@@ -200,11 +202,11 @@ def _oracle(
             said_at = time.monotonic()
             conformance.say("oracle", f"{done} of {of} passes of a layer")
 
-    checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
+    checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
     folder = settings.root / ".cache" / "oracle"
     with signals.own_time():
         made = oracle_making.kept_or_made(
-            checkpoint, rounding, folder, progress, anew=settings.certify
+            checkpoint, rounding, folder, progress, anew=settings.judging.certify
         )
     config.stash[_ORACLE] = made
     return made
@@ -225,7 +227,7 @@ def _priced(
     if depths and rounding:
         computed_with = rounding
     file = _oracle(config, conformance, server, computed_with)
-    asker = Asker(server, checkpoint=settings.reference)
+    asker = Asker(server, checkpoint=settings.answers.reference)
     try:
         samples, reasons = price.measure(asker, file, exam_name, depths)
         return Priced(rounding, samples, reasons)
@@ -255,7 +257,7 @@ def price_of(
     """
     settings = conformance.settings
     try:
-        if not settings.oracle and not settings.reference:
+        if not settings.answers.oracle and not settings.answers.reference:
             _require_shipped_oracle(server)
         priced = _priced(config, conformance, server, ())
     except errors.Sm121Error as why:

@@ -127,7 +127,9 @@ def _duration(measurement: Measurement, sample: float) -> float:
 @pytest.fixture(scope="session")
 def box(conformance: Session) -> RunBox:
     """The machine's state, read before the first measurement."""
-    urls = [side.url for side in conformance.settings.ab or () if side.url is not None]
+    ab = conformance.settings.ab
+    sides = ab.sides if ab is not None else ()
+    urls = [side.url for side in sides if side.url is not None]
     conformance.box = RunBox(conformance, also=urls)
     conformance.box.read_before()
     return conformance.box
@@ -241,7 +243,7 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
     tests = [test for test in session.ledger if test.executed and not test.excused]
     # The comparison is decided when the run closes, after this.
-    if session.settings.against is not None and session.target.obstacle is None:
+    if session.settings.judging.against is not None and session.target.obstacle is None:
         tests += session.worse_than_trusted(session.file.model_copy(deep=True))
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:

@@ -113,7 +113,7 @@ def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> Iterator
     for test in tests:
         if outcomes.severity_of(test) is Severity.BLOCKER:
             blockers.add(test.stash[ID])
-    names = [waiver.test for waiver in settings.waivers if waiver.test in blockers]
+    names = [waiver.test for waiver in settings.judging.waivers if waiver.test in blockers]
     if names:
         yield f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"
 
@@ -126,17 +126,18 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     if profile is None:
         return
     # Another model than the profile's by name and shape; the fingerprint has its digest.
-    served = settings.served_name
+    served = settings.target.served_name
     model = profile.model
+    folder = settings.target.model
     if settings.base_url is not None and served not in (None, model.served_name):
         yield (
             f"--served-model-name {served}: expected the profile's name, {model.served_name}, of "
             "the attached server"
         )
-    elif settings.model not in (None, model.id) and not is_of_shape(settings.model, model.id):
+    elif folder not in (None, model.id) and not is_of_shape(folder, model.id):
         yield (
-            f"--model {settings.model}: expected the profile's, {model.id}, or a folder whose "
-            "config.json shows its shape; else say it in a profile of your own (--profile)"
+            f"--model {folder}: expected the profile's, {model.id}, or a folder "
+            "whose config.json shows its shape; else say it in a profile of your own (--profile)"
         )
     duration = config.getoption("--soak")
     least_s = profile.certify.soak_s

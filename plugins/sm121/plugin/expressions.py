@@ -83,7 +83,7 @@ def asked_for_levels(config: pytest.Config) -> bool:
     settings = config.stash.get(SETTINGS, None)
     if settings is None:
         return False
-    if settings.certify or settings.arch:
+    if settings.judging.certify or settings.target.arch:
         return True
     return bool(architectures_asked_for(marker_expression(config)))
 

@@ -148,8 +148,9 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
     if detected is None:
         engine = conformance.file.engine
         named: str | None = server.engine
-        if not server.managed:
-            named = conformance.settings.attached_engine
+        given = conformance.settings.attached
+        if given is not None:
+            named = given.engine
         detected = detect(server, named, identity=engine.identity)
         if not server.managed:
             engine.name = detected.engine

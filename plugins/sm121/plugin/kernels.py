@@ -57,7 +57,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[stash.SETTINGS]
         depths = settings.expected_profile().performance.depths
-        full = cases.at_full_size(settings.full_shapes)
+        full = cases.at_full_size(settings.kernels.full_shapes)
         chosen = cases.select_timed(depths, full=full)
         metafunc.parametrize("case", chosen, ids=str)
         return
@@ -70,7 +70,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: kernel_cases({group!r}): expected one of "
             + ", ".join(cases.GROUPS)
         )
-    full = cases.at_full_size(metafunc.config.stash[stash.SETTINGS].full_shapes)
+    full = cases.at_full_size(metafunc.config.stash[stash.SETTINGS].kernels.full_shapes)
     metafunc.parametrize("case", cases.select(group, full=full), ids=str)
 
 
@@ -86,10 +86,10 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
     path = conformance.path_to_judge()
     chosen = {}
     for operation in serving.OPERATIONS:
-        if settings.kernel_provider is not None:
-            chosen[operation] = serving.Choice(None, provider=settings.kernel_provider)
+        if settings.kernels.provider is not None:
+            chosen[operation] = serving.Choice(None, provider=settings.kernels.provider)
         else:
-            choices = serving.choices(settings.engine, conformance.arch, path, operation)
+            choices = serving.choices(settings.engine.name, conformance.arch, path, operation)
             chosen[operation] = choices[0]
     yield under_test.Kernels(chosen, functools.cache(processes.of))
     end_processes(pytestconfig)
@@ -112,8 +112,8 @@ class _Processes:
         self._serves = None
         if settings.base_url is not None:
             self._serves = "whether the attached server serves with that build cannot be known"
-        elif isinstance(engines.engine(settings.engine), Program):
-            self._serves = f"{settings.engine} has kernels of its own, which are not judged"
+        elif isinstance(engines.engine(settings.engine.name), Program):
+            self._serves = f"{settings.engine.name} has kernels of its own, which are not judged"
         else:
             configuration = conformance.managed_configuration(conformance.profile.under_test)
             self._python = configuration.python
@@ -137,7 +137,7 @@ class _Processes:
             return self.here
         if self._serves is not None:
             line = f"the numerics judge {builds.here(names)}, of this machine; {self._serves}"
-            if self._session.settings.certify:
+            if self._session.settings.judging.certify:
                 raise NotRun(f"{line}: run the kernel level in the engine's environment")
             self._session.remark(line)
             return self.here
@@ -155,7 +155,7 @@ class _Processes:
 
 def _obstacle(settings: Settings) -> str | None:
     """Why no kernels can be tested, as far as that is known before any are loaded."""
-    if settings.kernel_provider is not None or settings.base_url is None:
+    if settings.kernels.provider is not None or settings.base_url is None:
         return None
     return (
         "kernels are tested where the engine is installed, this run is attached by URL; "

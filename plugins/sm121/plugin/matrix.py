@@ -59,11 +59,11 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         with contextlib.suppress(errors.UsageError):  # shown to the user when the run is opened
             engine = target.installed_engine(settings, chosen)
     return make_plan(
-        chosen.judging(settings.configuration, engine.identity, engine.options),
-        space_of(chosen, axes_file, settings.engine, engine.identity, options=engine.options),
+        chosen.judging(settings.target.configuration, engine.identity, engine.options),
+        space_of(chosen, axes_file, settings.engine.name, engine.identity, options=engine.options),
         strength=strength,
-        engine_arguments=(*target.parallel(settings, chosen), *settings.engine_arguments),
-        engine_environment=settings.engine_environment,
+        engine_arguments=(*target.parallel(settings, chosen), *settings.engine.arguments),
+        engine_environment=settings.engine.environment,
     )
 
 

@@ -62,7 +62,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     chosen = _target(config, settings, tests)
     if not tests and chosen.obstacle is None:
         chosen = dataclasses.replace(chosen, obstacle=_nothing_selected(config))
-    if settings.certify:
+    if settings.judging.certify:
         certificate.refuse(config, settings, chosen, tests)
     for item in tests:
         selection.mark(item, chosen)
@@ -107,7 +107,7 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
     ``--report-dir`` on the command line keep the directory: the report before is moved.
     """
     words = [str(word).partition("=")[0] for word in config.invocation_params.args]
-    if chosen.obstacle is None or settings.certify or "--report-dir" in words:
+    if chosen.obstacle is None or settings.judging.certify or "--report-dir" in words:
         return settings
     if workers.is_parallel(config):
         return settings

@@ -188,7 +188,8 @@ def read(config: pytest.Config) -> settings.Settings:
     )
     if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]
-        read = replace(read, planned=PlanChoice(name, Reason(reason)))
+        planned = PlanChoice(name, Reason(reason))
+        read = replace(read, measuring=replace(read.measuring, planned=planned))
     root = config.invocation_params.dir if is_own_run(config) else config.rootpath
     return replace(read, root=root, worker=worker, options=fingerprinted(options))
 

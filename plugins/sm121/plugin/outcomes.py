@@ -417,10 +417,10 @@ def _known_by(session: Session, finding: TestReport) -> str | None:
     A certificate knows no failure.
     """
     settings = session.settings
-    if settings.against is None or settings.certify:
+    if settings.judging.against is None or settings.judging.certify:
         return None
-    source = settings.against.known(finding)
-    if any(waiver.test == finding.id for waiver in settings.waivers):
+    source = settings.judging.against.known(finding)
+    if any(waiver.test == finding.id for waiver in settings.judging.waivers):
         return None
     return source
 
@@ -437,7 +437,7 @@ def _waive(
     """Waive a failure if waivers name each of its facts. ``never``: why none may."""
     today = datetime.date.today()
     facts = finding.facts
-    waivers = [each for each in session.settings.waivers if each.test == finding.id]
+    waivers = [each for each in session.settings.judging.waivers if each.test == finding.id]
     if not waivers:
         return
     in_force: dict[Waiver, None] = {}

@@ -35,7 +35,7 @@ def describe_run(node: Any) -> None:
         node: The worker, as xdist knows it.
     """
     config: pytest.Config = node.config
-    planned = config.stash[SETTINGS].planned
+    planned = config.stash[SETTINGS].measuring.planned
     node.workerinput["sm121_run"] = config.stash.setdefault(_RUN, uuid.uuid4().hex[:12])
     node.workerinput[GROUPED] = (
         config.option.dist == "loadgroup" and config.option.maxworkerrestart == "0"

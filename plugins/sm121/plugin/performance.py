@@ -52,7 +52,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     settings = metafunc.config.stash[SETTINGS]
     chosen = settings.expected_profile()
-    plan = Plan.of(chosen, sizes=settings.sizes)
+    plan = Plan.of(chosen, sizes=settings.measuring.sizes)
     for name, letter, choices in (
         ("depth", "d", plan.depths),
         ("tokens", "tg", plan.generated_tokens),
@@ -72,7 +72,7 @@ def refuse_wrong_sizes(session: Session) -> None:
     Raises:
         UsageError: An option names such a size.
     """
-    sizes = session.settings.sizes
+    sizes = session.settings.measuring.sizes
     chosen = session.target.profile
     if chosen is None or session.target.obstacle is not None:
         return
@@ -112,7 +112,7 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
             shown_at = now
             say(pytestconfig, "measuring", line)
 
-    with Bench.open(conformance, plan, tails=settings.percentiles, show=show) as opened:
+    with Bench.open(conformance, plan, tails=settings.measuring.percentiles, show=show) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]
@@ -223,24 +223,26 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
     assert box is not None  # read before the first start
     settings = conformance.settings
     profile = conformance.profile
-    if settings.ab is None:
+    ab = settings.ab
+    if ab is None:
         raise NotRun("nothing to compare: give --ab A B")
 
     def attach_to(side: Side) -> Server:
         log = side.log
         attached = conformance.attached
         if log is None and attached is not None and attached.endpoint.base_url == side.url:
-            log = settings.server_log
+            given = settings.attached
+            log = given.log if given is not None else None
         return target.attach_to(str(side.url), log, settings, profile)
 
     return AbRun(
         conformance,
-        settings.ab,
+        ab.sides,
         settings.measuring_plan(profile),
         attach_to,
         box.read_beside,
-        pairs=settings.ab_pairs,
-        hypothesis=settings.hypothesis,
+        pairs=ab.pairs,
+        hypothesis=ab.hypothesis,
         obstacle=conformance.target.obstacle,
         price=functools.partial(answers.price_of, pytestconfig, conformance),
     )

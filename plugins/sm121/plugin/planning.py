@@ -159,7 +159,7 @@ def _planned_target(
     if profile is None:
         return None
     plans = [FULL]
-    if not settings.certify:  # a certificate accepts no smaller plan
+    if not settings.judging.certify:  # a certificate accepts no smaller plan
         plans = [*profile.plans, FULL]
     facts: list[str] = []
     for fact in _FACTS:
@@ -170,10 +170,10 @@ def _planned_target(
         configuration=profile.under_test,
         attached_at=settings.base_url,
         engine=run_plan.StartedEngine(
-            name=settings.engine,
+            name=settings.engine.name,
             version=chosen.engine.version,
-            python=settings.engine_python,
-            model=settings.model or profile.model.id,
+            python=settings.engine.python,
+            model=settings.target.model or profile.model.id,
         ),
         nodes=_spanned_nodes(settings, profile),
         facts=facts,
@@ -189,13 +189,13 @@ def _spanned_nodes(settings: Settings, profile: Profile) -> run_plan.SpannedNode
         return None
     launcher: str | None = None
     if settings.base_url is None:
-        launcher = settings.launcher or nodes.launcher
+        launcher = settings.engine.launcher or nodes.launcher
     return run_plan.SpannedNodes(
         count=nodes.count,
         tensor_parallel=nodes.tensor_parallel,
         launcher=launcher,
         transports=list(nodes.transports),
-        commands=[shlex.join(command) for command in settings.node_commands],
+        commands=[shlex.join(command) for command in settings.engine.node_commands],
     )
 
 
@@ -337,19 +337,19 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
     modules = None
     if needs.jit_modules:
         try:
-            modules = FlashInferModules.of(settings.engine_python, environment)
+            modules = FlashInferModules.of(settings.engine.python, environment)
         except interpreter.NoAnswer as error:
             yield f"start: {error}"
             return
-    engine = registry.engine(settings.engine)
+    engine = registry.engine(settings.engine.name)
     findings = preflight.Preflight(
         chosen.arch,
-        (*profile.engine.arguments, *under_test.arguments, *settings.engine_arguments),
+        (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments),
         environment,
         needs=needs,
         directory=settings.report_dir,
         modules=modules,
-        cuda=CudaVersions.of(engine, settings.engine_python, environment),
+        cuda=CudaVersions.of(engine, settings.engine.python, environment),
         version=chosen.engine.identity,
         cold_ready_within_s=profile.engine.cold_ready_within_s.value,
     ).findings()
@@ -361,7 +361,7 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
 
 def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
     """Yield the gates above the bound of the configuration under test, by the bytes of a token."""
-    config = roofline.read_config(settings.model or profile.model.id)
+    config = roofline.read_config(settings.target.model or profile.model.id)
     if config is None:
         return
     name = profile.under_test
@@ -371,7 +371,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
         depth = roofline.depth_of(gate.metric)
         if depth is None or depth not in settings.measuring_plan(profile).depths:
             continue
-        read = roofline.cost(profile, name, depth, config, settings.engine_arguments)
+        read = roofline.cost(profile, name, depth, config, settings.engine.arguments)
         why = roofline.out_of_reach(profile, gate, read, config, gb_s)
         if why:
             label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
@@ -385,16 +385,16 @@ def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterab
     configured = profile.configurations[profile.under_test]
     configuration = ServerConfiguration(
         name=profile.under_test,
-        engine=settings.engine,
-        python=settings.engine_python,
+        engine=settings.engine.name,
+        python=settings.engine.python,
         model="",
         served_name="",
-        arguments=(*profile.engine.arguments, *configured.arguments, *settings.engine_arguments),
-        environment=environment_items(configured.environment, dict(settings.engine_environment)),
+        arguments=(*profile.engine.arguments, *configured.arguments, *settings.engine.arguments),
+        environment=environment_items(configured.environment, dict(settings.engine.environment)),
     )
     path = served.expected(profile.path_of(profile.under_test), configuration)
     for operation in serving.OPERATIONS:
-        for choice in serving.choices(settings.engine, chosen.arch, path, operation):
+        for choice in serving.choices(settings.engine.name, chosen.arch, path, operation):
             if choice.why and choice.backend is not None:
                 kernel = f"{operation} of {serving.component(operation)} {choice.backend}"
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"

@@ -109,7 +109,7 @@ def tell_target(config: pytest.Config) -> None:
     """
     settings = config.stash[SETTINGS]
     config.stash[target.KNOWN] = target.Known(
-        arch=settings.profile.arch if settings.profile is not None else None,
+        arch=settings.target.profile.arch if settings.target.profile is not None else None,
         is_remote=settings.base_url is not None,
     )
     config.stash[status.DECIDED_ELSEWHERE] = True
@@ -133,7 +133,7 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=place_of_level)  # stable: within a level the order of the file stays
     config.stash[_CERTIFIES] = None
     settings = config.stash[SETTINGS]
-    if settings.certify:
+    if settings.judging.certify:
         architectures = architectures_asked_for(expressions.marker_expression(config))
         with contextlib.suppress(errors.UsageError):  # said to the user when the run is opened
             config.stash[_CERTIFIES] = resolve(settings, architectures).profile
@@ -253,7 +253,7 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
         return False
     if level != "performance":
         return True
-    plan = Plan.of(chosen, plan=name, sizes=settings.sizes)
+    plan = Plan.of(chosen, plan=name, sizes=settings.measuring.sizes)
     allowed = {
         "depth": plan.depths,
         "tokens": plan.generated_tokens,

@@ -106,7 +106,7 @@ def _server_group(config: pytest.Config, item: pytest.Item) -> str:
     if planned is None:
         return _EVERYWHERE
     started_with = plan.of_cell(planned.cell)
-    if started_with == plan.under_test(config.stash[SETTINGS].configuration):
+    if started_with == plan.under_test(config.stash[SETTINGS].target.configuration):
         return _UNDER_TEST
     made_of = json.dumps(started_with)
     return f"server-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"

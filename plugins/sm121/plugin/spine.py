@@ -161,8 +161,8 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             with opening.withdrawing(config, run):
                 answers.refuse_wrong_files(config, run)
                 performance.refuse_wrong_sizes(run)
-                if run.settings.against is not None and run.target.obstacle is None:
-                    against.refuse(run.settings.against, run.file)
+                if run.settings.judging.against is not None and run.target.obstacle is None:
+                    against.refuse(run.settings.judging.against, run.file)
                 matrix.refuse_wrong_arguments(config, run, session.items)
                 opening.take_machine(config, run, session.items)
             benchmarks.keep_quiet(config, session.items)

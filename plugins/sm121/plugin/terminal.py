@@ -42,8 +42,8 @@ def header(config: pytest.Config) -> list[str]:
         config: pytest's.
     """
     settings = config.stash[SETTINGS]
-    extra = [*redaction.redact_arguments(settings.engine_arguments)]
-    variables = redaction.redact_environment(dict(settings.engine_environment))
+    extra = [*redaction.redact_arguments(settings.engine.arguments)]
+    variables = redaction.redact_environment(dict(settings.engine.environment))
     for key, value in variables.items():
         extra.append(f"{key}={value}")
     detected = architecture.detect()
@@ -262,7 +262,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
 def _unused_waivers(session: Session) -> list[str]:
     """The tests and cases of the waivers that tolerated nothing."""
     unused = []
-    for waiver in session.settings.waivers:
+    for waiver in session.settings.judging.waivers:
         if not _is_used(waiver, session):
             unused.append(f"{waiver.test} {waiver.case or ''}".rstrip())
     return unused

@@ -88,7 +88,7 @@ def keep(config: pytest.Config, session: Session) -> None:
     folder = _folder(config)
     if taken is None or target is None or folder is None:
         return
-    if settings.engine_debug or settings.worker is not None:
+    if settings.engine.debug or settings.worker is not None:
         return
     taken.checks.pop(certification.SOAK, None)  # its option says how long it lasts
     if session.target.profile is not None:

@@ -44,7 +44,7 @@ class _Request:
         settings = config.stash[SETTINGS]
         #: Levels of which an option selects a part.
         self._narrowed: set[str] = set()
-        if settings.sizes.only_depths is not None:
+        if settings.measuring.sizes.only_depths is not None:
             self._narrowed.add("performance")
         if config.getoption("--matrix") is not None:
             self._narrowed.add("matrix")

@@ -192,7 +192,7 @@ class CrashDesk:
             cgroup_after=cgroup.memory_events(),
             memory=self._memory(),
             metrics=self._metrics(managed),
-            debug=session.settings.engine_debug,
+            debug=session.settings.engine.debug,
             rerun=self._rerun(test),
         )
         if load is not None:
@@ -250,7 +250,8 @@ class CrashDesk:
 
     def _add_attached(self, evidence: crash_bundle.Evidence) -> None:
         session = self._session
-        evidence.log = session.settings.server_log
+        given = session.settings.attached
+        evidence.log = given.log if given is not None else None
         evidence.missing = {"tree": _ATTACHED, "exits": _ATTACHED}
         if evidence.log is None:
             evidence.missing["log"] = "not known; give --server-log"
@@ -402,7 +403,7 @@ class CrashDesk:
             return (
                 "start the server with --engine-debug's variables (see the README) and attach again"
             )
-        if self._session.settings.engine_debug:
+        if self._session.settings.engine.debug:
             return ""
         if self._session.again is not None:
             return self._session.again(test)

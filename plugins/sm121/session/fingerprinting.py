@@ -76,7 +76,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         plan=settings.plan,
         axes=_axes(settings, chosen),
         waivers=_waivers(settings),
-        against=settings.against.digest if settings.against is not None else None,
+        against=settings.judging.against.digest if settings.judging.against is not None else None,
         provider=provider(session),
         options={name: session.redact(value) for name, value in sorted(settings.options.items())},
         sources=sources(record),
@@ -93,14 +93,14 @@ def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
     """The digest of the matrix's axes; None for a profile without a matrix."""
     if chosen.matrix is None:
         return None
-    loaded = axes.load(settings.axes or chosen.matrix.axes)
+    loaded = axes.load(settings.measuring.axes or chosen.matrix.axes)
     return digest.of(loaded.model_dump(mode="json"))
 
 
 def _waivers(settings: Settings) -> str | None:
-    if not settings.waivers:
+    if not settings.judging.waivers:
         return None
-    return digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
+    return digest.of([waiver.model_dump(mode="json") for waiver in settings.judging.waivers])
 
 
 def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[str, str]:
@@ -142,7 +142,7 @@ def provider(session: Session) -> str | None:
     Returns:
         The provider; None if the numerics judge what serves.
     """
-    name = session.settings.kernel_provider
+    name = session.settings.kernels.provider
     if name is None:
         return None
     module, separator, _ = name.partition(":")

@@ -1,19 +1,16 @@
-"""Options about the engine: which one, its profile, its program, its arguments and variables."""
+"""Options about the engine: which one, its program, arguments and variables, and its nodes."""
 
-import shlex
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.core import architecture, profile
-from sm121.core.address import root_of
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.engines import capabilities, protocol, registry
 from sm121.kernels import registry as kernel_providers
-from sm121.regression.ab import Side, parse_sides
-from sm121.session import given_files, own_options
+from sm121.session import given_files, given_nodes, given_target, given_words
 from sm121.stress import soak
 
 #: The engine of a run that names none.
@@ -31,34 +28,46 @@ _OF_A_START = (
 _OF_AN_ATTACHED = ("--api-key", "--api-key-file", "--server-log", "--container")
 
 
-def arch(option: Option) -> str | None:
-    """Return the architecture that ``--arch`` names; None without it.
+@dataclass(frozen=True)
+class GivenEngine:
+    """The engine that the suite starts."""
+
+    name: str = DEFAULT
+    #: Its interpreter, or the executable of an engine without one.
+    python: str = sys.executable
+    arguments: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    debug: bool = False
+    #: How a server that spans machines is started; None: as its profile says.
+    launcher: str | None = None
+    #: The commands that run Python on the other nodes.
+    node_commands: tuple[tuple[str, ...], ...] = ()
+    master_address: str | None = None
+
+
+def read(option: Option, chosen: Profile | None, base_url: str | None) -> GivenEngine:
+    """Read the options.
 
     Args:
         option: Gives the value of an option.
+        chosen: The profile that was named; None if none was.
+        base_url: The URL of the attached server; None if the suite starts one.
 
     Raises:
-        UsageError: There is no such architecture.
+        UsageError: An option is wrong, or contradicts another one.
     """
-    name = option("--arch")
-    if name is None:
-        return None
-    return architecture.parse(name)
-
-
-def named_profile(option: Option) -> Profile | None:
-    """Return the profile that ``--profile`` names; None without it.
-
-    Args:
-        option: Gives the value of an option.
-
-    Raises:
-        UsageError: There is no such profile, or it is wrong.
-    """
-    name = option("--profile")
-    if not name:
-        return None
-    return profile.load(name)
+    name = started(option, chosen, base_url)
+    refuse_conflicts(option, base_url)
+    return GivenEngine(
+        name=name,
+        python=program(option, name, base_url),
+        arguments=arguments(option),
+        environment=variables(option),
+        debug=option("--engine-debug"),
+        launcher=given_nodes.launcher(option, chosen, base_url),
+        node_commands=given_nodes.commands(option, chosen),
+        master_address=option("--master-addr"),
+    )
 
 
 def started(option: Option, chosen: Profile | None, attached: str | None) -> str:
@@ -73,7 +82,7 @@ def started(option: Option, chosen: Profile | None, attached: str | None) -> str
         UsageError: There is no such engine, or the profile is for another one or for another
             architecture.
     """
-    arch_name = arch(option)
+    arch_name = given_target.arch(option)
     name: str | None = option("--engine")
     if name and attached:
         capabilities.of(name, None)  # refuses an unknown engine
@@ -93,50 +102,6 @@ def _refuse_another(flag: str, value: str | None, of_profile: str, profile_name:
         return
     expected = f"expected a profile for {value}, this one is for {of_profile}"
     raise UsageError(f"{flag} {value} and --profile {profile_name}: {expected}")
-
-
-def base_url(option: Option) -> str | None:
-    """Return the URL that ``--base-url`` names; None without it.
-
-    Args:
-        option: Gives the value of an option.
-
-    Raises:
-        UsageError: It is no URL of a server.
-    """
-    text: str | None = option("--base-url")
-    if not text:
-        return text
-    return root_of(text, "--base-url")
-
-
-def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
-    """Return the sides of ``--ab``; None without it.
-
-    Args:
-        option: Gives the value of an option.
-        attached: The URL of ``--base-url``; None without it.
-
-    Raises:
-        UsageError: A side is wrong, or other options contradict it.
-    """
-    texts = option("--ab")
-    if texts is None:
-        if option("--ab-pairs"):
-            raise UsageError("--ab-pairs: expected together with --ab A B")
-        return None
-    parsed = parse_sides(texts, own_options.every())
-    if parsed[0].url is not None:
-        return parsed
-    if attached:
-        raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
-    engine = registry.engine(option("--engine") or DEFAULT)
-    reserved = {*engine.reserved_arguments, *engine.reserved_variables}
-    for side in parsed:
-        for word in (*side.arguments, *dict(side.environment)):
-            if word.partition("=")[0] in reserved:
-                raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
-    return parsed
 
 
 def program(option: Option, engine: str, attached: str | None) -> str:
@@ -182,24 +147,8 @@ def arguments(option: Option) -> tuple[str, ...]:
     """
     given: list[str] = list(option("--engine-arg"))
     for text in option("--engine-args"):
-        given += words("--engine-args", text.replace("\\\n", " "))
+        given += given_words.split("--engine-args", text.replace("\\\n", " "))
     return tuple(given)
-
-
-def words(name: str, text: str) -> list[str]:
-    """Split the value of an option as a shell does.
-
-    Args:
-        name: The option.
-        text: Its value.
-
-    Raises:
-        UsageError: The text has an open quote.
-    """
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{name} {text}: {error}") from error
 
 
 def variables(option: Option) -> tuple[tuple[str, str], ...]:

@@ -42,34 +42,12 @@ def checked(option: Option, name: str, holds: Callable[[Path], bool], expected: 
     return Path(given).absolute()
 
 
-def oracle(option: Option) -> Path | None:
-    """Return the file of an oracle that ``--reference`` names; None if it names none.
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder has a checkpoint.
 
     Args:
-        option: Gives the value of an option.
+        folder: The folder.
     """
-    reference = path(option, "--reference")
-    if reference is None or not reference.is_file():
-        return None
-    return reference.absolute()
-
-
-def reference_checkpoint(option: Option) -> Path | None:
-    """Return the checkpoint folder that ``--reference`` names; None without one, or for a file.
-
-    Args:
-        option: Gives the value of an option.
-
-    Raises:
-        UsageError: It is neither a checkpoint folder nor a file.
-    """
-    if oracle(option) is not None:
-        return None
-    expected = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
-    return checked(option, "--reference", _is_checkpoint, expected)
-
-
-def _is_checkpoint(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
@@ -124,33 +102,3 @@ def interpreter(option: Option, name: str) -> Path | None:
     if not found.is_file():
         raise UsageError(f"{name} {given}: expected a Python, by its path or its name on the PATH")
     return found.absolute()
-
-
-def model(option: Option, base_url: str | None) -> str | None:
-    """Return the checkpoint that ``--model`` names for a server that the suite starts.
-
-    Args:
-        option: Gives the value of an option.
-        base_url: The URL of the attached server; None if the suite starts one.
-
-    Returns:
-        A path or a hub id; None without one, or for an attached server.
-
-    Raises:
-        UsageError: It is neither a checkpoint nor a hub id.
-    """
-    given: str | None = option("--model")
-    if base_url or given is None:
-        return None
-    place = Path(given)
-    if place.is_file() and place.suffix == ".gguf":
-        return given
-    if place.exists():
-        if not _is_checkpoint(place):
-            raise UsageError(f"--model {given}: expected a checkpoint folder with config.json")
-        return given
-    if given.count("/") != 1 or given.startswith(("/", ".", "~")):
-        raise UsageError(
-            f"--model {given}: expected an existing checkpoint folder or a hub id (owner/name)"
-        )
-    return given

@@ -95,7 +95,9 @@ def prepare(
     if chosen.obstacle is None:
         followed = _follow(settings)
     if followed is not None:
-        settings = dataclasses.replace(settings, server_log=followed.path, log_name=followed.name)
+        assert settings.attached is not None
+        given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)
+        settings = dataclasses.replace(settings, attached=given)
     try:
         chosen, attached, engine = _look_at_engine(settings, chosen)
         settings, run_id, taken = _take_directory(settings)
@@ -133,7 +135,7 @@ def _verdict_file(
     certificate_levels: list[str] | None = None
     if profile is not None:
         profile_name = profile.name
-        if settings.certify:
+        if settings.judging.certify:
             certificate_levels = list(profile.certify.levels)
     undecided = []
     for name, level in tests:
@@ -164,9 +166,12 @@ def _remark_on(session: Session, engine: EngineReport) -> None:
 
 def _follow(settings: Settings) -> FollowedLog | None:
     """The log of the attached server that comes as a stream; None where none does."""
-    if settings.container is not None:
-        return FollowedLog.of_container(settings.container)
-    if settings.log_on_stdin:
+    given = settings.attached
+    if given is None:
+        return None
+    if given.container is not None:
+        return FollowedLog.of_container(given.container)
+    if given.log_on_stdin:
         return FollowedLog.of_standard_input()
     return None
 
@@ -175,10 +180,12 @@ def _look_at_engine(
     settings: Settings, chosen: Target
 ) -> tuple[Target, Server | None, EngineReport]:
     """Probe the attached server, or look at the engine; the target is judged as that release is."""
-    report = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
+    report = EngineReport(
+        name=settings.engine.name, managed=True, model=settings.target.model or ""
+    )
     if chosen.profile is None:
         return chosen, None, report
-    report.model = settings.model or chosen.profile.model.id
+    report.model = settings.target.model or chosen.profile.model.id
     attached = None
     if chosen.obstacle is None:
         attached = targets.attached_server(settings, chosen.profile)
@@ -218,8 +225,8 @@ def _take_directory(
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:
     questions = []
-    if settings.against is not None:
-        questions.append(f"is it not worse than {settings.against.name}")
+    if settings.judging.against is not None:
+        questions.append(f"is it not worse than {settings.judging.against.name}")
     if profile is not None and profile.asks is not None:
         questions.append(profile.asks)
     return ", and ".join(questions) or None
@@ -238,8 +245,8 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         variables.update(under_test.environment)
     else:
         _watch_attached(session, session.attached, profile)
-    python = settings.engine_python
-    if isinstance(registry.engine(settings.engine), protocol.Program):
+    python = settings.engine.python
+    if isinstance(registry.engine(settings.engine.name), protocol.Program):
         python = sys.executable  # a program has no Python packages: those of the suite are recorded
     look = partial(
         environment.record,

@@ -78,7 +78,7 @@ class Session(harness.Harness):
     @functools.cached_property
     def recorder(self) -> Recorder:
         """Records measurements, and has those made so far."""
-        return Recorder(self, self.settings.model)
+        return Recorder(self, self.settings.target.model)
 
     @property
     def severities_needed(self) -> Collection[Severity]:
@@ -86,9 +86,9 @@ class Session(harness.Harness):
         if self.target.profile is None:
             return tuple(Severity)
         needed = self.target.profile.severities
-        if self.settings.certify:
+        if self.settings.judging.certify:
             return needed.certificate
-        if self.settings.against is None:
+        if self.settings.judging.against is None:
             return needed.verdict
         return needed.against
 
@@ -96,15 +96,16 @@ class Session(harness.Harness):
     def secrets(self) -> set[str]:
         """Values that no report may show."""
         secrets = set(self._secrets_given)
-        if self.settings.api_key:
-            secrets.add(self.settings.api_key)
+        given = self.settings.attached
+        if given is not None and given.api_key:
+            secrets.add(given.api_key)
         if self.pool is not None:
             secrets |= self.pool.secrets
         return secrets
 
     @functools.cached_property
     def _secrets_given(self) -> set[str]:
-        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
+        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine.environment))
 
     @property
     def engine_interpreter(self) -> str:
@@ -113,10 +114,10 @@ class Session(harness.Harness):
         Raises:
             NotRun: The engine is a program.
         """
-        engine = registry.engine(self.settings.engine)
+        engine = registry.engine(self.settings.engine.name)
         if isinstance(engine, protocol.Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
-        return self.settings.engine_python
+        return self.settings.engine.python
 
     def save(self) -> None:
         """Write verdict.json as it stands; summary.md at most each second, and at the end."""
@@ -146,14 +147,14 @@ class Session(harness.Harness):
         if file.finished and self.target.obstacle is not None:
             file.settle(Verdict.NOT_RUN)
             file.reason = self.target.obstacle
-            file.certified = False if self.settings.certify else None
+            file.certified = False if self.settings.judging.certify else None
             return
         file.reason = file.why()
         if self.target.profile is not None:
             gates = self.settings.without_number(self.target.profile)
             if gates:
                 file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
-        if file.finished and self.settings.certify:
+        if file.finished and self.settings.judging.certify:
             self._certify()
 
     def _certify(self) -> None:
@@ -204,7 +205,7 @@ class Session(harness.Harness):
         profile = self.target.profile
         if profile is None or profile.nodes is None:
             return 0
-        launcher = self.settings.launcher or profile.nodes.launcher
+        launcher = self.settings.engine.launcher or profile.nodes.launcher
         if self.attached is None and launcher == "nnodes":
             return 0  # each node reports its messages when the server stops
         return profile.nodes.count
@@ -252,7 +253,7 @@ class Session(harness.Harness):
         self.stop()
         self._judge_what_was_started()
         server = self._under_test
-        if self.settings.certify and server is not None and server.log is not None:
+        if self.settings.judging.certify and server is not None and server.log is not None:
             # The path is judged at the end even if no test did.
             name = server.configuration.name if server.configuration else self.profile.under_test
             self._judged_paths.setdefault(name, (server, set()))
@@ -299,10 +300,12 @@ class Session(harness.Harness):
         """Decide what is worse than in the run that this one is compared with."""
         settings = self.settings
         nothing_ran = self.target.obstacle is not None
-        if settings.against is None or not self.file.finished or nothing_ran:
+        if settings.judging.against is None or not self.file.finished or nothing_ran:
             return
         for entry in self.worse_than_trusted(self.file):
-            if not settings.certify:  # a certificate is absolute, and says how the run compares
+            if (
+                not settings.judging.certify
+            ):  # a certificate is absolute, and says how the run compares
                 self.ledger.decide(entry)
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
@@ -311,7 +314,7 @@ class Session(harness.Harness):
         Args:
             file: A verdict file of this run.
         """
-        trusted = self.settings.against
+        trusted = self.settings.judging.against
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}

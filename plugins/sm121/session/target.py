@@ -43,37 +43,37 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     """
     arch = _architecture(settings, asked_by_marker)
     obstacle = machine_obstacle(settings, asked_by_marker)
-    if settings.base_url is not None:
-        obstacle = several_processes(settings.base_url, settings.api_key)
+    if settings.attached is not None:
+        obstacle = several_processes(settings.attached.base_url, settings.attached.api_key)
     chosen = _profile(settings, arch, has_obstacle=obstacle is not None)
     engine = registry.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
                 engine = installed_engine(settings, chosen)
-        chosen = chosen.judging(settings.configuration, engine.identity, engine.options)
+        chosen = chosen.judging(settings.target.configuration, engine.identity, engine.options)
     return Target(arch, chosen, obstacle, engine)
 
 
 def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | None:
     """The profile that was named, else the architecture's, with the exam that was named."""
-    chosen = settings.profile
+    chosen = settings.target.profile
     if chosen is None:
         if has_obstacle and settings.base_url is None:
             return None
-        chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    if settings.exam is None:
+        chosen = profile.load(profile.for_architecture(arch, settings.engine.name))
+    if settings.answers.exam is None:
         return chosen
-    correctness = chosen.correctness.model_copy(update={"exam": str(settings.exam)})
+    correctness = chosen.correctness.model_copy(update={"exam": str(settings.answers.exam)})
     return chosen.model_copy(update={"correctness": correctness})
 
 
 def _architecture(settings: Settings, asked_by_marker: tuple[str, ...]) -> str:
     """The architecture of the target. Raise UsageError if this machine's has no name."""
-    if settings.arch:
-        return settings.arch
-    if settings.profile is not None:
-        return settings.profile.arch
+    if settings.target.arch:
+        return settings.target.arch
+    if settings.target.profile is not None:
+        return settings.target.profile.arch
     detected = architecture.detect()
     if asked_by_marker and detected.name not in asked_by_marker:
         return asked_by_marker[0]
@@ -134,8 +134,8 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
         path = kernel_path.read_log(attached.log, attached.reader)
         build = path.build
     engine = registry.Installed(attached.version, build=build)
-    judging = chosen.judging(settings.configuration, engine.identity)
-    is_decided = settings.configuration is not None or judging.under_test in judging.fastest
+    judging = chosen.judging(settings.target.configuration, engine.identity)
+    is_decided = settings.target.configuration is not None or judging.under_test in judging.fastest
     if path is not None and attached.log is not None and not is_decided:
         likest = _likest(judging, path, attached.log)
         judging = judging.model_copy(update={"under_test": likest})
@@ -167,16 +167,17 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
     Raises:
         UsageError: The server does not answer, or is not the one that was asked for.
     """
-    if settings.base_url is None:
+    given = settings.attached
+    if given is None:
         return None
-    server = attach_to(settings.base_url, settings.server_log, settings, chosen)
+    server = attach_to(given.base_url, given.log, settings, chosen)
     if chosen.nodes is None:
         return server
-    known_logs = [server.log, *settings.node_logs]
+    known_logs = [server.log, *given.node_logs]
     nodes = []
     for rank in range(chosen.nodes.count):
         log = known_logs[rank] if rank < len(known_logs) else None
-        nodes.append(Node(rank, str(log or settings.base_url), log))
+        nodes.append(Node(rank, str(log or given.base_url), log))
     return dataclasses.replace(server, nodes=tuple(nodes))
 
 
@@ -195,33 +196,35 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
     Raises:
         UsageError: The server does not answer, or is not the one that was asked for.
     """
+    given = settings.attached
     default_name = chosen.model.served_name
-    required = settings.served_name
-    if not required and settings.certify:
+    required = settings.target.served_name
+    if not required and settings.judging.certify:
         required = default_name
     server = attach(
         url,
-        api_key=settings.api_key,
+        api_key=given.api_key if given is not None else None,
         served_name=required or None,
         default_name=default_name,
         log=log,
     )
-    can = detect(server, settings.attached_engine)
+    can = detect(server, given.engine if given is not None else None)
     if can.engine in signatures.known_engines():
         server = dataclasses.replace(server, reader=can.engine)
     if log is not None:
         doubt = attached_log.doubt(server, can, log, _log_name(log, settings))
         if doubt is not None:
             server = dataclasses.replace(server, log=None, why_no_log=doubt)
-    if settings.served_name is None:
+    if settings.target.served_name is None:
         _refuse_another_model(server, url, chosen)
     return server
 
 
 def _log_name(log: Path, settings: Settings) -> str:
     """The option that names a log."""
-    if log == settings.server_log and settings.log_name is not None:
-        return settings.log_name
+    given = settings.attached
+    if given is not None and given.log == log and given.log_name is not None:
+        return given.log_name
     return f"--server-log {log}"
 
 
@@ -281,7 +284,7 @@ def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | No
         The remark; None if a name shows the model, or if the user gave the name.
     """
     expected = chosen.model.served_name
-    if settings.served_name is not None:
+    if settings.target.served_name is not None:
         return None
     if any(served_model.is_named(name, expected) for name in _names_of(server)):
         return None
@@ -309,7 +312,7 @@ def configurations(
     Raises:
         UsageError: The model is not available.
     """
-    model = settings.model or chosen.model.id
+    model = settings.target.model or chosen.model.id
     twin = canary.twin_of(model)
     if twin is not None:
         model = str(_canary(twin, notify))
@@ -321,20 +324,20 @@ def configurations(
     for name, configured in chosen.configurations.items():
         by_name[name] = configuration.ServerConfiguration(
             name=name,
-            engine=settings.engine,
-            python=settings.engine_python,
+            engine=settings.engine.name,
+            python=settings.engine.python,
             model=model,
-            served_name=settings.served_name or chosen.model.served_name,
+            served_name=settings.target.served_name or chosen.model.served_name,
             arguments=(
                 *chosen.engine.arguments,
                 *configured.arguments,
                 *parallel(settings, chosen),
-                *settings.engine_arguments,
+                *settings.engine.arguments,
             ),
             environment=configuration.environment_items(
-                chosen.engine.environment, configured.environment, dict(settings.engine_environment)
+                chosen.engine.environment, configured.environment, dict(settings.engine.environment)
             ),
-            debug=settings.engine_debug,
+            debug=settings.engine.debug,
             speaking_worker=chosen.engine.speaking_worker,
             traces=traces if name == chosen.under_test else None,
             span=span,
@@ -358,16 +361,16 @@ def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
     nodes = chosen.nodes
     if nodes is None:
         return None
-    launcher = settings.launcher or nodes.launcher
-    commands = settings.node_commands
+    launcher = settings.engine.launcher or nodes.launcher
+    commands = settings.engine.node_commands
     if launcher == "nnodes" and not commands:
         if chosen.arch != architecture.CPU:
             raise UsageError(
                 f"profile {chosen.name}: its server spans {nodes.count} machines: expected "
                 "--node-command 'ssh HOST PYTHON' for each other one, or --launcher ray"
             )
-        commands = ((settings.engine_python,),) * (nodes.count - 1)
-    return configuration.Span(launcher, nodes.count, commands, settings.master_address)
+        commands = ((settings.engine.python,),) * (nodes.count - 1)
+    return configuration.Span(launcher, nodes.count, commands, settings.engine.master_address)
 
 
 def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
@@ -384,7 +387,7 @@ def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
     if nodes is None:
         return ()
     arguments = ("--tensor-parallel-size", str(nodes.tensor_parallel))
-    if (settings.launcher or nodes.launcher) != "ray":
+    if (settings.engine.launcher or nodes.launcher) != "ray":
         return arguments
     executor = "sm121_cpu_ray.CpuRayExecutor" if chosen.arch == architecture.CPU else "ray"
     return (*arguments, "--distributed-executor-backend", executor)
@@ -400,19 +403,19 @@ def profiler_mode(settings: Settings, chosen: Profile) -> str:
     Returns:
         ``keep``, ``restart`` or ``off``, by the user's option, else by the profile.
     """
-    mode = settings.kernel_trace
+    mode = settings.kernels.trace
     if mode == "auto":
         return chosen.engine.profiler
     return mode
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:
-    engine = registry.engine(settings.engine)
+    engine = registry.engine(settings.engine.name)
     if profiler_mode(settings, chosen) == "off" or not isinstance(engine, protocol.Profiling):
         return None
-    if any(argument.startswith("--profiler-config") for argument in settings.engine_arguments):
+    if any(argument.startswith("--profiler-config") for argument in settings.engine.arguments):
         return None
-    if not engine.can_profile(settings.engine_python, start_environment(settings, chosen)):
+    if not engine.can_profile(settings.engine.python, start_environment(settings, chosen)):
         return None
     return str(settings.report_dir / "traces")
 
@@ -430,8 +433,8 @@ def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
     Raises:
         UsageError: It is not installed, or does not answer.
     """
-    engine = registry.engine(settings.engine)
-    return registry.installed(engine, settings.engine_python, start_environment(settings, chosen))
+    engine = registry.engine(settings.engine.name)
+    return registry.installed(engine, settings.engine.python, start_environment(settings, chosen))
 
 
 def start_environment(
@@ -444,7 +447,7 @@ def start_environment(
         chosen: The profile in force: its variables are behind those of this process.
         configured: The variables of a configuration, before the user's.
     """
-    layers = (chosen.engine.environment, configured or {}, dict(settings.engine_environment))
+    layers = (chosen.engine.environment, configured or {}, dict(settings.engine.environment))
     return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 

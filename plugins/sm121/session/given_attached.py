@@ -1,0 +1,167 @@
+"""Options about a server that somebody else has started: its address, key, engine and log."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core.address import root_of
+from sm121.core.errors import UsageError
+from sm121.core.options import Option
+from sm121.core.profile import Profile
+from sm121.engines import followed_log, given_key
+from sm121.evidence import log_lines
+from sm121.regression.ab import Side
+from sm121.session import given_nodes
+
+
+@dataclass(frozen=True)
+class GivenServer:
+    """An attached server, as the user describes it."""
+
+    base_url: str
+    api_key: str | None = None
+    #: Its engine, if the user named it.
+    engine: str | None = None
+    log: Path | None = None
+    #: The option that names a log that comes as a stream.
+    log_name: str | None = None
+    #: Whether its log comes on standard input.
+    log_on_stdin: bool = False
+    #: The container whose log it is.
+    container: str | None = None
+    #: Of a server that spans machines, the logs of its other nodes.
+    node_logs: tuple[Path, ...] = ()
+
+
+def read(
+    option: Option, url: str | None, sides: tuple[Side, Side] | None, profile: Profile | None
+) -> GivenServer | None:
+    """Read the options.
+
+    Args:
+        option: Gives the value of an option.
+        url: The URL of the server (`url_of`).
+        sides: The sides of ``--ab``; None without it.
+        profile: The profile that was named; None if none was.
+
+    Returns:
+        The server; None if the suite starts one.
+
+    Raises:
+        UsageError: An option is wrong, or contradicts another one.
+    """
+    logs = server_logs(option, sides, url, profile)
+    if url is None:
+        return None
+    return GivenServer(
+        base_url=url,
+        api_key=given_key.api_key(option),
+        engine=option("--engine"),
+        log=logs[0] if logs else None,
+        log_on_stdin=is_log_on_stdin(option),
+        container=option("--container"),
+        node_logs=logs[1:],
+    )
+
+
+def url_of(option: Option, sides: tuple[Side, Side] | None) -> str | None:
+    """Return the URL of the attached server: of ``--base-url``, or of the first side of ``--ab``.
+
+    Args:
+        option: Gives the value of an option.
+        sides: The sides of ``--ab``; None without it.
+
+    Returns:
+        The URL; None if the suite starts a server.
+
+    Raises:
+        UsageError: It is no URL of a server.
+    """
+    url = base_url(option)
+    if url is None and sides is not None:
+        return sides[0].url
+    return url
+
+
+def base_url(option: Option) -> str | None:
+    """Return the URL that ``--base-url`` names; None without it.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: It is no URL of a server.
+    """
+    text: str | None = option("--base-url")
+    if not text:
+        return None
+    return root_of(text, "--base-url")
+
+
+def is_log_on_stdin(option: Option) -> bool:
+    """Whether the log of the attached server comes on standard input.
+
+    Args:
+        option: Gives the value of an option.
+    """
+    logs: list[str] = option("--server-log")
+    return logs == ["-"]
+
+
+def server_logs(
+    option: Option,
+    ab: tuple[Side, Side] | None,
+    base_url: str | None,
+    profile: Profile | None,
+) -> tuple[Path, ...]:
+    """Return the files of an attached server's log.
+
+    Args:
+        option: Gives the value of an option.
+        ab: The sides of ``--ab``; None without it.
+        base_url: The URL of the attached server; None without one.
+        profile: The profile that was named; None if none was.
+
+    Returns:
+        One file, or one of each node. None at all if no log is known, or if it is a stream.
+
+    Raises:
+        UsageError: A log is missing, or options contradict each other.
+    """
+    container = option("--container")
+    if container is not None:
+        followed_log.check_container(container)
+    if container is not None or is_log_on_stdin(option):
+        _refuse_stream(option, profile)
+        return ()
+    logs = tuple(Path(given) for given in option("--server-log"))
+    if not logs and ab is not None and base_url == ab[0].url and ab[0].log is not None:
+        logs = (ab[0].log,)
+    for log in logs:
+        if not log.is_file():
+            raise UsageError(f"--server-log {log}: expected the log file of the server")
+    _refuse_number_of_logs(logs, given_nodes.count_of(profile))
+    return logs
+
+
+def _refuse_stream(option: Option, profile: Profile | None) -> None:
+    """Raise UsageError if a log that is a stream is not the only one."""
+    if option("--container") is not None and option("--server-log"):
+        raise UsageError("--container with --server-log: expected one of them")
+    if profile is not None and profile.nodes is not None:
+        raise UsageError("--container, --server-log -: expected --server-log FILE for each node")
+
+
+def _refuse_number_of_logs(logs: tuple[Path, ...], count: int) -> None:
+    """Raise UsageError if not every node has a log, but for Ray's, whose driver has all of them."""
+    if not logs:
+        return
+    if len(logs) == 1 < count and log_lines.has_rays_workers(logs[0]):
+        return
+    different = {log.resolve() for log in logs}
+    if len(different) == count:
+        return
+    whose = "of the server"
+    if count != 1:
+        whose = f"of each of its {count} nodes, rank 0 first"
+    listed = ", ".join(str(log) for log in logs)
+    raise UsageError(f"--server-log: expected {count}, the log {whose}; got {listed}")

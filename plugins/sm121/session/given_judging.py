@@ -1,0 +1,56 @@
+"""Options about the verdict: waivers, the trusted run, the certificate."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core import waivers
+from sm121.core.errors import UsageError
+from sm121.core.options import Option
+from sm121.core.waivers import Waiver
+from sm121.run import stored_benchmarks
+from sm121.session import given_files, trusted_runs
+from sm121.session.trusted_runs import Trusted
+
+
+@dataclass(frozen=True)
+class GivenJudging:
+    """How the run is judged."""
+
+    waivers: tuple[Waiver, ...] = ()
+    against: Trusted | None = None
+    certify: bool = False
+
+
+def read(option: Option, started_in: Path) -> GivenJudging:
+    """Read the options.
+
+    Args:
+        option: Gives the value of an option.
+        started_in: The folder to which paths of options are relative.
+
+    Raises:
+        UsageError: A file is wrong, or there is no such run.
+    """
+    return GivenJudging(
+        waivers=waivers.load(given_files.path(option, "--waivers")),
+        against=_against(option, started_in),
+        certify=option("--certify"),
+    )
+
+
+def _against(option: Option, started_in: Path) -> Trusted | None:
+    """The trusted run that ``--against`` names. Its folder is not that of this run's report."""
+    named = option("--against")
+    if named is None:
+        return None
+    if named != trusted_runs.TRUSTED:
+        run = started_in / named
+        report = started_in / option("--report-dir")
+        if run.resolve().is_relative_to(report.resolve()):
+            raise UsageError(
+                f"--against {run}: expected a run that is kept elsewhere: this one's report goes "
+                "there; name it with --report-dir, or keep the other one with `sm121 trust`"
+            )
+        named = str(run)
+    storage = stored_benchmarks.storage_folder(option("--benchmark-storage"), started_in)
+    return trusted_runs.load(named, storage)

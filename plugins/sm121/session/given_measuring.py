@@ -1,0 +1,54 @@
+"""Options about what is measured: the plan, its sizes, the percentiles, the axes of the matrix."""
+
+from dataclasses import dataclass, field
+
+from sm121.core.options import Option
+from sm121.core.profile import Profile
+from sm121.measure.plan import Sizes
+from sm121.session import given_numbers, plan_choice
+from sm121.session.given_judging import GivenJudging
+from sm121.session.plan_choice import PlanChoice
+
+
+@dataclass(frozen=True)
+class GivenMeasuring:
+    """What is measured; defaults where an option was not given."""
+
+    planned: PlanChoice = field(default_factory=PlanChoice)
+    sizes: Sizes = field(default_factory=Sizes)
+    percentiles: bool = False
+    #: The axes of the matrix, by name or path (default: the profile's).
+    axes: str | None = None
+
+
+def read(
+    option: Option, expected: Profile, judging: GivenJudging, *, names_tests: bool
+) -> GivenMeasuring:
+    """Read the options.
+
+    Args:
+        option: Gives the value of an option.
+        expected: The profile that the run will probably have.
+        judging: How it is judged: a trusted run has a plan, a certificate needs percentiles.
+        names_tests: Whether the command line names levels or tests.
+
+    Raises:
+        UsageError: An option is wrong, or the profile has no such plan.
+    """
+    trusted = judging.against.newest.file if judging.against is not None else None
+    return GivenMeasuring(
+        planned=plan_choice.of_options(option, expected, trusted=trusted, names_tests=names_tests),
+        sizes=_sizes(option),
+        percentiles=option("--percentiles") or judging.certify,
+        axes=option("--matrix-axes"),
+    )
+
+
+def _sizes(option: Option) -> Sizes:
+    return Sizes(
+        generated_tokens=given_numbers.numbers(option, "--tg", least=2) or (),
+        only_depths=given_numbers.numbers(option, "--depths"),
+        depths=given_numbers.numbers(option, "--depth") or (),
+        concurrency=given_numbers.numbers(option, "--concurrency", least=1) or (),
+        rounds=given_numbers.number("--rounds", option("--rounds")),
+    )

@@ -1,0 +1,46 @@
+"""Values of options that are numbers."""
+
+from sm121.core.errors import UsageError
+from sm121.core.options import Option
+
+_EXAMPLES = {"--depth": "1024", "--depths": "0,4096", "--tg": "32,128", "--concurrency": "4,8"}
+
+
+def numbers(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None:
+    """Return the different numbers of a list with commas; None without the option.
+
+    Args:
+        option: Gives the value of an option.
+        name: The option, one of `_EXAMPLES`.
+        least: The smallest number that is accepted.
+
+    Raises:
+        UsageError: The text is no such list.
+    """
+    text = option(name)
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
+        example = _EXAMPLES[name]
+        raise UsageError(
+            f"{name} {text}: expected numbers of at least {least}, as in {name} {example}"
+        )
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+def number(name: str, text: str | None) -> int | None:
+    """Return the number, 1 or more, that an option gives; None without the option.
+
+    Args:
+        name: The option.
+        text: Its value; None without one.
+
+    Raises:
+        UsageError: The text is no such number.
+    """
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{name} {text}: expected a number, 1 or more")
+    return int(text)
