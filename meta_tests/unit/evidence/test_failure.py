@@ -344,15 +344,25 @@ def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
     assert cause.kind == "killed"
 
 
-def test_a_compiler_that_has_ended_is_not_named_as_killed() -> None:
-    """Triton starts ptxas for each kernel, and the engine collects its status."""
+def test_only_processes_of_the_engine_are_named_as_killed() -> None:
+    """On an H200, the engine had started and ended helpers, and only it knew their status."""
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [
-        {"pid": 1, "name": "python3", "status": 0},
-        {"pid": 7, "name": "VLLM::EngineCore", "status": None},
-        {"pid": 8, "name": "ptxas", "status": None},
+        {"pid": 3783, "name": "python3", "status": 0},
+        {"pid": 4198, "name": "python3", "status": None},  # it has looked at the model
+        {"pid": 4783, "name": "VLLM::EngineCore", "status": None},
+        {"pid": 6138, "name": "gcc-real", "status": None},
+        {"pid": 6139, "name": "cc1", "status": None},
+        {"pid": 6319, "name": "ptxas", "status": None},
     ]
-    cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={7})
+    cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={4783})
     assert cause.kind == "killed"
-    assert "VLLM::EngineCore (7) ended without a word" in cause.summary
-    assert "ptxas" not in cause.summary
+    assert cause.summary.startswith("VLLM::EngineCore (4783) ended without a word")
+
+
+def test_a_process_without_an_engines_name_is_named_as_killed() -> None:
+    """An engine core that is killed before it has its name, or an engine that gives none."""
+    logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
+    exits = [{"pid": 7, "name": "python3", "status": None}]
+    cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={7})
+    assert cause.summary.startswith("python3 (7) ended without a word")

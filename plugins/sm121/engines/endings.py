@@ -11,8 +11,6 @@ from sm121.evidence.kernel_messages import KernelMessages
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
 #: Exit statuses of processes that one of these signals ended: they did not end in order.
 FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
-#: Prefixes of the names of engines' own processes: none of them ends while the server lives.
-OF_ENGINES = ("VLLM::", "sglang::")
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import httpx
 import psutil
 
 from sm121.core.waiting import until
-from sm121.engines.endings import FATAL, OF_ENGINES
+from sm121.engines.endings import FATAL
 from sm121.engines.managed import ManagedServer
 from sm121.engines.nodes import bounds
 from sm121.engines.server_errors import ServerError
 from sm121.engines.starting import ask_for_a_token
+from sm121.evidence.death import OF_ENGINES
 from sm121.evidence.failure import Cause, classify
 
 #: Seconds within which an API server ends after its engine did.

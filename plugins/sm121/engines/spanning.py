@@ -23,7 +23,7 @@ from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
 from sm121.core.waiting import until
 from sm121.engines import node_agent, node_process, nodes
-from sm121.engines.endings import OF_ENGINES, StopReport
+from sm121.engines.endings import StopReport
 from sm121.engines.managed import ManagedServer
 from sm121.engines.memory import Returned
 from sm121.engines.node_process import NodeProcess
@@ -297,7 +297,7 @@ def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
     unwanted = []
     for entry in exits:
         by_signal = (entry["status"] or 0) < 0
-        of_engine = str(entry["name"]).startswith(OF_ENGINES)
+        of_engine = str(entry["name"]).startswith(death.OF_ENGINES)
         if (by_signal or of_engine) and not entry["by_us"]:
             unwanted.append(entry)
     return unwanted

@@ -7,12 +7,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sm121.compilation.caches import COMPILERS
 from sm121.evidence.failure import Basis, Cause, classify_lines, ended
 from sm121.evidence.kernel_messages import KernelMessages
 
 #: Classes of causes that only state the end of a process.
 VAGUE = ("engine_dead", "unknown")
+#: Prefixes of the names of engines' own processes: none of them ends while the server lives.
+OF_ENGINES = ("VLLM::", "sglang::")
 #: Lines of the kernel and of the log, of either, in a cause.
 _QUOTED = 4
 
@@ -60,7 +61,7 @@ def cause_of(
             )
         how = f"{_names(killed) or 'the server'} was killed by SIGKILL; {checked}"
         return ended("killed", logged.lines, how=how)
-    silent = [entry for entry in exits if _ended_silently(entry)]
+    silent = _ended_silently(exits)
     if logged.basis is Basis.AFTERMATH and not signalled:
         how = (
             f"{_names(silent) or 'a process of the engine'} ended without a word in the log, and "
@@ -77,12 +78,15 @@ def cause_of(
     return logged
 
 
-def _ended_silently(entry: Mapping[str, Any]) -> bool:
-    """Whether nothing shows how a process ended, and it had no end of its own to come to.
+def _ended_silently(exits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the processes of which nothing shows how they ended.
 
-    A compiler ends after each kernel, and the engine that started it collects its status.
+    An engine also starts and ends helpers, such as compilers, and alone knows their status. They
+    are left out if a process with an engine's name ended so.
     """
-    return entry.get("status") is None and entry.get("name") not in COMPILERS
+    silent = [entry for entry in exits if entry.get("status") is None]
+    of_engines = [entry for entry in silent if str(entry.get("name")).startswith(OF_ENGINES)]
+    return of_engines or silent
 
 
 def _names(entries: Sequence[Mapping[str, Any]]) -> str:
