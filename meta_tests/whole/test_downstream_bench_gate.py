@@ -172,6 +172,23 @@ def test_a_run_that_failed_is_no_baseline_of_the_next(stored):
     assert "0002_" in refusal and "it did not pass" in refusal
 
 
+def test_a_failure_that_its_test_catches_is_no_baseline(stored):
+    stored.replace("def test_decoding", "import pytest\n\n\n@pytest.mark.xfail\ndef test_decoding")
+    ended = stored.run(SAVE, level="50")
+    assert ended.status == 0 and ended.row("tg32@d0").endswith("FAIL"), ended.output
+    assert "it did not pass" in stored.run(f"{COMPARE}=0002").refusal
+
+
+def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
+    """Each gate allows it; the limit is on the rounds of the one behind a benchmark."""
+    stored.replace('unit="ms"', 'unit="ms", worse_by=0.5')
+    stored.replace('unit="tok/s"', 'unit="tok/s", worse_by=0.5')
+    ended = stored.run(COMPARE, "--benchmark-compare-fail=median:5%", level=SLOWER)
+    assert ended.status == 1 and "Traceback" not in ended.output, ended.output
+    assert "Performance has regressed:" in ended.output
+    assert ended.row("ttft").endswith("PASS (11.1 % worse than 0001)")
+
+
 def test_a_run_of_some_tests_hides_no_other_metric(stored):
     """It is the latest, and has one of two metrics."""
     assert stored.run(SAVE, "-k", "first_token").status == 0
@@ -267,6 +284,48 @@ def test_without_benchmarks_no_gate_is_judged(project):
     ended = project.run("--benchmark-disable")
     assert ended.status == 5, ended.output
     assert "NOT_RUN: 2 tests with gates: --benchmark-disable times nothing" in ended.output
+
+
+def test_a_gate_by_its_name_is_not_compared_with_nothing(project):
+    (project.folder / TESTS).write_text(
+        "def test_x(request):\n"
+        "    request.getfixturevalue('gate')('x', [1.0] * 20, better='lower')\n"
+    )
+    ended = project.run(COMPARE)
+    assert ended.status == 1 and "expected a stored run with gates in" in ended.output, ended.output
+
+
+LEVELS = """import pytest
+pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu")]
+def test_level():
+    'Hold.'
+"""
+
+
+SUITE = """import pytest
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    yield
+    if exitstatus == 0:
+        session.exitstatus = 0
+"""
+
+
+def test_a_metric_that_is_gone_fails_whoever_sets_the_status_of_a_good_run(stored):
+    (stored.folder / "conftest.py").write_text(SUITE)
+    stored.replace("def test_the_first", "def the_first")
+    ended = stored.run(COMPARE)
+    assert ended.status == 1 and "FAIL: ttft was measured in 0001" in ended.output, ended.output
+
+
+@pytest.mark.slow("the suite in three runs; the test above has its way of setting the status")
+def test_a_metric_that_is_gone_fails_beside_levels_that_hold(stored):
+    (stored.folder / "pytest.ini").write_text("[pytest]\nsm121 = true\n")
+    (stored.folder / "test_levels.py").write_text(LEVELS)
+    assert stored.run(SAVE).status == 0
+    stored.replace("def test_the_first", "def the_first")
+    ended = stored.run(COMPARE)
+    assert ended.status == 1 and "FAIL: ttft was measured in 0002" in ended.output, ended.output
 
 
 def test_the_suite_in_the_same_run_judges_nothing_twice(stored):

@@ -4,6 +4,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
+from pytest_benchmark.session import PerformanceRegression
 
 from pytest_bench_gate import requests
 from pytest_bench_gate.run import GateRun
@@ -44,32 +45,43 @@ class Closing:
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> None:
-        """Fail a run that lacks a metric. A run in which no gate could be judged is no success."""
-        run = self._config.stash.get(self._run, None)
-        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-        if ended and run is not None and run.missing:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        """Set the status of a run that ended well: no gate was judged, or a benchmark got worse.
+
+        pytest-benchmark has compared by now what ``--benchmark-compare-fail`` asks for.
+        """
+        if exitstatus != pytest.ExitCode.OK:
+            return
         was_asked = requests.is_compared(self._config) or not self._has_run
-        if exitstatus == pytest.ExitCode.OK and self._not_run and was_asked:
+        if self._not_run and was_asked:
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+        benchmarks = getattr(self._config, "_benchmarksession", None)
+        if getattr(benchmarks, "performance_regressions", None):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter"
     ) -> Generator[None, object, object]:
-        """Show the numbers, also where pytest-benchmark ends its own summary with an error."""
+        """Show the numbers, in the place of a traceback of pytest-benchmark.
+
+        It raises what it has shown as "Performance has regressed".
+        """
+        run = self._config.stash.get(self._run, None)
+        lines = [] if run is None else list(_lines(run))
+        for why, count in self._not_run.items():
+            tests = "1 test with a gate" if count == 1 else f"{count} tests with gates"
+            lines.append(f"NOT_RUN: {tests}: {why}")
+        result: object = None
         try:
-            return (yield)
-        finally:
-            run = self._config.stash.get(self._run, None)
-            lines = [] if run is None else list(_lines(run))
-            for why, count in self._not_run.items():
-                tests = "1 test with a gate" if count == 1 else f"{count} tests with gates"
-                lines.append(f"NOT_RUN: {tests}: {why}")
-            if lines:
-                terminalreporter.section("gates")
-            for line in lines:
-                terminalreporter.write_line(line)
+            result = yield
+        except PerformanceRegression:
+            if not lines:
+                raise
+        if lines:
+            terminalreporter.section("gates")
+        for line in lines:
+            terminalreporter.write_line(line)
+        return result
 
 
 def _lines(run: GateRun) -> Iterable[str]:

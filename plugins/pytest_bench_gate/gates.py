@@ -1,7 +1,8 @@
 """The fixture `gate`: what a test calls."""
 
 from collections.abc import Iterable
-from typing import Literal, NoReturn
+from numbers import Real
+from typing import Any, Literal, NoReturn
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -66,7 +67,7 @@ class Gate:
         __tracebackhide__ = True  # a failure shows the line of the test
         self._refuse_name(metric)
         higher = self._direction(metric, minimum, maximum, better)
-        if not isinstance(worse_by, float) or not 0.0 < worse_by < 1.0:
+        if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
             _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
         if samples is None:
             shown_unit = unit or "s"
@@ -138,14 +139,16 @@ class Gate:
             if better not in ("higher", "lower"):
                 _refuse(metric, "minimum, maximum, or better='higher' or 'lower'", repr(better))
             return better == "higher"
-        if not isinstance(limit, int | float) or not 0.0 < limit < float("inf"):
+        if not _is_number(limit) or not 0.0 < limit < float("inf"):
             _refuse(metric, "a positive number as its limit", repr(limit))
         higher = minimum is not None
         if better is not None and (better == "higher") != higher:
             _refuse(metric, "a minimum if higher is better, a maximum if lower is", repr(better))
         return higher
 
-    def _numbers(self, metric: str, samples: Iterable[float]) -> Samples:
+    def _numbers(self, metric: str, samples: Iterable[Any]) -> Samples:
+        if isinstance(samples, str):
+            _refuse(metric, "numbers as samples", repr(samples))
         try:
             values = [float(sample) for sample in samples]
         except (TypeError, ValueError) as error:
@@ -162,11 +165,15 @@ class Gate:
         if unit not in storing.SECONDS:
             _refuse(metric, f"{', '.join(storing.SECONDS)} as the unit of a benchmark", repr(unit))
         stats = self._benchmark.stats
-        if stats is None or not stats.stats.data:
+        if stats is None or self._benchmark.has_error or not stats.stats.data:
             _refuse(metric, "samples, or a call of benchmark before it", "none")
         if KEY in self._benchmark.extra_info:
             _refuse(metric, "one gate on the rounds of a benchmark", "a second one")
         return Samples.of_benchmark([each / storing.SECONDS[unit] for each in stats.stats.data])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)  # of numpy, too
 
 
 def _refuse(metric: object, expected: str, got: str) -> NoReturn:

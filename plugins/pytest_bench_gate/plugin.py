@@ -63,10 +63,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Look for missing metrics after the last test: pytest-benchmark has stored nothing yet."""
+    """Fail a run that lacks a metric, after the last test: nothing is stored yet."""
     result = yield
-    if _RUN in session.config.stash:
-        session.config.stash[_RUN].end(failed=session.testsfailed > 0)
+    run = session.config.stash.get(_RUN, None)
+    if run is not None:
+        run.end(failed=session.testsfailed > 0)
+        session.testsfailed += len(run.missing)
     return result
 
 
@@ -84,7 +86,10 @@ def gate(
     _skip_unable(request.node)  # of a test that takes the fixture by its name
     from pytest_bench_gate.gates import Gate  # numpy and scipy: other runs do without them
 
-    made = Gate(request.config.stash[_RUN], request.node.nodeid, benchmark)
+    run = request.config.stash[_RUN]
+    if run.stored is None and requests.is_compared(request.config):
+        history.require(request.config)
+    made = Gate(run, request.node.nodeid, benchmark)
     yield made
     if made.has_samples:
         benchmark.skipped = True  # so that pytest-benchmark does not warn: it was not to be called

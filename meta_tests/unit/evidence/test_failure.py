@@ -222,7 +222,6 @@ def test_lines_and_a_status_have_a_cause(lines, exit_code, kind, says, remedy) -
         (-11, "engine_dead", "SIGSEGV"),
         (139, "engine_dead", "SIGSEGV"),
         (-4, "illegal_instruction", "SIGILL"),
-        (-7, "engine_dead", "killed by SIGBUS: a file that it has mapped"),
         (-15, "engine_dead", "told to stop"),
         (0, "engine_dead", "exited with status 0"),
         (3, "unknown", "status 3"),

@@ -1,8 +1,10 @@
 """Calls of the fixture `gate`: what it judges, and wrong calls, of which each is one line."""
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pytest_bench_gate.gates import Gate
@@ -31,12 +33,15 @@ def run(pytestconfig, monkeypatch) -> GateRun:
 
 @pytest.fixture
 def gate(run):
-    return Gate(run, "test_x.py::test_x", SimpleNamespace(stats=None, extra_info={}))
+    return Gate(
+        run, "test_x.py::test_x", SimpleNamespace(stats=None, extra_info={}, has_error=False)
+    )
 
 
-def timed(run: GateRun, rounds: list[float]) -> Gate:
+def timed(run: GateRun, rounds: list[float], has_error: bool = False) -> Gate:
     stats = SimpleNamespace(stats=SimpleNamespace(data=rounds))
-    return Gate(run, "test_x.py::test_x", SimpleNamespace(stats=stats, extra_info={}))
+    benchmark = SimpleNamespace(stats=stats, extra_info={}, has_error=has_error)
+    return Gate(run, "test_x.py::test_x", benchmark)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,7 @@ def timed(run: GateRun, rounds: list[float]) -> Gate:
         pytest.param({"samples": [1.0, math.nan], "minimum": 1}, "got nan", id="not-a-number"),
         pytest.param({"samples": [-1.0], "minimum": 1}, "0 or more, got -1.0", id="negative"),
         pytest.param({"samples": ["x"], "minimum": 1}, "numbers as samples", id="a-text"),
+        pytest.param({"samples": "5555", "minimum": 1}, "got '5555'", id="digits"),
         pytest.param({"samples": 5.0, "minimum": 1}, "numbers as samples", id="not-a-series"),
         pytest.param(
             {"samples": STEADY, "minimum": 70, "maximum": 50}, "got both, 70 and 50", id="both"
@@ -104,13 +110,28 @@ def test_the_interval_decides_and_the_metric_is_stored_all_the_same(gate, run, a
     assert (entry["value"], entry["rounds"], entry["test"]) == (60.02, 40, "test_x.py::test_x")
     assert not entry["passed"], "before the run has ended"
     run.end(failed=False)
-    assert entry["passed"]
+    assert entry["passed"] is (error is None), "its test may have caught the error"
 
 
 @pytest.mark.parametrize("arguments", [{"minimum": 52}, {"maximum": 70}, {"better": "higher"}])
 def test_fewer_rounds_than_the_first_look_are_undecided(gate, arguments):
     with pytest.raises(Inconclusive):
         gate("metric", [60.0] * 4, **arguments)
+
+
+def test_a_run_in_which_another_test_failed_is_no_baseline(gate, run):
+    gate("metric", STEADY, minimum=52)
+    run.end(failed=True)
+    assert [entry["passed"] for entry in run.entries] == [False]
+
+
+def test_a_limit_may_be_a_number_of_numpy(gate):
+    gate(
+        "metric",
+        np.asarray(STEADY, dtype=np.float32),
+        minimum=np.int64(52),
+        worse_by=Fraction(1, 9),
+    )
 
 
 def test_failed_requests_pass_nothing(gate, run):
@@ -126,6 +147,8 @@ def test_the_rounds_of_a_benchmark_are_judged_in_its_unit(run):
     assert run.judged["ms"].estimate.value == pytest.approx(10.0)
     with pytest.raises(Unmet, match=r"at most 0.005 s, seen: 0.01 s"):
         timed(run, [0.01] * 40)("s", maximum=0.005)
+    with pytest.raises(pytest.fail.Exception, match="or a call of benchmark before it"):
+        timed(run, [0.01] * 40, has_error=True)("broken", maximum=1)
     again = timed(run, [0.01] * 40)
     again("first", maximum=1)
     with pytest.raises(pytest.fail.Exception, match="one gate on the rounds"):

@@ -362,8 +362,6 @@ class FailureReader:
             return ended("sigkill_alone", lines, basis=Basis.SIGKILL_ALONE)
         if status.signal == signals.SIGILL:
             return ended("sigill", lines)
-        if status.signal == signals.SIGBUS:
-            return ended("sigbus", lines)
         if status.signal not in (None, signals.SIGTERM, signals.SIGINT):
             return ended("other_signal", lines, how=status.text)
         if hit is not None:
