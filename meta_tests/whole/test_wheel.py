@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meta_tests.fakes.installed import dist_info
-from meta_tests.folders import ROOT
+from meta_tests.folders import META, ROOT
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -174,6 +174,24 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     done = sm121_run(offline, tmp_path, *to_a_server)
     assert "ERROR: --certify" not in done.stderr, done.stderr
     assert "expected an OpenAI-compatible server" in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
+def test_the_wheel_gates_what_another_project_measures(offline, tmp_path):
+    """Its `pytest` alone: stored, compared, and 10 % slower."""
+    theirs = shutil.copytree(META / "whole" / "downstream_bench_gate", tmp_path / "theirs")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    variables = inherited | {"PYTHONDONTWRITEBYTECODE": "1"}
+    runs = (("--benchmark-autosave", "60", 0), ("--benchmark-compare", "60", 0),
+            ("--benchmark-compare", "54", 1))  # fmt: skip
+    for option, level, status in runs:
+        done = subprocess.run(
+            [offline / "python", "-m", "pytest", "-p", "no:cacheprovider", option,
+             "--benchmark-timer=our_server.clock"],
+            cwd=theirs, env=variables | {"OUR_LEVEL": level}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout[-3000:] + done.stderr
+    assert "FAIL (10.0 % worse than 0001)" in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.slow("another environment")
