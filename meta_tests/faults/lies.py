@@ -223,7 +223,10 @@ class Bench:
                 continue
             alone = {t: text for t, text in together.items() if t in tests and t not in others}
             unclear = [test for test in together if test in tests and test in others]
-            row["asked"] = [test for test in tests if test in {*row["asked"], *first}]
+            # Two lies may cancel each other out: what held against both was not asked of one.
+            held = {test for test in first if test in others and test not in together}
+            asked = {*row["asked"], *first} - held
+            row["asked"] = [test for test in tests if test in asked]
             row["fails"] = alone or self.fails([lie], unclear)
             self._until_noticed(lie, tests, row)
             with (self.state / "rows.jsonl").open("a", encoding="utf-8") as file:
