@@ -71,6 +71,15 @@ LONGEST = (
     "unit/evidence/test_silent_errors.py",
     "unit/engines/test_warm.py",
 )
+#: The same of the tests that measure time. The traps come last: each is short, so that all
+#: workers end together.
+LONGEST_ALONE = (
+    "whole/test_measuring_gate.py",
+    "whole/test_lines_of_a_whole_run.py",
+    "unit/regression/test_ab_run.py",
+    "whole/test_compare_whole.py",
+    "faults/test_measuring_traps.py",
+)
 _SHOWN = 10
 
 
@@ -90,9 +99,10 @@ def longest_first(items: list[pytest.Item], alone: bool) -> None:
     Args:
         items: The tests, ordered in place.
         alone: Only those that measure time run. Workers divide their files, so that the longest
-            test has to begin first and not the longest file: `LONGEST` begins with it.
+            test has to begin first and not the longest file.
     """
-    seconds = {name: 60.0 + number for number, name in enumerate(reversed(LONGEST))}
+    first = LONGEST_ALONE if alone else LONGEST
+    seconds = {name: 60.0 + number for number, name in enumerate(reversed(first))}
     if not alone:
         seconds |= recorded("test")
 

@@ -61,7 +61,12 @@ def test_a_marked_test_is_skipped_with_its_reason_and_the_others_run(project):
     [
         pytest.param(["-m", "sm121"], {"skipped": 1, "deselected": 3}, id="marker"),
         pytest.param(["--arch", "sm121"], {"passed": 1, "skipped": 3}, id="option"),
-        pytest.param(["--arch", "GB10"], {"passed": 1, "skipped": 3}, id="name of the chip"),
+        pytest.param(
+            ["--arch", "GB10"],
+            {"passed": 1, "skipped": 3},
+            id="name of the chip",
+            marks=pytest.mark.slow("its names are held by test_names"),
+        ),
         pytest.param(["-m", "sm121", "-n", "2"], {"skipped": 1}, id="workers"),
         pytest.param(
             ["-p", "no:sm121", "-p", "pytest_gpu_arch", "-m", "sm121"],

@@ -207,6 +207,7 @@ def test_a_dense_layer_is_called_as_vllm_calls_it(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow("imports vLLM, whose version is pinned")
 def test_the_installed_vllm_takes_these_arguments():
     from vllm import _custom_ops
     from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4

@@ -73,7 +73,9 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     "options",
     [
         pytest.param(("--chat-slower", "1.2"), id="chats alone", marks=pytest.mark.slow),
-        pytest.param(("--later-slower", "1.3"), id="tokens after the 128th"),
+        pytest.param(
+            ("--later-slower", "1.3"), id="tokens after the 128th", marks=pytest.mark.slow
+        ),
         pytest.param(("--sampled-slower", "1.2"), id="sampled requests", marks=pytest.mark.slow),
         pytest.param(("--whole-slower", "1.2"), id="answers at once"),
         pytest.param(

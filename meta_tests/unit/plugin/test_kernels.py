@@ -105,6 +105,7 @@ def toolkit(tmp_path: Path) -> Toolkit:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow("two compilations at once; the two names are held by the tests of the sinks")
 def test_two_processes_at_once_get_a_module_each(toolkit):
     """On one cold cache, a BF16 and an FP8 one, where FlashInfer has one name for both."""
     built = toolkit.build("suite", "bf16", "fp8")

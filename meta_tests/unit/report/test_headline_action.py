@@ -117,7 +117,10 @@ def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
     assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
 
 
-@pytest.mark.parametrize("name", terminal_samples.RUNS)
+@pytest.mark.parametrize(
+    "name",
+    ["failed-start", "failed-gate", pytest.param("wrong-answer", marks=pytest.mark.slow)],
+)
 def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     report = tmp_path / "report"
     text = terminal_samples.sample(name, report)

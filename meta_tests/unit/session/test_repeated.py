@@ -171,7 +171,10 @@ def loop_against(server, folder: Path, *words: str, **settings) -> subprocess.Po
             ["tests/no_such_file.py"], "file or directory not found: tests/no_such_file.py",
             id="an unknown file",
         ),
-        pytest.param(["-k", "nosuchtest"], "NOT_RUN: ", id="no test of this name"),
+        pytest.param(
+            ["-k", "nosuchtest"], "NOT_RUN: ",
+            marks=pytest.mark.slow("refused as an unknown file is"), id="no test of this name",
+        ),
     ],
 )  # fmt: skip
 def test_a_first_run_that_is_refused_ends_the_command_with_one_line(
