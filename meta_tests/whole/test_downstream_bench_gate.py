@@ -152,7 +152,17 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
 # A stored run
 
 
-@pytest.mark.parametrize("options", [(COMPARE,), (f"{COMPARE}=0001", "--benchmark-only")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((COMPARE,), id="the-latest"),
+        pytest.param(
+            (f"{COMPARE}=0001", "--benchmark-only"),
+            id="by-number",
+            marks=pytest.mark.slow("the latest is that number"),
+        ),
+    ],
+)
 def test_the_same_again_passes_and_ten_percent_slower_fails(stored, options):
     same = stored.run(*options)
     assert same.status == 0, same.output
@@ -204,8 +214,8 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
         ended = stored.run(*selected, COMPARE)
         assert ended.status == 0 and "ttft" not in ended.output, ended.output
     stored.replace("def test_the_first", "def the_first")
-    for whole in ((), (TESTS,)):
-        gone = stored.run(*whole, COMPARE)
+    for whole in ((), (TESTS,)):  # the first is stored, and no baseline of the second
+        gone = stored.run(*whole, COMPARE, SAVE)
         assert gone.status == 1, gone.output
         line = f"FAIL: ttft was measured in 0001 by {TESTS}::test_the_first_token_comes_soon, and"
         assert line in gone.output
@@ -223,7 +233,7 @@ def test_a_new_metric_is_not_compared_and_says_so(stored):
 
 
 def test_an_empty_storage_is_one_line(project):
-    for options in ((COMPARE,), (COMPARE, SAVE), (COMPARE, "--benchmark-compare-fail=median:5%")):
+    for options in ((COMPARE, SAVE), (COMPARE, "--benchmark-compare-fail=median:5%")):
         refusal = project.run(*options).refusal
         assert refusal.startswith("--benchmark-compare: expected a stored run with gates in ")
         assert refusal.endswith("of a build that you trust: pytest --benchmark-autosave")
@@ -260,12 +270,6 @@ def test_a_file_of_another_version_is_one_line(stored):
 
     stored.edit("0001", changed)
     assert "expected what pytest_bench_gate stores, got ValueError" in stored.run(COMPARE).refusal
-
-
-def test_another_unit_is_undecided(stored):
-    stored.replace('unit="tok/s"', 'unit="tokens/s"')
-    ended = stored.run(COMPARE)
-    assert ended.status == 1 and "the unit and the direction of the stored run" in ended.output
 
 
 # Beside others

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeGuard
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -46,6 +46,7 @@ class Gate:
         maximum: float | None = None,
         better: Literal["higher", "lower"] | None = None,
         unit: str | None = None,
+        per_round: float | None = None,
         worse_by: float = WORSE_BY,
     ) -> None:
         """Judge a metric by the interval of its median.
@@ -53,11 +54,12 @@ class Gate:
         Args:
             metric: Its name, once in a run.
             samples: Its rounds, in the order of measuring. None: the rounds of ``benchmark``, which
-                the test has called, in seconds.
+                the test has called.
             minimum: The least median: higher is better.
             maximum: The largest median: lower is better.
             better: What is better for a metric without a limit, which is only compared.
-            unit: The unit, for people. Without samples ``s``, ``ms``, ``us`` or ``ns``.
+            unit: The unit, for people; of the time of a benchmark ``s``, ``ms``, ``us`` or ``ns``.
+            per_round: What a round of ``benchmark`` does, such as 32 tokens: the metric is a rate.
             worse_by: How much worse than a stored run it may be, as a fraction.
 
         Raises:
@@ -69,11 +71,15 @@ class Gate:
         higher = self._direction(metric, minimum, maximum, better)
         if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
             _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
-        if samples is None:
+        shown_unit = unit or ""
+        if samples is None and per_round is None:
             shown_unit = unit or "s"
-            rounds = self._of_benchmark(metric, shown_unit)
+            rounds = self._times(metric, shown_unit, higher)
+        elif samples is None:
+            rounds = self._rates(metric, per_round, higher)
         else:
-            shown_unit = unit or ""
+            if per_round is not None:
+                _refuse(metric, "samples or per_round", "both")
             rounds = self._numbers(metric, samples)
             self.has_samples = True
         limit: Limit | None = None
@@ -160,19 +166,36 @@ class Gate:
                 _refuse(metric, "samples of 0 or more", repr(value))
         return Samples(values)
 
-    def _of_benchmark(self, metric: str, unit: str) -> Samples:
-        """Return the rounds of the test's benchmark in a unit."""
+    def _times(self, metric: str, unit: str, higher: bool) -> Samples:
+        """Return the times of the rounds of the test's benchmark in a unit."""
+        if higher:
+            _refuse(metric, "a maximum for a time, or per_round for a rate", "neither")
         if unit not in storing.SECONDS:
-            _refuse(metric, f"{', '.join(storing.SECONDS)} as the unit of a benchmark", repr(unit))
+            _refuse(metric, f"{', '.join(storing.SECONDS)} as the unit of a time", repr(unit))
+        seconds = self._seconds(metric)
+        return Samples.of_benchmark([each / storing.SECONDS[unit] for each in seconds])
+
+    def _rates(self, metric: str, per_round: float | None, higher: bool) -> Samples:
+        """Return the rates of the rounds of the test's benchmark."""
+        if not _is_number(per_round) or not 0.0 < per_round < float("inf"):
+            _refuse(metric, "a positive number as per_round", repr(per_round))
+        if not higher:
+            _refuse(metric, "a minimum for a rate", "that lower is better")
+        seconds = self._seconds(metric)
+        if min(seconds) <= 0.0:
+            _refuse(metric, "rounds that take time", "0 s")
+        return Samples.of_benchmark(seconds, per_round)
+
+    def _seconds(self, metric: str) -> list[float]:
         stats = self._benchmark.stats
         if stats is None or self._benchmark.has_error or not stats.stats.data:
             _refuse(metric, "samples, or a call of benchmark before it", "none")
         if KEY in self._benchmark.extra_info:
             _refuse(metric, "one gate on the rounds of a benchmark", "a second one")
-        return Samples.of_benchmark([each / storing.SECONDS[unit] for each in stats.stats.data])
+        return list(stats.stats.data)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real)  # of numpy, too
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from pytest_bench_gate.history import StoredMetric
 from sm121.core.numbers import number
@@ -28,20 +28,27 @@ class Samples:
     in_blocks: bool = False
 
     @classmethod
-    def of_benchmark(cls, rounds: list[float]) -> "Samples":
+    def of_benchmark(cls, rounds: list[float], per_round: float | None = None) -> "Samples":
         """Return the rounds of a benchmark, which may have thousands of some microseconds.
 
-        Neighbours of these are not independent. The median of a block is one value.
+        Neighbours of these are not independent, so a block of them is one value: its median, and of
+        a rate what it did over its time.
 
         Args:
-            rounds: The times of the rounds.
+            rounds: The times of the rounds; of a rate none is 0.
+            per_round: What a round does, for a rate; None: its time is the value.
         """
         count = len(rounds)
         if count <= _BLOCKS:
-            return cls(rounds)
-        starts = [block * count // _BLOCKS for block in range(_BLOCKS + 1)]
-        values = [median(rounds[start:end]) for start, end in itertools.pairwise(starts)]
-        return cls(values, in_blocks=True)
+            blocks = [[time] for time in rounds]
+        else:
+            starts = [block * count // _BLOCKS for block in range(_BLOCKS + 1)]
+            blocks = [rounds[start:end] for start, end in itertools.pairwise(starts)]
+        if per_round is None:
+            values = [median(block) for block in blocks]
+        else:
+            values = [per_round / fmean(block) for block in blocks]
+        return cls(values, in_blocks=count > _BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -220,7 +227,7 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
     fact = Fact(
         f"worse than {stored.run} by at most",
         about=metric.metric,
-        value=100.0 * worse,
+        value=round(100.0 * worse, 2),
         limit=100.0 * allowed,
         unit="%",
         evidence=f"{here}; stored: {there}{evidence}",

@@ -66,7 +66,13 @@ def timed(run: GateRun, rounds: list[float], has_error: bool = False) -> Gate:
         ),
         pytest.param({"samples": STEADY, "minimum": 1, "worse_by": 5}, "0.05 for 5 %", id="margin"),
         pytest.param({"maximum": 1}, "or a call of benchmark before it", id="not-timed"),
-        pytest.param({"maximum": 1, "unit": "tok/s"}, "as the unit of a benchmark", id="unit"),
+        pytest.param({"maximum": 1, "unit": "tok/s"}, "as the unit of a time", id="unit"),
+        pytest.param({"minimum": 1}, "or per_round for a rate", id="a-time-of-at-least"),
+        pytest.param({"maximum": 1, "per_round": 32}, "a minimum for a rate", id="rate-at-most"),
+        pytest.param({"minimum": 1, "per_round": 0}, "a positive number as per", id="does-nothing"),
+        pytest.param(
+            {"samples": STEADY, "minimum": 1, "per_round": 32}, "got both", id="samples-and-rounds"
+        ),
     ],
 )
 def test_a_wrong_call_is_one_line(gate, run, arguments, expected):
@@ -147,12 +153,24 @@ def test_the_rounds_of_a_benchmark_are_judged_in_its_unit(run):
     assert run.judged["ms"].estimate.value == pytest.approx(10.0)
     with pytest.raises(Unmet, match=r"at most 0.005 s, seen: 0.01 s"):
         timed(run, [0.01] * 40)("s", maximum=0.005)
+    with pytest.raises(pytest.fail.Exception, match="rounds that take time"):
+        timed(run, [0.0] * 40)("no_time", minimum=52, per_round=32)
     with pytest.raises(pytest.fail.Exception, match="or a call of benchmark before it"):
         timed(run, [0.01] * 40, has_error=True)("broken", maximum=1)
     again = timed(run, [0.01] * 40)
     again("first", maximum=1)
     with pytest.raises(pytest.fail.Exception, match="one gate on the rounds"):
         again("second", maximum=1)
+
+
+def test_a_rate_is_what_a_round_does_over_its_time(run):
+    timed(run, [0.5] * 40)("tg32@d0", minimum=52, per_round=32, unit="tok/s")
+    assert run.judged["tg32@d0"].estimate.value == pytest.approx(64.0)
+    with pytest.raises(Unmet, match="at least 70 tok/s, seen: 64 tok/s"):
+        timed(run, [0.5] * 40)("slow", minimum=70, per_round=32, unit="tok/s")
+    one_in_five_is_slow = [0.5 if number % 5 else 2.5 for number in range(2000)]
+    with pytest.raises(Unmet, match=r"35\.56 tok/s over the time"):
+        timed(run, one_in_five_is_slow)("many", minimum=52, per_round=32, unit="tok/s")
 
 
 def test_thousands_of_rounds_are_blocks_so_that_one_spike_at_the_end_decides_nothing(run):

@@ -48,6 +48,19 @@ def test_both_intervals_decide(higher, loss, low, high, expected):
     assert is_wide == (expected is Verdict.INCONCLUSIVE and high == 120.0)
 
 
+def test_another_unit_or_direction_is_undecided():
+    for unit, higher in (("ms", True), ("unit", False)):
+        metric = Judged(
+            "metric", unit, higher, statistics.estimate([1.0] * 40), "test_x.py::test_x"
+        )
+        stored = StoredMetric("0001", "metric", "unit", True, 1.0, 1.0, 1.0, metric.test)
+        comparison = judging.compare(Samples([1.0] * 40), metric, stored, 0.05)
+        assert comparison.verdict is Verdict.INCONCLUSIVE and comparison.worse is None
+        assert "the unit and the direction of the stored run, seen: unit, higher" in str(
+            comparison.fact
+        )
+
+
 @HIGHER
 @pytest.mark.parametrize("noise", [0.01, 0.03])
 def test_noise_makes_no_equal_pair_fail_and_no_slower_one_pass(higher, noise):
