@@ -275,13 +275,19 @@ def test_a_file_of_another_version_is_one_line(stored):
 # Beside others
 
 
-@pytest.mark.slow("a worker")
-def test_workers_judge_no_gate(stored):
+@pytest.mark.slow("workers")
+def test_workers_judge_no_gate(project):
     for options in ((), (COMPARE,)):
-        done = in_a_new_interpreter(stored, "-n", "1", *options)
+        done = in_a_new_interpreter(project, "-n", "1", *options)
         assert done.returncode == 5, done.stdout + done.stderr
         why = "NOT_RUN: 2 tests with gates: no time is measured while other workers run. Leave out"
         assert why in done.stdout and "not used at all" not in done.stdout, done.stdout
+
+
+def test_workers_are_not_compared_with_stored_gates(stored):
+    (stored.folder / TESTS).write_text("def test_nothing(): pass\n")
+    refusal = stored.run("-n", "2", COMPARE).refusal
+    assert refusal == f"{COMPARE}: no time is measured while other workers run. Leave out -n"
 
 
 def test_without_benchmarks_no_gate_is_judged(project):

@@ -67,33 +67,37 @@ class Closing:
         It raises what it has shown as "Performance has regressed".
         """
         run = self._config.stash.get(self._run, None)
-        lines = [] if run is None else list(_lines(run))
+        shown = [] if run is None else list(lines(run))
         for why, count in self._not_run.items():
             tests = "1 test with a gate" if count == 1 else f"{count} tests with gates"
-            lines.append(f"NOT_RUN: {tests}: {why}")
+            shown.append(f"NOT_RUN: {tests}: {why}")
         result: object = None
         try:
             result = yield
         except PerformanceRegression:
-            if not lines:
+            if not shown:
                 raise
-        if lines:
+        if shown:
             terminalreporter.section("gates")
-        for line in lines:
+        for line in shown:
             terminalreporter.write_line(line)
         return result
 
 
-def _lines(run: GateRun) -> Iterable[str]:
-    """Return the closing lines: a table of the numbers, what is missing, and with what it is."""
+def lines(run: GateRun) -> Iterable[str]:
+    """Return the closing lines: a table of numbers, missing metrics, and the compared runs.
+
+    Args:
+        run: The gates of the run, which has ended.
+    """
     if run.judged:
         from sm121.measure import number_table
 
         shown, others = _most_telling(list(run.judged.values()), number_table.MOST)
         yield from number_table.aligned([metric.row for metric in shown]).splitlines()
         if others:
-            verdicts = sorted({metric.row.verdict.partition(" ")[0] for metric in others})
-            yield f"and {len(others)} more: {', '.join(verdicts)}"
+            words = sorted({metric.word for metric in others})
+            yield f"and {len(others)} more: {', '.join(words)}"
     for metric in run.missing[:_MOST_MISSING]:
         yield (
             f"FAIL: {metric.metric} was measured in {metric.run} by {metric.test}, "

@@ -160,7 +160,7 @@ def require(config: pytest.Config) -> None:
         pytest.UsageError: No stored run has a metric of a gate.
     """
     named = config.getoption("benchmark_compare", None)
-    storage = getattr(config, "_benchmarksession").storage  # noqa: B009 - no type knows it
+    storage = config._benchmarksession.storage  # type: ignore[attr-defined]
     if named is True:
         raise pytest.UsageError(
             f"{OPTION}: expected a stored run with gates in {storage}, got none. {_STORE}"

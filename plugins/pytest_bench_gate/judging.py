@@ -130,9 +130,14 @@ class Judged:
         return facts
 
     @property
+    def word(self) -> str:
+        """The verdict in one word."""
+        return "measured" if self.verdict is None else self.verdict.value
+
+    @property
     def row(self) -> NumberRow:
         """Its row of the closing table."""
-        verdict = "measured" if self.verdict is None else self.verdict.value
+        verdict = self.word
         if self.comparison is not None:
             verdict += f" ({self.comparison.text})"
         elif self.is_new:

@@ -26,6 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Closing(config, _RUN), "pytest_bench_gate.closing")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts its workers
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse a comparison with stored gates by workers: none of them would measure."""
+    config = session.config
+    if requests.starts_workers(config) and history.load(config) is not None:
+        raise pytest.UsageError(f"{history.OPTION}: {requests.WITH_WORKERS}")
+
+
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: Mapping[str, Any]

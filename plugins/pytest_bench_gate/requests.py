@@ -7,6 +7,8 @@ import pytest
 from pytest_bench_gate.history import OPTION
 
 _FAIL = "--benchmark-compare-fail"
+#: Why workers judge no gate.
+WITH_WORKERS = "no time is measured while other workers run. Leave out -n"
 
 
 def is_worker(config: pytest.Config) -> bool:
@@ -16,6 +18,15 @@ def is_worker(config: pytest.Config) -> bool:
         config: The configuration of the run.
     """
     return hasattr(config, "workerinput")
+
+
+def starts_workers(config: pytest.Config) -> bool:
+    """Whether this process starts workers of pytest-xdist.
+
+    Args:
+        config: The configuration of the run.
+    """
+    return config.getoption("dist", "no") != "no" and not is_worker(config)
 
 
 def is_compared(config: pytest.Config) -> bool:
@@ -73,7 +84,7 @@ def why_not_run(config: pytest.Config) -> str | None:
         config: The configuration of the run.
     """
     if is_worker(config):
-        return "no time is measured while other workers run. Leave out -n"
+        return WITH_WORKERS
     if config.getoption("benchmark_skip", False) and not config.getoption("benchmark_only", False):
         return "--benchmark-skip measures nothing. Leave it out"
     is_disabled = config.getoption("benchmark_disable", False)

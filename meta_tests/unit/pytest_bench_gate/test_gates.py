@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from pytest_bench_gate import closing
 from pytest_bench_gate.gates import Gate
 from pytest_bench_gate.history import KEY
 from pytest_bench_gate.run import GateRun
@@ -161,6 +162,16 @@ def test_the_rounds_of_a_benchmark_are_judged_in_its_unit(run):
     again("first", maximum=1)
     with pytest.raises(pytest.fail.Exception, match="one gate on the rounds"):
         again("second", maximum=1)
+
+
+def test_six_rows_are_shown_and_what_did_not_hold_is_among_them(gate, run):
+    for number in range(8):
+        gate(f"good_{number}", STEADY, minimum=52)
+    with pytest.raises(Unmet):
+        gate("bad", STEADY, minimum=70)
+    _, *rows, last = closing.lines(run)
+    assert [row.split()[0] for row in rows] == [*(f"good_{number}" for number in range(5)), "bad"]
+    assert rows[-1].endswith("at least 70  FAIL") and last == "and 3 more: PASS"
 
 
 def test_a_rate_is_what_a_round_does_over_its_time(run):
