@@ -238,16 +238,16 @@ def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
     """The last one here: the core ends, and the server that answers for it some seconds later."""
     managed = sabotaged.managed
     listening = set()
-    for process in managed.processes():
+    for process in managed.launch.processes():
         every = process.net_connections(kind="inet")
         listening |= {c.laddr.ip for c in every if c.status == psutil.CONN_LISTEN}
     assert listening == {"127.0.0.1"}, f"required: the loopback only, seen: {listening}"
     life = ManagedLife(managed)
-    tree = managed.processes()
+    tree = managed.launch.processes()
     assert isinstance(life.state(), Alive)
     (core,) = [process for process in tree if process.name().startswith("VLLM::EngineCor")]
     core.kill()
     state = life.after_failure()
-    assert isinstance(state, Dead) and state.evidence == managed.log, state
+    assert isinstance(state, Dead) and state.evidence == managed.launch.log, state
     report = managed.stop()
     assert not report.survivors and not any(psutil.pid_exists(p.pid) for p in tree), report

@@ -83,7 +83,7 @@ def test_each_fault_of_a_server_is_told_where_it_happened(project):
     text = done.stdout
     assert "the server did not start. Cause: oom: torch.OutOfMemoryError" in text
     assert "Cause: hang: the server was not ready within 1 s" in text
-    assert text.count("has ended with status -9. Cause: killed: python") == 2
+    assert text.count("Cause: killed: python") >= 3
     assert "the server does not answer. Cause: hang: it runs and serves no token" in text
     assert "has ended with status -9, between two tests. Cause: killed: python" in text
     junit = (project / "junit.xml").read_text("utf-8")

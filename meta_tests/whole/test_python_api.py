@@ -41,8 +41,9 @@ def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path)
         endpoint = managed.start().endpoint
         file = tmp_path / "judge.py"
         file.write_text(WITHOUT_PYTEST + script())
+        log = str(managed.launch.log)
         ran = subprocess.run(
-            [sys.executable, str(file), endpoint.base_url, endpoint.api_key, str(managed.log)],
+            [sys.executable, str(file), endpoint.base_url, endpoint.api_key, log],
             cwd=tmp_path, env={**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"},
             capture_output=True, text=True, timeout=400,
         )  # fmt: skip

@@ -71,7 +71,7 @@ def shared_memory(managed: SpanningServer) -> set[Path]:
     """Of both ranks. What has ended since the agent's last look maps nothing any more."""
     maps = []
     others = [entry["pid"] for entry in managed.others[0].state["tree"]]
-    for pid in (*(process.pid for process in managed.processes()), *others):
+    for pid in (*(process.pid for process in managed.launch.processes()), *others):
         with contextlib.suppress(psutil.NoSuchProcess):
             maps += [mapped.path for mapped in psutil.Process(pid).memory_maps()]
     return {Path(path) for path in maps if path.startswith("/dev/shm/") and "deleted" not in path}
@@ -127,7 +127,7 @@ def test_rank_of_a_real_vllm(pool, fault):
     assert "node 1 (this machine)" in state.cause.summary and sentence in state.cause.summary
     assert "this machine" in state.cause.owner
     evidence = crash_bundle.Evidence(
-        state.cause, state.what, log=managed.log, nodes=managed.described()
+        state.cause, state.what, log=managed.launch.log, nodes=managed.described()
     )
     bundle = crash_bundle.write(evidence, managed.directory / "crashes", str)
     assert {"server.log", "node-1.log", "node-1.json"} <= {file.name for file in bundle.iterdir()}

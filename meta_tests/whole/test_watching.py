@@ -99,15 +99,15 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
     class Starting:
         configuration = CONFIGURATION
         secrets = ()
-        log = tmp_path / "server.log"
         stopped = None
-        pids_when_ready = frozenset()
+        launch = SimpleNamespace(
+            log=tmp_path / "server.log",
+            pids_when_ready=frozenset(),
+            processes=lambda: ["its process"],
+        )
 
         def __init__(self, *_arguments):
             pass
-
-        def processes(self):
-            return ["its process"]
 
         def start(self):
             watched.append(servers.processes())
@@ -199,13 +199,15 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
 def test_each_start_has_a_status_of_its_own(tmp_path):
     engine = registry.engine("llama-cpp")
     first = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
-    first.log.write_text("it ran")
-    first.supervision.status_file.write_text(json.dumps({"exit_status": -9, "exits": [], "pid": 7}))
+    first.launch.log.write_text("it ran")
+    first.launch.supervision.status_file.write_text(
+        json.dumps({"exit_status": -9, "exits": [], "pid": 7})
+    )
     second = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
-    assert second.log.name == "server-x-2.log" and second.exit_status is None
+    assert second.launch.log.name == "server-x-2.log" and second.launch.exit_status is None
     status = {"exit_status": None, "exits": [], "pid": 8}
-    second.supervision.status_file.write_text(json.dumps(status))
-    assert first.exit_status == -9 and second.exit_status is None
+    second.launch.supervision.status_file.write_text(json.dumps(status))
+    assert first.launch.exit_status == -9 and second.launch.exit_status is None
 
 
 @pytest.mark.parametrize(
@@ -220,9 +222,10 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
 )
 def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answers, ended):
     exits = [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}]
-    managed = SimpleNamespace(
+    launch = SimpleNamespace(
         was_stopped=False, exit_status=None, exits=lambda: exits, pids_when_ready=frozenset()
     )
+    managed = SimpleNamespace(launch=launch)
     monkeypatch.setattr(life.ManagedLife, "answers", lambda _life: answers)
     assert life.ManagedLife(managed).ended_since(10.0) is ended
 

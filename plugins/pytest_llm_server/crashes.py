@@ -37,8 +37,8 @@ def of_death(managed: ManagedServer) -> Cause:
     Args:
         managed: The server. It may end some seconds after its engine, and its log says more then.
     """
-    until(lambda: managed.exit_status is not None, DYING_S)
-    return failure.classify(managed.log, managed.exit_status)
+    until(lambda: managed.launch.exit_status is not None, DYING_S)
+    return failure.classify(managed.launch.log, managed.launch.exit_status)
 
 
 def of_hang(summary: str) -> Cause:
@@ -74,21 +74,21 @@ def report(
         cgroup_before: The counters of the control group before the start.
         redact: Removes the secrets of a text.
     """
-    exits = managed.exits()
-    kernel = kernel_messages.since(managed.launched)
+    exits = managed.launch.exits()
+    kernel = kernel_messages.since(managed.launch.at)
     cause = death.cause_of(
         cause,
         exits=exits,
         kernel=kernel,
         kills=cgroup.kills(cgroup_before),
-        pids=managed.known_pids,
+        pids=managed.launch.known_pids,
     )
     evidence = crash_bundle.Evidence(
         cause=cause,
         what=what,
         test=test,
         exits=exits,
-        tree=managed.look_at_tree(),
+        tree=managed.launch.look_at_tree(),
         kernel=kernel,
         cgroup_before=cgroup_before,
         cgroup_after=cgroup.memory_events(),
@@ -100,4 +100,4 @@ def report(
         where = f"Crash bundle: {bundle}"
     except OSError as error:
         where = f"No crash bundle could be written: {error}"
-    return ServerFailed(redact(f"{ServerError(what, cause, managed.log)}\n    {where}"))
+    return ServerFailed(redact(f"{ServerError(what, cause, managed.launch.log)}\n    {where}"))

@@ -21,7 +21,7 @@ from sm121.engines import attached, dead_runs, given_key, protocol, registry
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
 from sm121.engines.life import Dead, Life, ManagedLife
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
 from sm121.engines.server_errors import StartError
 from sm121.evidence import cgroup
 from sm121.evidence.failure import Cause
@@ -142,10 +142,10 @@ class Servers:
             StartLimits(start.ready_within_s, _STALLED_AFTER_S, _STOP_WITHIN_S),
             folder,
             self._run_id,
-            lambda phase: _log.info("%s: %s", start.model, phase.text),
+            StartHooks(notify=lambda phase: _log.info("%s: %s", start.model, phase.text)),
         )
         self._secrets.update(managed.secrets, secrets_of(start.environment))
-        _log.info("%s starts; log: %s", start.model, managed.log)
+        _log.info("%s starts; log: %s", start.model, managed.launch.log)
         with self._timer.stopped():
             dead_runs.end_dead_runs()
             try:
@@ -264,7 +264,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
         self._life = self._servers.start(self._start, self._folder)
         endpoint = self._life.managed.endpoint
         assert endpoint is not None
-        return LlmServer(endpoint, self._life.managed.log)
+        return LlmServer(endpoint, self._life.managed.launch.log)
 
     def __exit__(
         self,

@@ -1,5 +1,6 @@
 """The managed server: typed errors with the cause, in time; and nothing left of it."""
 
+import dataclasses
 import os
 import re
 import shutil
@@ -22,7 +23,7 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import ports, process_tree, registry, supervision
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
 from sm121.engines.server_errors import PortTaken, ServerExited, ServerStalled, ServerTimedOut
 
 FAULT_SERVER = FAKES / "fault_server.py"
@@ -50,7 +51,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
         progress: list[str] = []
         server = ManagedServer(
             configuration, FaultEngine(), StartLimits(ready, stalled, stop, cold), tmp_path,
-            "meta-run", lambda phase: progress.append(phase.text),
+            "meta-run", StartHooks(lambda phase: progress.append(phase.text)),
         )  # fmt: skip
         server.reported = progress  # type: ignore[attr-defined]
         made.append(server)
@@ -77,7 +78,7 @@ def test_serves_and_stops_clean(make, fault):
     life = ManagedLife(server)
     assert running.managed and running.startup_s is not None
     assert isinstance(life.state(), Alive) and life.answers()
-    tree = server.processes()
+    tree = server.launch.processes()
     every = {*tree, *(child for each in tree for child in each.children(recursive=True))}
     assert len(every) == 2 + (fault in ("orphan", "zombie")), every
     assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
@@ -118,7 +119,7 @@ def test_api_key_is_random_and_on_no_command_line(make):
     second = make("none")
     assert first.secrets != second.secrets
     first.start()
-    for process in first.processes():
+    for process in first.launch.processes():
         assert first.secrets[0] not in " ".join(process.cmdline())
     assert first.secrets[0] not in repr(first)
 
@@ -138,7 +139,7 @@ def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     text, kind, seconds = failed_start(server, ServerExited)
     # The fault server lives for one second, and needs some tenths to come up.
     assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
-    assert "status 0" in text and kind == "engine_dead" and str(server.log) in text, text
+    assert "status 0" in text and kind == "engine_dead" and str(server.launch.log) in text, text
     text, kind, _ = failed_start(make("exit-oom"), ServerExited)
     assert "out of memory" in text and kind == "oom", text
 
@@ -179,7 +180,7 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
     compiles is shown; the same start with the cache that it leaves is a warm one."""
     granted: list[float] = []
     server = make("compiles", ready=4.0, cold=60.0)
-    server.on_cold = granted.append
+    server.hooks = dataclasses.replace(server.hooks, on_cold=granted.append)
     running = server.start()
     assert running.compiled == ("FlashInfer: fused_moe_120",)
     assert "fused_moe_120" in (running.why_cold or "") and "sm121 warm" in (running.why_cold or "")
@@ -206,9 +207,9 @@ def test_a_start_over_its_time_goes_on_while_it_compiles(
 ):
     """A warm start may take 4 s, and a cold one 60 s."""
     server = make("none", ready=4.0, cold=60.0)
-    server.log.touch()
+    server.launch.log.touch()
     latest = None if since_file_s is None else time.time() - since_file_s
-    server._caches = SimpleNamespace(latest=lambda _since: latest)
+    server.launch._caches = SimpleNamespace(latest=lambda _since: latest)
     now = time.monotonic()
     if granted_s is not None:
         later = server._later_deadline(now - since_start_s, now)
@@ -318,7 +319,7 @@ def test_death_while_serving_is_typed_and_cleaned(make):
     with running.endpoint.http() as http, pytest.raises(httpx.TransportError):
         http.post("/v1/completions", json={})
     state = ManagedLife(server).after_failure()
-    assert isinstance(state, Dead) and "-9" in state.what and state.evidence == server.log
+    assert isinstance(state, Dead) and "-9" in state.what and state.evidence == server.launch.log
     server.stop()
     assert nothing_left(server)
 
@@ -327,7 +328,7 @@ def test_death_of_the_supervisor_ends_the_server(make):
     """Also then nothing stays: the suite itself sweeps by the marker."""
     server = make("none")
     server.start()
-    tree = server.processes()
+    tree = server.launch.processes()
     tree[0].kill()
     assert server.stop().survivors == () and gone(tree)
 
@@ -339,7 +340,7 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
     monkeypatch.setattr(supervision.tempfile, "tempdir", str(long))
     server = make("none")
     server.start()
-    folder = str(server.supervision.scratch)
+    folder = str(server.launch.supervision.scratch)
     assert len(folder) + 1 + 36 <= 107, folder
     server.stop()
     assert not Path(folder).exists(), "and nothing of it is left"
@@ -347,11 +348,11 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
 
 def test_the_log_that_is_left_shows_no_secret(make):
     server = make("none")
-    server.other_secrets = lambda: {"0.32.0"}  # which the server says
+    server.hooks = StartHooks(other_secrets=lambda: {"0.32.0"})  # which the server says
     server.start()
-    assert "version 0.32.0" in server.log.read_text()
+    assert "version 0.32.0" in server.launch.log.read_text()
     server.stop()
-    assert "version [redacted]" in server.log.read_text()
+    assert "version [redacted]" in server.launch.log.read_text()
 
 
 def test_a_server_does_not_end_with_another_python(make):
@@ -362,4 +363,4 @@ def test_a_server_does_not_end_with_another_python(make):
     each = "for digit in range(10):\n  if not os.fork():\n    os.getpid = lambda: digit; sys.exit()"
     code = f"import os, sys, sm121.engines.managed\n{each}\n  os.wait()"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert server.exit_status is None and ManagedLife(server).answers()
+    assert server.launch.exit_status is None and ManagedLife(server).answers()

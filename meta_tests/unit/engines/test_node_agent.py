@@ -22,7 +22,8 @@ class RankOfStatusFile:
 
     def __init__(self, log: Path) -> None:
         self.supervision = Supervision(log)
-        self.launched = time.monotonic()
+        self.at = time.monotonic()
+        self.launch = self
         self.added = {"VLLM_HOST_IP": "127.0.0.1"}
 
     def processes(self) -> list[Any]:

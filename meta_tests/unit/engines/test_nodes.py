@@ -78,7 +78,7 @@ def rank_1(server: SpanningServer) -> psutil.Process:
 
 
 def rank_0(server: SpanningServer) -> psutil.Process:
-    commands = {each.pid: " ".join(each.cmdline()[2:]) for each in server.processes()}
+    commands = {each.pid: " ".join(each.cmdline()[2:]) for each in server.launch.processes()}
     return psutil.Process(process_of(0, commands)[0])
 
 
@@ -140,7 +140,7 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
     rank_1(server)
     remarks: list[str] = []
     harness: Any = SimpleNamespace(
-        processes=server.processes,
+        processes=server.launch.processes,
         pool=SimpleNamespace(
             nccl_elsewhere=lambda: ServerPool.nccl_elsewhere(SimpleNamespace(current=server))
         ),
@@ -183,7 +183,7 @@ def test_rank_that_is_killed(make):
     (log, facts) = server.described()["node-1"]
     assert log is not None and facts["available_bytes"] > 0 and facts["exits"]
     evidence = crash_bundle.Evidence(
-        state.cause, state.what, log=server.log, nodes=server.described()
+        state.cause, state.what, log=server.launch.log, nodes=server.described()
     )
     bundle = crash_bundle.write(evidence, server.directory / "crashes", str)
     assert "rank 0 waits" in (bundle / "server.log").read_text()

@@ -420,7 +420,8 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     class Once:
         """Does not start the first time."""
 
-        stopped, pids_when_ready, log = None, frozenset(), tmp_path / "server.log"
+        stopped = None
+        launch = SimpleNamespace(pids_when_ready=frozenset(), log=tmp_path / "server.log")
 
         def __init__(self, configuration, *_more) -> None:
             self.configuration, self.secrets, self.running = configuration, (), True
@@ -428,14 +429,14 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
         def start(self):
             calls.append("start")
             if len(calls) == 1:
-                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
+                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.launch.log)
             return SimpleNamespace(startup_s=1.0, compiled=())
 
         def stop(self):
             calls.append("stop")
             return SimpleNamespace(clean=True)
 
-    Once.log.write_text("")
+    Once.launch.log.write_text("")
     monkeypatch.setattr(pool, "ManagedServer", Once)
     limits, silent = managed.StartLimits(1, 1, 1), lambda *_words: None
     servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r", notify=silent)

@@ -18,8 +18,10 @@ def victim(conformance) -> int:
     managed = conformance.pool.current
     which = os.environ["SM121_META_VICTIM"]
     if which == "api":
-        return json.loads(managed.log.with_suffix(".status.json").read_text())["pid"]
-    processes = [p for p in managed.processes() if any(NAMES[which] in part for part in shown(p))]
+        return json.loads(managed.launch.log.with_suffix(".status.json").read_text())["pid"]
+    processes = [
+        p for p in managed.launch.processes() if any(NAMES[which] in part for part in shown(p))
+    ]
     return processes[0].pid
 
 

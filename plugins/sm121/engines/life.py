@@ -83,7 +83,7 @@ class ManagedLife:
     def __init__(self, managed: ManagedServer) -> None:
         self.managed = managed
         self.accounted = False
-        self._needed = managed.pids_when_ready
+        self._needed = managed.launch.pids_when_ready
         self._ends_judged: set[int] = set()
         self._healthy_at = time.monotonic()
         self._dead: Dead | None = None
@@ -110,8 +110,8 @@ class ManagedLife:
             return Dead(fault.what, fault.cause, time.monotonic(), fault.log)
         if end is None:
             return None
-        log = self.managed.log
-        return Dead(end, classify(log, self.managed.exit_status), time.monotonic(), log)
+        log = self.managed.launch.log
+        return Dead(end, classify(log, self.managed.launch.exit_status), time.monotonic(), log)
 
     def after_failure(self) -> Alive | Dead:
         """Return whether it lives, after a request has failed.
@@ -119,7 +119,7 @@ class ManagedLife:
         An engine ends first, and the server that answers for it some seconds later. This waits for
         that.
         """
-        until(lambda: self.managed.exit_status is not None, DYING_S)
+        until(lambda: self.managed.launch.exit_status is not None, DYING_S)
         state = self.state()
         self._settled = isinstance(state, Dead)
         return state
@@ -134,12 +134,12 @@ class ManagedLife:
             wait_s: How long to wait for its end, in seconds. Clients may get a reset connection or
                 a status 500 some seconds before the process ends.
         """
-        if self.managed.was_stopped:
+        if self.managed.launch.was_stopped:
             return False
-        until(lambda: self.managed.exit_status is not None, 0.0 if self._settled else wait_s)
-        if self.managed.exit_status is not None:
+        until(lambda: self.managed.launch.exit_status is not None, 0.0 if self._settled else wait_s)
+        if self.managed.launch.exit_status is not None:
             return True
-        killed = any(_was_killed(entry, began) for entry in self.managed.exits())
+        killed = any(_was_killed(entry, began) for entry in self.managed.launch.exits())
         return killed and not self.answers()
 
     def answers(self, within_s: float = 5.0) -> bool:
@@ -161,7 +161,7 @@ class ManagedLife:
 
     def _end(self, asked_within_s: float) -> str | None:
         """Return how it ended, or None if it lives."""
-        status = self.managed.exit_status
+        status = self.managed.launch.exit_status
         if status is not None:
             return f"the server ended with status {status} while serving"
         if time.monotonic() - self._healthy_at >= asked_within_s:
@@ -186,13 +186,13 @@ class ManagedLife:
         if answer == "200":
             return None
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
-        until(lambda: self.managed.exit_status is not None, 1.0)
-        exit_status = self.managed.exit_status
+        until(lambda: self.managed.launch.exit_status is not None, 1.0)
+        exit_status = self.managed.launch.exit_status
         ended = "" if exit_status is None else f" and has ended with status {exit_status}"
         return f"the server answers /health with {answer}{ended}"
 
     def _lost_process(self) -> str | None:
-        ended = {entry["pid"]: entry for entry in self.managed.exits()}
+        ended = {entry["pid"]: entry for entry in self.managed.launch.exits()}
         for pid in self._needed & ended.keys():
             status = ended[pid]["status"]
             name = str(ended[pid]["name"])

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from sm121.compilation.caches import COMPILERS, CompileCaches
+from sm121.compilation.caches import CompileCaches
 from sm121.core import redaction
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
-from sm121.core.waiting import until
-from sm121.engines import api_key, listeners, ports, process_tree, protocol
+from sm121.engines import api_key, ports, process_tree, protocol
 from sm121.engines.endings import FATAL, StopReport
+from sm121.engines.launch import Launch
 from sm121.engines.memory import Memory, Returned
 from sm121.engines.server_errors import (
     PortTaken,
@@ -28,8 +26,7 @@ from sm121.engines.server_errors import (
     StartError,
 )
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
-from sm121.engines.supervision import Supervision
-from sm121.evidence import failure, process_snapshot
+from sm121.evidence import failure
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
@@ -57,9 +54,21 @@ class StartLimits:
     cold_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class StartHooks:
+    """What a server calls while it starts, and asks when it has ended."""
+
+    #: Called on each change of progress, and when something is amiss.
+    notify: Callable[[StartPhase], None] = lambda _progress: None
+    #: Returns the texts that its log must not show, beside its key.
+    other_secrets: Callable[[], Collection[str]] = tuple
+    #: Called with the seconds that a start which compiles gets beyond the limit.
+    on_cold: Callable[[float], None] = lambda _seconds: None
+
+
 @dataclass
 class ManagedServer:
-    """One server process tree."""
+    """A server: it is launched, again if its port was taken, watched while it starts, stopped."""
 
     #: The configuration to start.
     configuration: ServerConfiguration
@@ -70,43 +79,22 @@ class ManagedServer:
     directory: Path
     #: In the environment of each process.
     run_id: str
-    #: Called on each change of progress, and when something is amiss.
-    notify: Callable[[StartPhase], None] = lambda _progress: None
-    #: Returns the texts that its log must not show, beside its key.
-    other_secrets: Callable[[], Collection[str]] = tuple
-    #: Called with the seconds that a start which compiles gets beyond the limit.
-    on_cold: Callable[[float], None] = lambda _seconds: None
+    hooks: StartHooks = field(default_factory=StartHooks)
     #: Added to its environment.
     added: Mapping[str, str] = field(default_factory=dict)
     #: Its part of a server that spans machines; None: it is the whole.
     rank: Rank | None = None
 
     progress: str = field(init=False, default="not started")
-    #: When its process was started (``time.monotonic``).
-    launched: float = field(init=False, default=0.0)
-    #: The same as time of day.
-    _launched_at: float = field(init=False, default=0.0)
-    _caches: CompileCaches = field(init=False, repr=False)
-    #: Its tree as it was before the stop.
-    last_tree: list[dict[str, Any]] = field(init=False, default_factory=list)
-    log: Path = field(init=False, repr=False)
-    _api_key: str = field(init=False, repr=False)
-    _server_id: str = field(init=False)
-    supervision: Supervision = field(init=False)
+    #: The attempt that runs, or the last one; before the first, the one that will be made.
+    launch: Launch = field(init=False)
     #: While it runs and has been ready.
     endpoint: Endpoint | None = field(init=False, default=None)
-    _port: int = field(init=False, default=0)
-    #: Every process that was ever found in the tree.
-    _by_pid: dict[int, psutil.Process] = field(init=False, default_factory=dict)
-    #: Whether our own tree has listened. If not, another process may have the port.
-    _has_listened: bool = field(init=False, default=False)
     #: The report of stopping a start that failed.
     stopped: StopReport | None = field(init=False, default=None)
+    _api_key: str = field(init=False, repr=False)
+    _server_id: str = field(init=False)
     _memory_before: Memory | None = field(init=False, default=None)
-    #: When `kill` was called (``time.monotonic``); None before.
-    _killed_at: float | None = field(init=False, default=None)
-    #: The processes of its tree when it was ready.
-    pids_when_ready: frozenset[int] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
         self._api_key = secrets.token_urlsafe(24)
@@ -114,7 +102,7 @@ class ManagedServer:
             environment = self.engine.environment(self.configuration, api_key="")
             self._api_key = api_key.kept(CompileCaches.of(environment).vllm)
         self._server_id = f"{self.run_id}/{uuid.uuid4().hex[:8]}"
-        self._open_supervision()
+        self._open_launch()
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -132,11 +120,12 @@ class ManagedServer:
             try:
                 return self._start_once()
             except PortTaken:
-                port = self._port
+                port = self.launch.port
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(StartPhase(f"port {port} was taken by somebody else; trying another"))
+                line = f"port {port} was taken by somebody else; trying another"
+                self.hooks.notify(StartPhase(line))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()
                 raise
@@ -145,7 +134,7 @@ class ManagedServer:
     def start_rank(self) -> None:
         """Start a part that serves nobody itself, and do not wait for it."""
         self._prepare()
-        self._launch()
+        self._start_process()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
         """Return the fault of another node of the server, or None.
@@ -168,69 +157,49 @@ class ManagedServer:
     @property
     def running(self) -> bool:
         """Whether it was ready, and its main process lives."""
-        return self.endpoint is not None and self.exit_status is None
+        return self.endpoint is not None and self.launch.exit_status is None
 
     def kill(self) -> None:
         """Send SIGKILL to the engine's processes at once: for a machine that is about to wedge.
 
         The supervisor stays, and cleans up; `stop` is still to be called.
         """
-        self._killed_at = time.monotonic()
-        process_tree.send(self._engine_processes(), signal.SIGKILL)
+        self.launch.kill()
 
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
         started = time.monotonic()
-        self._remember_tree()
-        self.look_at_tree()
-        already = self.exit_status
+        launch = self.launch
+        launch.remember_tree()
+        launch.look_at_tree()
+        already = launch.exit_status
         at_work = None
         if already is None and self._memory_before is not None:
             at_work = Memory.now()
-        session = self.supervision.session
-        ended = self.supervision.end(self.limits.stop_s + _SUPERVISOR_STOPS_S)
+        session = launch.supervision.session
+        ended = launch.supervision.end(self.limits.stop_s + _SUPERVISOR_STOPS_S)
         exit_status = already
         if exit_status is None and ended not in (None, 0, -signal.SIGTERM):
             exit_status = ended
         self.endpoint = None
-        survivors = self._end_what_is_left(session)
+        survivors = launch.end_what_is_left(session)
+        self._redact(launch.log)
         returned = self._memory_returned(at_work)
         self.progress = "stopped"
-        port_free = True
-        if self._has_listened:
-            port_free = until(lambda: ports.is_free(self._port), _PORT_FREE_WITHIN_S)
         return StopReport(
             exit_status=exit_status,
             survivors=tuple(survivors),
-            port_free=port_free,
+            port_free=launch.port_is_free(),
             memory=returned,
             seconds=time.monotonic() - started,
-            log=self.log.name,
-            start=self.log.stem,
+            log=launch.log.name,
+            start=launch.log.stem,
             crash=self._crash_at_stop() if already is None else None,
         )
 
-    def _end_what_is_left(self, session: int | None) -> list[process_tree.Survivor]:
-        """End processes that outlived the supervisor, and return those that are still there."""
-
-        def remaining() -> list[psutil.Process]:
-            return process_tree.tree(process_tree.SERVER_ID, self._server_id, session=session)
-
-        def unreaped() -> list[psutil.Process]:
-            return [process for process in self._by_pid.values() if process.is_running()]
-
-        process_tree.end(remaining, polite_s=1.0)
-        self.supervision.remove_scratch()
-        self._redact(self.log)
-        # Orphans of a supervisor that was killed have become our children.
-        process_tree.reap(self._by_pid)
-        # Zombies show no marker.
-        until(lambda: not unreaped(), _REAPED_WITHIN_S)
-        return process_tree.describe([*remaining(), *unreaped()])
-
     def _crash_at_stop(self) -> str | None:
         """Return the signal of which the server died when it was asked to end, or None."""
-        status = self.exit_status
+        status = self.launch.exit_status
         # SIGKILL ends a server that does not end in time, or whose supervisor was killed.
         if status is None or status not in FATAL or status == -signal.SIGKILL:
             return None
@@ -241,102 +210,59 @@ class ManagedServer:
         if log is None or not log.is_file():
             return
         environment = dict(self.configuration.environment)
-        hidden = {self._api_key, *self.other_secrets(), *redaction.secrets_of(environment)}
+        hidden = {self._api_key, *self.hooks.other_secrets(), *redaction.secrets_of(environment)}
         try:
             redaction.redact_file(log, hidden)
         except OSError as error:
-            self.notify(StartPhase(f"{log.name} may show secrets: {error.strerror or error}"))
-
-    def look_at_tree(self) -> list[dict[str, Any]]:
-        """Return the tree as it is now, or as it was last if no process of it lives."""
-        now = process_snapshot.snapshot(self.processes())
-        if now:
-            self.last_tree = now
-        return self.last_tree
-
-    @property
-    def _compiles(self) -> bool:
-        return any(process["name"] in COMPILERS for process in self.look_at_tree())
-
-    @property
-    def known_pids(self) -> set[int]:
-        """The pids of every process that was ever found in the tree."""
-        pids = {*self._by_pid}
-        for entry in (*self.last_tree, *self.exits()):
-            pids.add(entry["pid"])
-        return pids
-
-    def processes(self) -> list[psutil.Process]:
-        """Return the living processes of the server's tree, by pid; the supervisor is first."""
-        members = process_tree.tree(
-            process_tree.SERVER_ID,
-            self._server_id,
-            root=self.supervision.pid,
-            session=self.supervision.session,
-        )
-        return sorted(members, key=lambda process: process.pid)
-
-    def _engine_processes(self) -> list[psutil.Process]:
-        """Return the processes of the tree without the supervisor.
-
-        It takes 1 % of a slow core, which is no work of the server.
-        """
-        supervisor = self.supervision.pid
-        return [process for process in self.processes() if process.pid != supervisor]
+            why = f"{log.name} may show secrets: {error.strerror or error}"
+            self.hooks.notify(StartPhase(why))
 
     def _start_once(self) -> Server:
         started = time.monotonic()
-        self._port = ports.free_port()
-        self._has_listened = False
-        # Each attempt has its own log: the cause is read from one attempt alone.
-        self._open_supervision()
-        self._launch()
+        self._open_launch(ports.free_port())
+        self._start_process()
+        launch = self.launch
         endpoint = Endpoint(
-            f"http://{ports.LOOPBACK}:{self._port}",
+            f"http://{ports.LOOPBACK}:{launch.port}",
             self._api_key,
             self.configuration.served_name,
         )
         self._wait_until_ready(endpoint, started)
         self.endpoint = endpoint
-        self._remember_tree()
-        self.pids_when_ready = frozenset(self._by_pid)
+        launch.note_ready()
         startup_s = time.monotonic() - started
         self.progress = "ready"
-        self.notify(StartPhase(f"ready after {startup_s:.1f} s on port {self._port}", ready=True))
+        line = f"ready after {startup_s:.1f} s on port {launch.port}"
+        self.hooks.notify(StartPhase(line, ready=True))
         return Server(
             endpoint=endpoint,
             managed=True,
             engine=self.engine.name,
             version=None,
-            log=self.log,
+            log=launch.log,
             configuration=self.configuration,
             startup_s=startup_s,
             reader=self.engine.name,
-            compiled=tuple(self._caches.compiled(self._launched_at)),
+            compiled=launch.compiled(),
         )
 
-    def _launch(self) -> None:
+    def _start_process(self) -> None:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment.update(self.added)
-        self._caches = CompileCaches.of(environment)
         environment[process_tree.RUN_ID] = self.run_id
-        environment[process_tree.SERVER_ID] = self._server_id
         environment[process_tree.OWNER] = process_tree.owner()
-        command = self._command()
-        self.launched = time.monotonic()
-        self._launched_at = time.time()
-        self.supervision.launch(command, environment, grace_s=self.limits.stop_s)
+        self.launch.start(self._command(), environment, grace_s=self.limits.stop_s)
 
     def _command(self) -> Sequence[str]:
         if self.rank is None:
-            return self.engine.command(self.configuration, port=self._port)
+            return self.engine.command(self.configuration, port=self.launch.port)
         assert isinstance(self.engine, protocol.Spanning)
-        return self.engine.rank_command(self.configuration, port=self._port, rank=self.rank)
+        return self.engine.rank_command(self.configuration, port=self.launch.port, rank=self.rank)
 
     def _wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
         deadline = started + self.limits.ready_s
         caches_at = started
-        activity = Activity(self.log, self._engine_processes)
+        activity = Activity(self.launch.log, self.launch.engine_processes)
         probe = ReadinessProbe(endpoint)
         probe.start()
         try:
@@ -347,9 +273,10 @@ class ManagedServer:
                 self._note_progress(probe.progress)
                 if time.monotonic() >= caches_at:
                     caches_at = time.monotonic() + _CACHES_EVERY_S
-                    self._note_compilation()
-                if probe.ready and self._listens():
-                    self._has_listened = True
+                    building = self.launch.building()
+                    if building is not None:
+                        self._note_progress(f"building kernels (JIT): {building}")
+                if probe.ready and self.launch.listens():
                     return
                 if time.monotonic() >= deadline:
                     deadline = self._later_deadline(started, deadline)
@@ -363,30 +290,21 @@ class ManagedServer:
 
     def _check_start(self) -> None:
         """Raise the error of a start if the server, or another node of it, has ended."""
-        exit_status = self.exit_status
+        exit_status = self.launch.exit_status
         fault = self.fault(settle_s=0.0 if exit_status is None else _FAULT_SETTLES_S)
         if fault is not None:
             raise fault
         if exit_status is None:
             return
-        cause = failure.classify(self.log, exit_status)
+        log = self.launch.log
+        cause = failure.classify(log, exit_status)
         kind = PortTaken if cause.kind == "port" else ServerExited
         raise kind(
             f"the server ended with status {exit_status} during start-up "
             f"(last progress: {self.progress})",
             cause,
-            self.log,
+            log,
         )
-
-    def _note_compilation(self) -> None:
-        building = self._caches.building(self._launched_at)
-        if building is not None and self._compiles:  # other servers have the same caches
-            self._note_progress(f"building kernels (JIT): {building}")
-
-    def _listens(self) -> bool:
-        """Return whether a process of our tree listens on the port."""
-        listening = {*listeners.listeners(ports.LOOPBACK, self._port)}
-        return not listening.isdisjoint(self.processes())
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """Return when a start that is over its time must be ready.
@@ -397,12 +315,12 @@ class ManagedServer:
         Raises:
             ServerTimedOut: It did not compile for so long, or has had all of a cold start's time.
         """
-        latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
+        latest = self.launch.compiled_at()
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
             later = min(since + self.limits.ready_s, started + self.limits.cold_s)
             if later > time.monotonic():
-                self.on_cold(later - deadline)
+                self.hooks.on_cold(later - deadline)
                 return later
         message = f"the server was not ready within {time.monotonic() - started:.0f} s"
         if latest is not None:
@@ -410,40 +328,13 @@ class ManagedServer:
         raise self._failed(ServerTimedOut, message)
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
-        return kind(f"{what}; last progress: {self.progress}", failure.classify(self.log), self.log)
+        log = self.launch.log
+        return kind(f"{what}; last progress: {self.progress}", failure.classify(log), log)
 
     def _note_progress(self, progress: str | None) -> None:
         if progress is not None and progress != self.progress:
             self.progress = progress
-            self.notify(StartPhase(progress))
-
-    def exits(self) -> list[dict[str, Any]]:
-        """Return how processes of the tree ended so far.
-
-        Returns:
-            One entry each: pid, name, status (negative: a signal; None: its parent has collected
-            it and does not say), monotonic_s (when that was noticed), and by_us: whether our own
-            stop ended it.
-        """
-        entries = self.supervision.exits()
-        for entry in entries:
-            if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:
-                entry["by_us"] = True
-        return entries
-
-    @property
-    def exit_status(self) -> int | None:
-        """Exit status of the engine's main process (negative: a signal); None while it runs."""
-        return self.supervision.exit_status
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether it was asked to end: by the suite, or by the suite's own end."""
-        return self.supervision.was_stopped
-
-    def _remember_tree(self) -> None:
-        for process in self.processes():
-            self._by_pid[process.pid] = process
+            self.hooks.notify(StartPhase(progress))
 
     def _memory_returned(self, at_work: Memory | None, patience_s: float = 10.0) -> Returned:
         """Wait until all system and device memory came back, and return what did not in time."""
@@ -457,13 +348,12 @@ class ManagedServer:
                 return returned
             time.sleep(0.2)
 
-    def _open_supervision(self) -> None:
-        """Choose a log that does not exist yet, and a supervision with it."""
+    def _open_launch(self, port: int = 0) -> None:
+        """Prepare an attempt, with a log that does not exist yet."""
         name = f"server-{self.configuration.name}"
         log = self.directory / f"{name}.log"
         number = 1
         while log.exists():
             number += 1
             log = self.directory / f"{name}-{number}.log"
-        self.log = log
-        self.supervision = Supervision(log)
+        self.launch = Launch(log, self._server_id, port)

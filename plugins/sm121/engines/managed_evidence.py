@@ -19,8 +19,8 @@ def add(
         secrets: Known secrets, which its configuration must not show.
     """
     configuration = managed.configuration
-    evidence.log = managed.log
-    evidence.exit_status = managed.exit_status
+    evidence.log = managed.launch.log
+    evidence.exit_status = managed.launch.exit_status
     evidence.configuration = {
         "name": configuration.name,
         "engine": configuration.engine,

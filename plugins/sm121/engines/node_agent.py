@@ -176,7 +176,7 @@ class _Reporter:
 
     def tell_log(self) -> None:
         while self._sent < _MOST_LOG_BYTES:
-            with self._server.log.open("rb") as log:
+            with self._server.launch.log.open("rb") as log:
                 log.seek(self._sent)
                 piece = log.read(_LOG_PIECE_BYTES)
             if not piece:
@@ -189,9 +189,9 @@ class _Reporter:
         server = self._server
         # In this order: a status without the end of its process would lose the cause, and kernel
         # messages are slow to read.
-        exit_status = server.exit_status
-        exits = server.exits()
-        kernel = kernel_messages.since(server.launched).of_note[-_MOST_LINES:] if exits else []
+        exit_status = server.launch.exit_status
+        exits = server.launch.exits()
+        kernel = kernel_messages.since(server.launch.at).of_note[-_MOST_LINES:] if exits else []
         tell(
             "state",
             {
@@ -213,14 +213,14 @@ class _Reporter:
         if now - self._reached_at > _REACH_EVERY_S:
             self._reached_at = now
             self._unreachable = _why_unreachable(*self._beacon)
-            found = unanswered(server.processes, {self._address_of_rank_0})
+            found = unanswered(server.launch.processes, {self._address_of_rank_0})
             self._unanswered = [str(connection) for connection in found]
-        if now - self._tree_at > _TREE_EVERY_S or server.exits():
+        if now - self._tree_at > _TREE_EVERY_S or server.launch.exits():
             self._tree_at = now
-            self._tree = process_snapshot.snapshot(server.processes())
+            self._tree = process_snapshot.snapshot(server.launch.processes())
         if now - self._nccl_at > _MAPPED_EVERY_S:
             self._nccl_at = now
-            libraries = mapped.nccl(server.processes())
+            libraries = mapped.nccl(server.launch.processes())
             self._nccl = [library.model_dump() for library in libraries]
 
 
@@ -257,7 +257,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     parent.rmdir()
         reporter.tell_log()
-        kernel = kernel_messages.since(server.launched)
+        kernel = kernel_messages.since(server.launch.at)
         lines = [*kernel.no_memory, *kernel.host_faults, *kernel.xids][-_MOST_LINES:]
         tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 

@@ -14,7 +14,7 @@ from sm121.core.server import Server
 from sm121.engines import registry, starting
 from sm121.engines.endings import StopReport
 from sm121.engines.life import ManagedLife
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
 from sm121.engines.ray_cluster import RayServer
 from sm121.engines.server_errors import StartError
 from sm121.engines.spanning import SpanningServer
@@ -117,15 +117,18 @@ class ServerPool:
     def _make(self, configuration: ServerConfiguration) -> ManagedServer:
         span = configuration.span
         kind = ManagedServer if span is None else _LAUNCHERS[span.launcher]
+        hooks = StartHooks(
+            notify=lambda progress: self.notify(configuration.name, progress),
+            other_secrets=self.hidden,
+            on_cold=self.on_cold,
+        )
         return kind(
             configuration,
             registry.engine(configuration.engine),
             self.limits,
             self.directory,
             self.run_id,
-            lambda progress: self.notify(configuration.name, progress),
-            self.hidden,
-            self.on_cold,
+            hooks,
             self.added(configuration),
         )
 
@@ -143,7 +146,7 @@ class ServerPool:
             configuration=configuration.name,
             key=configuration.key,
             startup_s=None,
-            log=managed.log.name,
+            log=managed.launch.log.name,
         )
         if server is not None:
             start.startup_s = server.startup_s
@@ -167,7 +170,7 @@ class ServerPool:
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the server that runs now, or is being started."""
         current = self._starting or self.current
-        return current.processes() if current is not None else []
+        return current.launch.processes() if current is not None else []
 
     def available_elsewhere(self) -> dict[str, int]:
         """Return the free memory of each other node in bytes, by its last report."""

@@ -147,7 +147,7 @@ class RayServer(ManagedServer):
             self.added = {**self.added, **link}
         server = super()._start_once()
         self._note_segments()
-        first = dataclasses.replace(self.nodes[0], log=self.log)
+        first = dataclasses.replace(self.nodes[0], log=self.launch.log)
         return dataclasses.replace(server, nodes=(first, *self.nodes[1:]))
 
     def _note_segments(self) -> None:
@@ -160,7 +160,7 @@ class RayServer(ManagedServer):
         Args:
             settle_s: More than 0 if something is amiss; only then the cluster is asked.
         """
-        if settle_s and self._fault is None and not self.was_stopped:
+        if settle_s and self._fault is None and not self.launch.was_stopped:
             self._fault = self._find_fault()
         return self._fault
 
@@ -177,7 +177,7 @@ class RayServer(ManagedServer):
             how = reasons.get(node.name, lost)
             if how is not None:
                 cause = failure.ended("node", [], node=node, machine=node.name, how=how)
-                return ServerError(f"{node} is lost to the server: {how}", cause, self.log)
+                return ServerError(f"{node} is lost to the server: {how}", cause, self.launch.log)
         return None
 
     def stop(self) -> StopReport:

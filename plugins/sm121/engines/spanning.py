@@ -64,7 +64,7 @@ class SpanningServer(ManagedServer):
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, rank 0 first."""
-        here = Node(0, "this machine", self.log)
+        here = Node(0, "this machine", self.launch.log)
         return (here, *(other.node for other in self.others))
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
@@ -77,9 +77,9 @@ class SpanningServer(ManagedServer):
         return self._fault
 
     def _is_settled(self) -> bool:
-        if self._fault is None and not self.was_stopped:
+        if self._fault is None and not self.launch.was_stopped:
             self._fault = next(self._faults(), None)
-        return self._fault is not None or self.was_stopped
+        return self._fault is not None or self.launch.was_stopped
 
     def stop(self) -> StopReport:
         """Stop rank 0, and then the others. The report names the remains on every node."""
@@ -121,17 +121,17 @@ class SpanningServer(ManagedServer):
         threading.Thread(target=self._watch, daemon=True, name="sm121-nodes").start()
         return server
 
-    def _launch(self) -> None:
+    def _start_process(self) -> None:
         span = self.configuration.span
         assert span is not None
         try:
             host, port = nodes.master(span)
         except UsageError as error:
-            raise self._of_node(Node(0, "this machine"), str(error), self.log) from error
+            raise self._of_node(Node(0, "this machine"), str(error), self.launch.log) from error
         self.rank = Rank(0, span.count, host, port)
         self._bound = node_agent.bound_to(host, self.configuration)
         self.added = {**self.added, **self._bound}
-        super()._launch()
+        super()._start_process()
         self._beacon = socket.create_server((host, 0), backlog=128)
         self._beacon.setblocking(False)
         for rank, command in enumerate(span.commands, 1):
@@ -140,7 +140,7 @@ class SpanningServer(ManagedServer):
     def _start_node(self, rank: int, command: tuple[str, ...]) -> NodeProcess:
         assert self.rank is not None
         assert self._beacon is not None
-        log = self.log.with_name(f"{self.log.stem}-node-{rank}.log")
+        log = self.launch.log.with_name(f"{self.launch.log.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
         added = {name: value for name, value in self.added.items() if name not in self._bound}
         request = node_process.question(
@@ -178,7 +178,7 @@ class SpanningServer(ManagedServer):
         for other in self.others:
             other.say("\n")
         addresses = {other.state.get("address", "") for other in self.others}
-        found = unanswered(self.processes, addresses)
+        found = unanswered(self.launch.processes, addresses)
         before = self._unanswered_since
         self._unanswered_since = {each: before.get(each, now) for each in found}
 
@@ -186,7 +186,7 @@ class SpanningServer(ManagedServer):
         """Yield the faults of all nodes, in the order in which they are judged."""
         now = time.monotonic()
         self._keep_company()
-        ends = [entry["monotonic_s"] for entry in _unwanted_ends(self.exits())]
+        ends = [entry["monotonic_s"] for entry in _unwanted_ends(self.launch.exits())]
         first_here = min(ends, default=math.inf)
         for other in self.others:
             yield from self._faults_of_command(other, now)
@@ -198,7 +198,7 @@ class SpanningServer(ManagedServer):
     def _faults_of_command(self, other: NodeProcess, now: float) -> Iterator[ServerError]:
         """Yield a fault if the command of a node has ended, or is silent."""
         data = nodes.bounds()
-        log = other.node.log or self.log
+        log = other.node.log or self.launch.log
         if other.exit_status is not None:
             how = f"its command ended with {other.exit_status}; last: {other.last_line}"
             yield self._of_node(other.node, how, log)
@@ -218,13 +218,13 @@ class SpanningServer(ManagedServer):
             since = other.since.get(str(entry["pid"]))
             if since is not None and now - since >= patience_s:
                 how = _stopped(entry["name"], entry["pid"], now - since)
-                yield self._of_node(other.node, how, other.node.log or self.log)
+                yield self._of_node(other.node, how, other.node.log or self.launch.log)
 
     def _faults_of_link(self, other: NodeProcess, now: float) -> Iterator[ServerError]:
         """Yield a fault if a node does not reach this machine, or connections have no answer."""
         patience_s = nodes.bounds().unreachable_after_s.value
         state = other.state
-        log = other.node.log or self.log
+        log = other.node.log or self.launch.log
         since = other.since.get("unreachable")
         if since is not None:
             if now - since >= patience_s:
@@ -245,7 +245,7 @@ class SpanningServer(ManagedServer):
     def _faults_of_rank(self, other: NodeProcess, first_here: float) -> Iterator[ServerError]:
         """Yield a fault if the rank of a node ended before rank 0; else it followed rank 0."""
         state = other.state
-        log = other.node.log or self.log
+        log = other.node.log or self.launch.log
         ends = _unwanted_ends(state.get("exits", ()))
         if ends:
             first = max(ends, key=lambda entry: entry["ago_s"])
@@ -258,7 +258,7 @@ class SpanningServer(ManagedServer):
     def _faults_of_rank_0(self, now: float) -> Iterator[ServerError]:
         """Yield a fault for each process of this machine that is stopped by a signal too long."""
         patience_s = nodes.bounds().stopped_after_s.value
-        for process in self._by_pid.values():  # as it was when it was ready
+        for process in self.launch.known:  # as it was when it was ready
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
                     self._stopped_since.pop(process.pid, None)
@@ -266,7 +266,7 @@ class SpanningServer(ManagedServer):
                 since = self._stopped_since.setdefault(process.pid, now)
                 if now - since >= patience_s:
                     how = _stopped(process.name(), process.pid, now - since)
-                    yield self._of_node(self.nodes[0], how, self.log)
+                    yield self._of_node(self.nodes[0], how, self.launch.log)
 
     def _of_node(
         self, node: Node, how: str, log: Path, state: Mapping[str, Any] | None = None

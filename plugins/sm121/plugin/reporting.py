@@ -130,5 +130,5 @@ def _logs(session: Session, item: pytest.Item) -> list[str]:
         return []
     logs = [start.log for start in session.pool.starts[item.stash.get(STARTS, 0) :]]
     if session.pool.latest is not None:
-        logs.append(session.pool.latest.log.name)
+        logs.append(session.pool.latest.launch.log.name)
     return list(dict.fromkeys(logs))

@@ -376,7 +376,7 @@ class Harness(RunRecord):
         file = self.metrics_file(server.log if server.managed else None)
         if not file.exists():
             running = self.pool.current if self.pool is not None else None
-            if server.managed and (running is None or running.log != server.log):
+            if server.managed and (running is None or running.launch.log != server.log):
                 return None
             text = server.endpoint.page("/metrics")
             if text is None:
@@ -455,7 +455,7 @@ class Harness(RunRecord):
             return
         state = life.after_failure() if after_failure else life.state()
         if isinstance(state, Dead):
-            raise ServerDied(state.what, state.cause, life.managed.log)
+            raise ServerDied(state.what, state.cause, life.managed.launch.log)
 
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
         """Check, outside of a test, that the server lives; report its death, and stop its rest.

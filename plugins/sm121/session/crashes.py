@@ -52,8 +52,8 @@ class _Processes:
     def of(cls, managed: ManagedServer | None) -> "_Processes":
         if managed is None:
             return cls(exits=[], tree=[], pids=set())
-        exits = managed.exits()
-        return cls(exits=exits, tree=managed.look_at_tree(), pids=managed.known_pids)
+        exits = managed.launch.exits()
+        return cls(exits=exits, tree=managed.launch.look_at_tree(), pids=managed.launch.known_pids)
 
 
 class CrashDesk:
@@ -208,8 +208,8 @@ class CrashDesk:
         """The kernel's messages since the server's start, or since the session's."""
         session = self._session
         since = session.started
-        if managed is not None and managed.launched:
-            since = managed.launched
+        if managed is not None and managed.launch.at:
+            since = managed.launch.at
         if session.pool is None:
             return kernel_messages.since(since, ())
         return kernel_messages.since(since, session.pool.start_spans)
@@ -264,9 +264,9 @@ class CrashDesk:
         managed = self._managed
         life = self._session.life
         if not isinstance(life, ManagedLife):
-            if managed is None or managed.was_stopped:
+            if managed is None or managed.launch.was_stopped:
                 return False
-            return managed.exit_status is not None
+            return managed.launch.exit_status is not None
         lost = isinstance(error, UnderLoad) and error.kind in _MAY_BE_DYING
         wait_s = 0.0
         if lost or isinstance(error, ServerError | Dead):
@@ -349,7 +349,7 @@ class CrashDesk:
         if isinstance(error, ServerError | Dead):
             return error.cause
         if dead is not None:
-            return classify(dead.log, dead.exit_status)
+            return classify(dead.launch.log, dead.launch.exit_status)
         stopped = []
         for process in tree:
             if process["status"] == "stopped":
@@ -393,7 +393,7 @@ class CrashDesk:
         load = self._session.load
         if load is not None and load.timeline.metrics is not None:
             return load.timeline.metrics
-        file = self._session.metrics_file(managed.log if managed is not None else None)
+        file = self._session.metrics_file(managed.launch.log if managed is not None else None)
         if file.is_file():
             return file.read_text("utf-8", "replace")
         return None

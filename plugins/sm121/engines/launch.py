@@ -1,0 +1,212 @@
+"""One attempt to start a server: its port, its log, its supervisor and its processes."""
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sm121.compilation.caches import COMPILERS, CompileCaches
+from sm121.core.waiting import until
+from sm121.engines import listeners, ports, process_tree
+from sm121.engines.supervision import Supervision
+from sm121.evidence import process_snapshot
+
+_PORT_FREE_WITHIN_S = 5.0
+#: The parent of a worker of Ray is not ours, and may be slow to collect it.
+_REAPED_WITHIN_S = 5.0
+
+
+class Launch:
+    """The processes of one attempt, and what they leave.
+
+    Each attempt has its own log: the cause is read from one attempt alone.
+
+    Args:
+        log: The file of the output, which does not exist yet.
+        mark: The value of `process_tree.SERVER_ID` in the environment of each process.
+        port: The port on which the server will listen; 0 if nobody asks it.
+    """
+
+    def __init__(self, log: Path, mark: str, port: int = 0) -> None:
+        self.log = log
+        self.port = port
+        self.supervision = Supervision(log)
+        #: When the process was started (``time.monotonic``); 0 before.
+        self.at = 0.0
+        #: The tree as it was when it was last looked at.
+        self.last_tree: list[dict[str, Any]] = []
+        #: The processes of the tree when the server was ready.
+        self.pids_when_ready: frozenset[int] = frozenset()
+        self._mark = mark
+        #: `at` as time of day.
+        self._at_time = 0.0
+        #: What it compiles into; None before the start.
+        self._caches: CompileCaches | None = None
+        #: Every process that was ever found in the tree.
+        self._by_pid: dict[int, psutil.Process] = {}
+        #: Whether our own tree has listened. If not, another process may have the port.
+        self._has_listened = False
+        #: When `kill` was called (``time.monotonic``); None before.
+        self._killed_at: float | None = None
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], *, grace_s: float
+    ) -> None:
+        """Start the supervisor, which starts the server.
+
+        Args:
+            command: The command of the server.
+            environment: Variables beside those of this process.
+            grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
+        """
+        self._caches = CompileCaches.of(environment)
+        self.at = time.monotonic()
+        self._at_time = time.time()
+        marked = {**environment, process_tree.SERVER_ID: self._mark}
+        self.supervision.launch(command, marked, grace_s=grace_s)
+
+    @property
+    def exit_status(self) -> int | None:
+        """Exit status of the engine's main process (negative: a signal); None while it runs."""
+        return self.supervision.exit_status
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it was asked to end: by the suite, or by the suite's own end."""
+        return self.supervision.was_stopped
+
+    def exits(self) -> list[dict[str, Any]]:
+        """Return how processes of the tree ended so far.
+
+        Returns:
+            One entry each: pid, name, status (negative: a signal; None: its parent has collected
+            it and does not say), monotonic_s (when that was noticed), and by_us: whether our own
+            stop ended it.
+        """
+        entries = self.supervision.exits()
+        for entry in entries:
+            if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:
+                entry["by_us"] = True
+        return entries
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes of the server's tree, by pid; the supervisor is first."""
+        members = process_tree.tree(
+            process_tree.SERVER_ID,
+            self._mark,
+            root=self.supervision.pid,
+            session=self.supervision.session,
+        )
+        return sorted(members, key=lambda process: process.pid)
+
+    def engine_processes(self) -> list[psutil.Process]:
+        """Return the processes of the tree without the supervisor.
+
+        It takes 1 % of a slow core, which is no work of the server.
+        """
+        supervisor = self.supervision.pid
+        return [process for process in self.processes() if process.pid != supervisor]
+
+    def look_at_tree(self) -> list[dict[str, Any]]:
+        """Return the tree as it is now, or as it was last if no process of it lives."""
+        now = process_snapshot.snapshot(self.processes())
+        if now:
+            self.last_tree = now
+        return self.last_tree
+
+    def remember_tree(self) -> None:
+        """Keep the processes of now as known ones."""
+        for process in self.processes():
+            self._by_pid[process.pid] = process
+
+    def note_ready(self) -> None:
+        """Keep the processes of now as those that the server needs."""
+        self.remember_tree()
+        self.pids_when_ready = frozenset(self._by_pid)
+
+    @property
+    def known(self) -> list[psutil.Process]:
+        """Every process that was kept by `remember_tree`."""
+        return list(self._by_pid.values())
+
+    @property
+    def known_pids(self) -> set[int]:
+        """The pids of every process that was ever found in the tree."""
+        pids = {*self._by_pid}
+        for entry in (*self.last_tree, *self.exits()):
+            pids.add(entry["pid"])
+        return pids
+
+    def listens(self) -> bool:
+        """Return whether a process of the tree listens on the port."""
+        listening = {*listeners.listeners(ports.LOOPBACK, self.port)}
+        if not listening.isdisjoint(self.processes()):
+            self._has_listened = True
+            return True
+        return False
+
+    @property
+    def _compiles(self) -> bool:
+        return any(process["name"] in COMPILERS for process in self.look_at_tree())
+
+    def building(self) -> str | None:
+        """Return what is being compiled, for people; None if no compiler runs."""
+        if self._caches is None:
+            return None
+        building = self._caches.building(self._at_time)
+        if building is not None and self._compiles:  # other servers have the same caches
+            return building
+        return None
+
+    def compiled_at(self) -> float | None:
+        """Return when the last file was compiled.
+
+        Returns:
+            The time in seconds since 1970: now, while a compiler runs. None: nothing was compiled.
+        """
+        if self._compiles:
+            return time.time()
+        if self._caches is None:
+            return None
+        return self._caches.latest(self._at_time)
+
+    def compiled(self) -> tuple[str, ...]:
+        """Return the kernels that it compiled, a line for each cache; empty: they were warm."""
+        if self._caches is None:
+            return ()
+        return tuple(self._caches.compiled(self._at_time))
+
+    def kill(self) -> None:
+        """Send SIGKILL to the engine's processes at once. The supervisor stays, and cleans up."""
+        self._killed_at = time.monotonic()
+        process_tree.send(self.engine_processes(), signal.SIGKILL)
+
+    def end_what_is_left(self, session: int | None) -> list[process_tree.Survivor]:
+        """End processes that outlived the supervisor, and return those that are still there.
+
+        Args:
+            session: The session of the server, as it was before the supervisor ended.
+        """
+
+        def remaining() -> list[psutil.Process]:
+            return process_tree.tree(process_tree.SERVER_ID, self._mark, session=session)
+
+        def unreaped() -> list[psutil.Process]:
+            return [process for process in self._by_pid.values() if process.is_running()]
+
+        process_tree.end(remaining, polite_s=1.0)
+        self.supervision.remove_scratch()
+        # Orphans of a supervisor that was killed have become our children.
+        process_tree.reap(self._by_pid)
+        # Zombies show no marker.
+        until(lambda: not unreaped(), _REAPED_WITHIN_S)
+        return process_tree.describe([*remaining(), *unreaped()])
+
+    def port_is_free(self) -> bool:
+        """Return whether the port is free again; it has some seconds to be."""
+        if not self._has_listened:
+            return True
+        return until(lambda: ports.is_free(self.port), _PORT_FREE_WITHIN_S)
