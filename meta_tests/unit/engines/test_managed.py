@@ -137,8 +137,8 @@ def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, st
 def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     server = make("exit-0", ready=60.0)
     text, kind, seconds = failed_start(server, ServerExited)
-    # The fault server lives for one second, and needs some tenths to come up.
-    assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
+    # The fault server lives for one second, and needs some to come up on a busy machine.
+    assert seconds < 1.0 + 6.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
     assert "status 0" in text and kind == "engine_dead" and str(server.launch.log) in text, text
     text, kind, _ = failed_start(make("exit-oom"), ServerExited)
     assert "out of memory" in text and kind == "oom", text
