@@ -42,7 +42,7 @@ def _is_slow(case: Case) -> bool:
 
 def _case(case: Case) -> object:
     slow = _is_slow(case)
-    name = f"{case.item.split()[0]}-{case.name}"
+    name = f"{case.module}-{case.item.split()[0]}-{case.name}"
     return pytest.param(case, id=name, marks=[pytest.mark.slow] * slow)
 
 

@@ -5,7 +5,7 @@ must not pass, ``clean`` the same without the fault."""
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ class Case:
     """One way to a false green. `item`: what the catalogue lists it under, as "1 Tokens with the
     first chunk"; `name`: the variant, in a few words; `fault`: does it; must not be green; `clean`:
     the same without the fault; must be green; `slow`: it takes more than about ten seconds; left to
-    ``make catalogues``; `expected`: a part of what must be said."""
+    ``make catalogues``; `expected`: a part of what must be said; `module`: the module that has the
+    case, which `cases` fills in."""
 
     item: str
     name: str
@@ -57,11 +58,14 @@ class Case:
     clean: Callable[[Kit], Outcome]
     expected: str
     slow: bool = False
+    module: str = ""
 
 
 def cases() -> Iterator[Case]:
     """All of them, by item."""
     modules = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("__")]
-    loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules]
-    every = [case for module in loaded for case in module.CASES]
+    every: list[Case] = []
+    for name in modules:
+        module = importlib.import_module(f"{__name__}.{name}")
+        every += [replace(case, module=name) for case in module.CASES]
     return iter(sorted(every, key=lambda case: (int(case.item.split()[0]), case.item)))
