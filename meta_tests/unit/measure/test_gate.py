@@ -210,7 +210,7 @@ def test_a_time_is_decided_by_its_rounds(metric, samples, rounds, verdict):
     at_most = 300 if metric == "startup_s" else 1000
     chosen = Gate(metric=metric, unit="ms", at_most=at_most, source="the plan")
     decision = gate.decide(samples, chosen, maximum_rounds=rounds)
-    assert (decision and decision.verdict.value) == verdict
+    assert (decision and decision.verdict.value) == verdict, decision and decision.reason
     assert len(samples) > 1 or decision.estimate.ci_low is None
 
 
@@ -233,7 +233,7 @@ def tail(samples, bound=None):
 def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
     """--percentiles goes on up to its bound."""
     decision = tail([500.0] * within + [value] * (beyond or 0), bound)
-    assert (decision and decision.verdict.value) == verdict
+    assert (decision and decision.verdict.value) == verdict, decision and decision.reason
 
 
 def test_a_tail_says_what_its_requests_can_show():
