@@ -444,7 +444,10 @@ def inability(item: pytest.Item, profile: Profile | None) -> str | None:
         return None
     (name,) = marker.args
     if name not in get_args(Ability):
-        raise pytest.UsageError(f"{item.nodeid}: ability({name!r}): expected {get_args(Ability)}")
+        raise pytest.UsageError(
+            f"{item.nodeid}: ability({name!r}): expected an ability of a model, one of "
+            f"{', '.join(get_args(Ability))}. For one of an engine call api.capabilities.require"
+        )
     reason = profile.correctness.cannot.get(name)
     if reason:
         return f"profile {profile.name}: {name}: {reason}"
