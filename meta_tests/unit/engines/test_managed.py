@@ -209,7 +209,7 @@ def test_a_start_over_its_time_goes_on_while_it_compiles(
     server = make("none", ready=4.0, cold=60.0)
     server.launch.log.touch()
     latest = None if since_file_s is None else time.time() - since_file_s
-    server.launch._caches = SimpleNamespace(latest=lambda _since: latest)
+    server.launch.compilation = SimpleNamespace(latest=lambda: latest)
     now = time.monotonic()
     if granted_s is not None:
         later = server._later_deadline(now - since_start_s, now)

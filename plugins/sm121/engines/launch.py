@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,48 @@ from sm121.evidence import process_snapshot
 _PORT_FREE_WITHIN_S = 5.0
 #: The parent of a worker of Ray is not ours, and may be slow to collect it.
 _REAPED_WITHIN_S = 5.0
+
+
+class StartCompilation:
+    """What a server compiles while it starts.
+
+    Args:
+        caches: What it compiles into. Other servers may have the same caches.
+        since: When it was started, in seconds since 1970.
+        tree: Returns the processes of its tree.
+    """
+
+    def __init__(
+        self, caches: CompileCaches, since: float, tree: Callable[[], list[dict[str, Any]]]
+    ) -> None:
+        self._caches = caches
+        self._since = since
+        self._tree = tree
+
+    @property
+    def _runs(self) -> bool:
+        return any(process["name"] in COMPILERS for process in self._tree())
+
+    def building(self) -> str | None:
+        """Return what is being compiled, for people; None if no compiler runs."""
+        building = self._caches.building(self._since)
+        if building is not None and self._runs:
+            return building
+        return None
+
+    def latest(self) -> float | None:
+        """Return when the last file was compiled.
+
+        Returns:
+            The time in seconds since 1970: now, while a compiler runs. None: nothing was compiled.
+        """
+        if self._runs:
+            return time.time()
+        return self._caches.latest(self._since)
+
+    def compiled(self) -> tuple[str, ...]:
+        """Return the kernels that it compiled, a line for each cache; empty: they were warm."""
+        return tuple(self._caches.compiled(self._since))
 
 
 class Launch:
@@ -41,10 +83,8 @@ class Launch:
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
         self._mark = mark
-        #: `at` as time of day.
-        self._at_time = 0.0
-        #: What it compiles into; None before the start.
-        self._caches: CompileCaches | None = None
+        #: What it compiles; None before the start.
+        self.compilation: StartCompilation | None = None
         #: Every process that was ever found in the tree.
         self._by_pid: dict[int, psutil.Process] = {}
         #: Whether our own tree has listened. If not, another process may have the port.
@@ -62,9 +102,9 @@ class Launch:
             environment: Variables beside those of this process.
             grace_s: Seconds that the server gets between SIGTERM and SIGKILL.
         """
-        self._caches = CompileCaches.of(environment)
         self.at = time.monotonic()
-        self._at_time = time.time()
+        caches = CompileCaches.of(environment)
+        self.compilation = StartCompilation(caches, time.time(), self.look_at_tree)
         marked = {**environment, process_tree.SERVER_ID: self._mark}
         self.supervision.launch(command, marked, grace_s=grace_s)
 
@@ -147,37 +187,6 @@ class Launch:
             self._has_listened = True
             return True
         return False
-
-    @property
-    def _compiles(self) -> bool:
-        return any(process["name"] in COMPILERS for process in self.look_at_tree())
-
-    def building(self) -> str | None:
-        """Return what is being compiled, for people; None if no compiler runs."""
-        if self._caches is None:
-            return None
-        building = self._caches.building(self._at_time)
-        if building is not None and self._compiles:  # other servers have the same caches
-            return building
-        return None
-
-    def compiled_at(self) -> float | None:
-        """Return when the last file was compiled.
-
-        Returns:
-            The time in seconds since 1970: now, while a compiler runs. None: nothing was compiled.
-        """
-        if self._compiles:
-            return time.time()
-        if self._caches is None:
-            return None
-        return self._caches.latest(self._at_time)
-
-    def compiled(self) -> tuple[str, ...]:
-        """Return the kernels that it compiled, a line for each cache; empty: they were warm."""
-        if self._caches is None:
-            return ()
-        return tuple(self._caches.compiled(self._at_time))
 
     def kill(self) -> None:
         """Send SIGKILL to the engine's processes at once. The supervisor stays, and cleans up."""

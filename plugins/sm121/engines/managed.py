@@ -15,7 +15,7 @@ from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.engines import api_key, ports, process_tree, protocol
 from sm121.engines.endings import FATAL, StopReport
-from sm121.engines.launch import Launch
+from sm121.engines.launch import Launch, StartCompilation
 from sm121.engines.memory import Memory, Returned
 from sm121.engines.server_errors import (
     PortTaken,
@@ -243,7 +243,7 @@ class ManagedServer:
             configuration=self.configuration,
             startup_s=startup_s,
             reader=self.engine.name,
-            compiled=launch.compiled(),
+            compiled=self._compilation.compiled(),
         )
 
     def _start_process(self) -> None:
@@ -273,7 +273,7 @@ class ManagedServer:
                 self._note_progress(probe.progress)
                 if time.monotonic() >= caches_at:
                     caches_at = time.monotonic() + _CACHES_EVERY_S
-                    building = self.launch.building()
+                    building = self._compilation.building()
                     if building is not None:
                         self._note_progress(f"building kernels (JIT): {building}")
                 if probe.ready and self.launch.listens():
@@ -287,6 +287,12 @@ class ManagedServer:
                 time.sleep(_POLL_S)
         finally:
             probe.cancelled.set()
+
+    @property
+    def _compilation(self) -> StartCompilation:
+        compilation = self.launch.compilation
+        assert compilation is not None, "it was started"
+        return compilation
 
     def _check_start(self) -> None:
         """Raise the error of a start if the server, or another node of it, has ended."""
@@ -315,7 +321,7 @@ class ManagedServer:
         Raises:
             ServerTimedOut: It did not compile for so long, or has had all of a cold start's time.
         """
-        latest = self.launch.compiled_at()
+        latest = self._compilation.latest()
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
             later = min(since + self.limits.ready_s, started + self.limits.cold_s)
