@@ -290,10 +290,17 @@ def test_workers_are_not_compared_with_stored_gates(stored):
     assert refusal == f"{COMPARE}: no time is measured while other workers run. Leave out -n"
 
 
-def test_without_benchmarks_no_gate_is_judged(project):
-    ended = project.run("--benchmark-disable")
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        pytest.param("--benchmark-disable", "times nothing", id="disabled"),
+        pytest.param("--benchmark-skip", "measures nothing", id="skipped"),
+    ],
+)
+def test_without_benchmarks_no_gate_is_judged(project, option, why):
+    ended = project.run(option)
     assert ended.status == 5, ended.output
-    assert "NOT_RUN: 2 tests with gates: --benchmark-disable times nothing" in ended.output
+    assert f"NOT_RUN: 2 tests with gates: {option} {why}" in ended.output
 
 
 def test_a_gate_by_its_name_is_not_compared_with_nothing(project):

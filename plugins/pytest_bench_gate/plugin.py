@@ -80,6 +80,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
+@pytest.hookimpl(tryfirst=True)  # before the mark of --benchmark-skip, so that the run counts it
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test whose gate cannot be judged here."""
     if _has_gate(item):
