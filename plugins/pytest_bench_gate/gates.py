@@ -1,6 +1,8 @@
 """The fixture `gate`: what a test calls."""
 
-from collections.abc import Iterable
+import math
+import sys
+from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from typing import Any, Literal, NoReturn, TypeGuard
 
@@ -71,7 +73,7 @@ class Gate:
         higher = self._direction(metric, minimum, maximum, better)
         if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
             _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
-        shown_unit = unit or ""
+        shown_unit = _text_of(metric, unit)
         if samples is None and per_round is None:
             shown_unit = unit or "s"
             rounds = self._times(metric, shown_unit, higher)
@@ -80,11 +82,9 @@ class Gate:
         else:
             if per_round is not None:
                 _refuse(metric, "samples or per_round", "both")
-            rounds = self._numbers(metric, samples)
+            rounds = self._numbers(metric, samples, higher)
             self.has_samples = True
-        limit: Limit | None = None
-        if minimum is not None or maximum is not None:
-            limit = Limit(metric, shown_unit, minimum=minimum, at_most=maximum)
+        limit = _limit(metric, shown_unit, minimum, maximum)
         judged = self._judge(metric, shown_unit, higher, rounds, limit, worse_by)
         self._run.judged[metric] = judged
         entry = storing.described(judged, self._run.asked)
@@ -145,25 +145,35 @@ class Gate:
             if better not in ("higher", "lower"):
                 _refuse(metric, "minimum, maximum, or better='higher' or 'lower'", repr(better))
             return better == "higher"
-        if not _is_number(limit) or not 0.0 < limit < float("inf"):
+        if not _is_number(limit) or not 0.0 < limit <= sys.float_info.max:
             _refuse(metric, "a positive number as its limit", repr(limit))
         higher = minimum is not None
         if better is not None and (better == "higher") != higher:
             _refuse(metric, "a minimum if higher is better, a maximum if lower is", repr(better))
         return higher
 
-    def _numbers(self, metric: str, samples: Iterable[Any]) -> Samples:
-        if isinstance(samples, str):
+    def _numbers(self, metric: str, samples: Iterable[Any], higher: bool) -> Samples:
+        if isinstance(samples, str | bytes):
             _refuse(metric, "numbers as samples", repr(samples))
+        if isinstance(samples, Set | Mapping):
+            _refuse(metric, "samples in the order of measuring", f"a {type(samples).__name__}")
+        wrong: Exception | None = None
+        values: list[float] = []
         try:
             values = [float(sample) for sample in samples]
-        except (TypeError, ValueError) as error:
-            _refuse(metric, "numbers as samples", str(error))
+        except (TypeError, ValueError, OverflowError) as error:
+            wrong = error
+        if wrong is not None:  # out of the block, else pytest shows both errors
+            _refuse(metric, "numbers as samples", str(wrong))
         if not values:
             _refuse(metric, "at least one sample", "none")
         for value in values:
             if not value >= 0.0:
                 _refuse(metric, "samples of 0 or more", repr(value))
+        if higher and math.inf in values:
+            _refuse(metric, "finite samples, as higher is better", "inf")
+        if not higher and not any(values):
+            _refuse(metric, "a sample above 0, as lower is better", "only 0")
         return Samples(values)
 
     def _times(self, metric: str, unit: str, higher: bool) -> Samples:
@@ -173,6 +183,8 @@ class Gate:
         if unit not in storing.SECONDS:
             _refuse(metric, f"{', '.join(storing.SECONDS)} as the unit of a time", repr(unit))
         seconds = self._seconds(metric)
+        if not any(seconds):
+            _refuse(metric, "rounds that take time", "0 s")
         return Samples.of_benchmark([each / storing.SECONDS[unit] for each in seconds])
 
     def _rates(self, metric: str, per_round: float | None, higher: bool) -> Samples:
@@ -195,8 +207,26 @@ class Gate:
         return list(stats.stats.data)
 
 
+def _text_of(metric: str, unit: object) -> str:
+    """Return the unit as it is shown; empty for None."""
+    if unit is None:
+        return ""
+    if not isinstance(unit, str) or printable(unit) != unit:
+        _refuse(metric, "a unit of printable characters", repr(unit))
+    return unit
+
+
+def _limit(metric: str, unit: str, minimum: float | None, maximum: float | None) -> Limit | None:
+    """Return the limit; None if the metric is only compared."""
+    if minimum is not None:
+        return Limit(metric, unit, minimum=float(minimum))
+    if maximum is not None:
+        return Limit(metric, unit, at_most=float(maximum))
+    return None
+
+
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real)  # of numpy, too
+    return isinstance(value, Real) and not isinstance(value, bool)  # of numpy, too
 
 
 def _refuse(metric: object, expected: str, got: str) -> NoReturn:

@@ -53,6 +53,14 @@ def timed(run: GateRun, rounds: list[float], has_error: bool = False) -> Gate:
         pytest.param({"samples": [-1.0], "minimum": 1}, "0 or more, got -1.0", id="negative"),
         pytest.param({"samples": ["x"], "minimum": 1}, "numbers as samples", id="a-text"),
         pytest.param({"samples": "5555", "minimum": 1}, "got '5555'", id="digits"),
+        pytest.param({"samples": b"5555", "minimum": 1}, "got b'5555'", id="bytes"),
+        pytest.param({"samples": {1.0, 2.0}, "minimum": 1}, "order of measuring", id="a-set"),
+        pytest.param({"samples": {1.0: 2.0}, "minimum": 1}, "got a dict", id="a-dict"),
+        pytest.param({"samples": [10**400], "minimum": 1}, "numbers as samples", id="too-large"),
+        pytest.param(
+            {"samples": [60.0, math.inf], "minimum": 1}, "finite samples", id="infinite-rate"
+        ),
+        pytest.param({"samples": [0.0] * 40, "maximum": 1}, "got only 0", id="no-time-at-all"),
         pytest.param({"samples": 5.0, "minimum": 1}, "numbers as samples", id="not-a-series"),
         pytest.param(
             {"samples": STEADY, "minimum": 70, "maximum": 50}, "got both, 70 and 50", id="both"
@@ -62,6 +70,15 @@ def timed(run: GateRun, rounds: list[float], has_error: bool = False) -> Gate:
         pytest.param({"samples": STEADY, "minimum": 0}, "a positive number", id="zero"),
         pytest.param({"samples": STEADY, "minimum": "52"}, "got '52'", id="a-limit-in-quotes"),
         pytest.param({"samples": STEADY, "maximum": math.inf}, "got inf", id="infinite"),
+        pytest.param({"samples": STEADY, "maximum": 10**400}, "a positive number", id="huge"),
+        pytest.param({"samples": STEADY, "minimum": True}, "got True", id="a-truth-value"),
+        pytest.param({"samples": STEADY, "minimum": 1, "unit": 5}, "a unit of", id="unit-number"),
+        pytest.param(
+            {"samples": STEADY, "minimum": 1, "unit": ["s"]}, "a unit of", id="unit-in-a-list"
+        ),
+        pytest.param(
+            {"samples": STEADY, "minimum": 1, "unit": "tok\n/s"}, "a unit of", id="unit-lines"
+        ),
         pytest.param(
             {"samples": STEADY, "minimum": 1, "better": "lower"}, "got 'lower'", id="contradiction"
         ),
@@ -81,6 +98,7 @@ def test_a_wrong_call_is_one_line(gate, run, arguments, expected):
         gate("metric", **arguments)
     assert expected in failed.value.msg and "\n" not in failed.value.msg
     assert not failed.value.pytrace and not run.judged
+    assert failed.value.__context__ is None, "pytest would show it, too"
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", 5])
@@ -141,6 +159,11 @@ def test_a_limit_may_be_a_number_of_numpy(gate):
     )
 
 
+def test_a_limit_may_be_a_fraction_and_is_shown(gate, run):
+    gate("metric", STEADY, minimum=Fraction(52))
+    assert run.judged["metric"].row.required == "at least 52"
+
+
 def test_failed_requests_pass_nothing(gate, run):
     with pytest.raises(Unmet):
         gate("time", [math.inf] * 40, maximum=70)
@@ -158,6 +181,8 @@ def test_the_rounds_of_a_benchmark_are_judged_in_its_unit(run):
         timed(run, [0.0] * 40)("no_time", minimum=52, per_round=32)
     with pytest.raises(pytest.fail.Exception, match="or a call of benchmark before it"):
         timed(run, [0.01] * 40, has_error=True)("broken", maximum=1)
+    with pytest.raises(pytest.fail.Exception, match="rounds that take time, got 0 s"):
+        timed(run, [0.0] * 40)("standing clock", maximum=1)
     again = timed(run, [0.01] * 40)
     again("first", maximum=1)
     with pytest.raises(pytest.fail.Exception, match="one gate on the rounds"):
