@@ -180,6 +180,11 @@ class Servers:
         return None
 
     def _look_at(self, life: Life, *, test_failed: bool) -> ServerFailed | None:
+        """Look at one server. The time limit of the test does not run: a look may take longer."""
+        with self._timer.stopped():
+            return self._fault_of(life, test_failed=test_failed)
+
+    def _fault_of(self, life: Life, *, test_failed: bool) -> ServerFailed | None:
         if life.accounted:
             return self._still_dead(life)
         state = life.state()

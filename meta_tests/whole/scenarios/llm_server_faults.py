@@ -55,6 +55,7 @@ def test_dies_in_a_block_of_the_test(llm_server_factory):
         ask(server, "die")
 
 
+@pytest.mark.timeout(3)  # the request for a token takes longer
 def test_hangs_in_the_test(llm_server_factory):
     with llm_server_factory("hanging", ["--fault", "obeys"]) as server:
         ask(server, "hang")
