@@ -1,7 +1,8 @@
 """Starts the servers of the fixtures."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -60,6 +61,12 @@ class LlmServerFactory:
         asked = self._run.servers().asked
         if asked.base_url is not None:
             pytest.skip(f"needs a server of its own; the run uses {asked.base_url}")
+        arguments = _texts(arguments)
+        environment = environment or {}
+        _refuse_environment(environment)
+        if ready_within_s is None:
+            ready_within_s = asked.ready_within_s
+        _refuse_seconds(ready_within_s)
         self._run.make_room()
         if model is None:
             model = asked.model
@@ -67,9 +74,9 @@ class LlmServerFactory:
         return self._started(
             model,
             arguments,
-            environment or {},
+            environment,
             engine or asked.engine,
-            ready_within_s or asked.ready_within_s,
+            ready_within_s,
         )
 
     def of_the_run(self) -> AbstractContextManager[LlmServer]:
@@ -107,3 +114,34 @@ class LlmServerFactory:
             ready_within_s=ready_within_s,
         )
         return self._run.servers().started(start, self._folder)
+
+
+def _texts(arguments: Iterable[object]) -> tuple[str, ...]:
+    """Return the arguments of an engine, which are all texts."""
+    __tracebackhide__ = True
+    texts: list[str] = []
+    if isinstance(arguments, Iterable) and not isinstance(arguments, str):
+        for each in arguments:
+            if not isinstance(each, str):
+                raise ServerFailed(f"arguments: expected a list of texts, got {each!r} in it")
+            texts.append(each)
+        return tuple(texts)
+    raise ServerFailed(f'arguments: expected a list such as ["--seed", "0"], got {arguments!r}')
+
+
+def _refuse_environment(environment: object) -> None:
+    """Refuse what is no mapping of texts. A value may be a secret, and is not shown."""
+    __tracebackhide__ = True
+    if not isinstance(environment, Mapping):
+        kind = type(environment).__name__
+        raise ServerFailed(f"environment: expected a mapping of texts, got a {kind}")
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            kind = type(value).__name__
+            raise ServerFailed(f"environment: expected texts, got a value of type {kind} of {name}")
+
+
+def _refuse_seconds(seconds: object) -> None:
+    __tracebackhide__ = True
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ServerFailed(f"ready_within_s: expected seconds above 0, got {seconds!r}")

@@ -80,3 +80,27 @@ def test_a_start_without_a_model_says_what_to_give(tmp_path):
     run = SimpleNamespace(servers=lambda: SimpleNamespace(asked=asked))
     with pytest.raises(ServerFailed, match="expected a model: give --llm-model MODEL"):
         LlmServerFactory(run, tmp_path).of_the_run()
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        pytest.param({"arguments": "--seed 0"}, "got '--seed 0'", id="one-text"),
+        pytest.param({"arguments": ["--seed", 0]}, "got 0 in it", id="a-number-among-texts"),
+        pytest.param({"arguments": None}, "arguments: expected a list", id="no-list"),
+        pytest.param({"environment": {"A": 1}}, "of type int of A", id="a-number-as-variable"),
+        pytest.param({"environment": ["A=1"]}, "got a list", id="variables-in-a-list"),
+        pytest.param({"ready_within_s": 0}, "above 0, got 0", id="no-time"),
+        pytest.param({"ready_within_s": float("nan")}, "above 0, got nan", id="not-a-number"),
+        pytest.param({"ready_within_s": "30"}, "above 0, got '30'", id="a-text-as-time"),
+    ],
+)
+def test_a_wrong_call_of_the_factory_is_one_line(tmp_path, call, expected):
+    asked = options.read(configuration(llm_model="m"))
+    servers = SimpleNamespace(asked=asked, started=lambda *_: "started")
+    run = SimpleNamespace(servers=lambda: servers, make_room=lambda: None)
+    factory = LlmServerFactory(run, tmp_path)
+    assert factory(arguments=["--seed", "0"], environment={"A": "1"}) == "started"
+    with pytest.raises(ServerFailed) as failed:
+        factory(**call)
+    assert expected in str(failed.value) and "\n" not in str(failed.value)
