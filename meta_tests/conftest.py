@@ -27,7 +27,12 @@ from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
 
 #: Projects of their own: `test_downstream*.py` run them.
-collect_ignore = ["whole/downstream", "whole/downstream_gpu_arch", "whole/downstream_llm_server"]
+collect_ignore = [
+    "whole/downstream",
+    "whole/downstream_bench_gate",
+    "whole/downstream_gpu_arch",
+    "whole/downstream_llm_server",
+]
 #: Leaves out what needs torch, where it cannot be installed.
 LIGHT = "SM121_META_LIGHT" in os.environ
 
