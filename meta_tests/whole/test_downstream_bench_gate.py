@@ -22,6 +22,8 @@ COMPARE = "--benchmark-compare"
 SAVE = "--benchmark-autosave"
 TESTS = "test_our_rates.py"
 RATE = f"{TESTS}::test_decoding_is_fast_enough"
+#: hypothesis takes half of the time of a run, to import itself at its end.
+WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 #: 10 % below the level of what is stored, and above the minimum.
 SLOWER = "54"
 
@@ -60,7 +62,7 @@ class Theirs:
         }
         output = self.folder / "output.txt"
         begun = self._begin(
-            ["-p", "no:cacheprovider", "--benchmark-timer=our_server.clock", *arguments],
+            [*WITHOUT, "--benchmark-timer=our_server.clock", *arguments],
             output, inherited | {"OUR_LEVEL": level}, folder=self.folder,
         )  # fmt: skip
         return Ended(begun.wait(120.0), output.read_text("utf-8"))
