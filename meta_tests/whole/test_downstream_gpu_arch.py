@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -28,12 +30,38 @@ def project(tmp_path):
     return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=made_by_running))
 
 
-def run(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments],
-        cwd=project, env=variables | more, capture_output=True, text=True, timeout=120,
+@dataclass
+class Ended:
+    """A run that has ended, with both of its streams in one."""
+
+    returncode: int
+    stdout: str
+
+
+@pytest.fixture
+def run(project, warm_pytest) -> Callable[..., Ended]:
+    """Run pytest in the project: a fork of a warm process, but for workers and variables."""
+
+    def run(*arguments: str, **more: str) -> Ended:
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "GITHUB_"))
+        }
+        options = ["-p", "no:cacheprovider", "-rs", *arguments]
+        if "-n" in arguments or more:
+            return in_a_new_interpreter(project, options, inherited | more)
+        output = project / "output.txt"
+        begun = warm_pytest().start(options, output, inherited, folder=project)
+        return Ended(begun.wait(120.0), output.read_text("utf-8"))
+
+    return run
+
+
+def in_a_new_interpreter(project: Path, options: list[str], variables: dict[str, str]) -> Ended:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=project, env=variables,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
+    return Ended(done.returncode, done.stdout)
 
 
 def counts(output: str) -> dict[str, int]:
@@ -47,9 +75,9 @@ def test_the_entry_point_is_installed():
     assert [point.name for point in points] == ["pytest_gpu_arch"]
 
 
-def test_a_marked_test_is_skipped_with_its_reason_and_the_others_run(project):
-    done = run(project, "--strict-markers", "-W", "error")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_a_marked_test_is_skipped_with_its_reason_and_the_others_run(project, run):
+    done = run("--strict-markers", "-W", "error")
+    assert done.returncode == 0, done.stdout
     assert counts(done.stdout) == {"passed": 2, "skipped": 2}
     assert NEEDS in done.stdout and "needs a GPU; this machine is cpu" in done.stdout
     assert "NOT_RUN" not in done.stdout
@@ -75,35 +103,35 @@ def test_a_marked_test_is_skipped_with_its_reason_and_the_others_run(project):
         ),
     ],
 )
-def test_an_architecture_that_is_not_here_ends_with_5_and_one_line(project, arguments, expected):
-    done = run(project, *arguments)
-    assert done.returncode == 5, done.stdout + done.stderr
+def test_an_architecture_that_is_not_here_ends_with_5_and_one_line(run, arguments, expected):
+    done = run(*arguments)
+    assert done.returncode == 5, done.stdout
     assert counts(done.stdout) == expected
     assert done.stdout.count("NOT_RUN") == 1 and NOT_RUN in done.stdout
     assert NEEDS in done.stdout
 
 
-def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(project):
-    done = run(project, "-m", "sm90")
-    assert done.returncode == 5, done.stdout + done.stderr
+def test_an_architecture_that_no_test_names_ends_with_5_and_one_line(run):
+    done = run("-m", "sm90")
+    assert done.returncode == 5, done.stdout
     assert "NOT_RUN: sm90 was asked for; this machine is cpu" in done.stdout
 
 
-def test_what_is_here_runs_and_keeps_the_status(project):
+def test_what_is_here_runs_and_keeps_the_status(run):
     for arguments in (["--arch", "cpu"], ["-m", "cpu"], ["-m", "not sm121"]):
-        done = run(project, *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = run(*arguments)
+        assert done.returncode == 0, done.stdout
         assert "NOT_RUN" not in done.stdout and counts(done.stdout)["passed"] >= 1
 
 
-def test_it_alone_works_without_the_entry_points(project):
+def test_it_alone_works_without_the_entry_points(run):
     variable = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    done = run(project, "-p", "pytest_gpu_arch", "-m", "sm121", **variable)
-    assert done.returncode == 5 and NOT_RUN in done.stdout, done.stdout + done.stderr
-    assert run(project, "--arch", "cpu", **variable).returncode == 4, "it is not loaded"
+    done = run("-p", "pytest_gpu_arch", "-m", "sm121", **variable)
+    assert done.returncode == 5 and NOT_RUN in done.stdout, done.stdout
+    assert run("--arch", "cpu", **variable).returncode == 4, "it is not loaded"
 
 
-def test_it_loads_nothing_of_the_suite(project):
+def test_it_loads_nothing_of_the_suite(project, run):
     (project / "test_imports.py").write_text(
         "import sys\n\ndef test_it():\n"
         "    loaded = {name.partition('.')[0] for name in sys.modules}\n"
@@ -111,69 +139,70 @@ def test_it_loads_nothing_of_the_suite(project):
         "    assert {name for name in sys.modules if name.startswith('sm121')} <= "
         "{'sm121', 'sm121.entry_point'}\n"
     )
-    done = run(project, "test_imports.py")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run("test_imports.py", COLD="1")
+    assert done.returncode == 0, done.stdout
 
 
-def test_a_failed_test_keeps_status_1(project):
+def test_a_failed_test_keeps_status_1(project, run):
     (project / "test_fails.py").write_text("def test_it():\n    assert False\n")
-    done = run(project, "--arch", "sm121")
-    assert done.returncode == 1 and NOT_RUN in done.stdout, done.stdout + done.stderr
+    done = run("--arch", "sm121")
+    assert done.returncode == 1 and NOT_RUN in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("option", ["--collect-only", "--fixtures"])
-def test_what_only_shows_something_has_no_verdict(project, option):
-    done = run(project, "--arch", "sm121", option)
-    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout + done.stderr
+def test_what_only_shows_something_has_no_verdict(run, option):
+    done = run("--arch", "sm121", option)
+    assert done.returncode == 0 and "NOT_RUN" not in done.stdout, done.stdout
 
 
-def test_a_wrong_name_is_one_line(project):
-    done = run(project, "--arch", "sm12")
-    assert done.returncode == 4 and "--arch sm12: expected one of cpu, sm80" in done.stderr
+def test_a_wrong_name_is_one_line(run):
+    done = run("--arch", "sm12")
+    assert done.returncode == 4 and "--arch sm12: expected one of cpu, sm80" in done.stdout
 
 
 THEIRS = "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
 
 
 @pytest.mark.parametrize("folder", [".", "below"], ids=["at the root", "in a folder below"])
-def test_an_option_of_theirs_is_one_line_with_its_file(project, folder):
+def test_an_option_of_theirs_is_one_line_with_its_file(project, run, folder):
     (project / folder).mkdir(exist_ok=True)
     (project / folder / "conftest.py").write_text(THEIRS)
     (project / folder / "test_theirs.py").write_text("def test_theirs(): pass\n")
-    done = run(project)
-    (line,) = done.stderr.strip().splitlines()
+    done = run()
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
+    assert done.stdout.strip().endswith(line) and done.stdout.count("--arch") == 1, done.stdout
     expected = f"ERROR: {Path(folder) / 'conftest.py'}: expected an option of another name"
     assert done.returncode == 4 and line.startswith(expected), line
     assert "Traceback" not in done.stdout and "ValueError" not in done.stdout, done.stdout
-    assert run(project, "-p", "no:pytest_gpu_arch").returncode == 1, "theirs is left"
+    assert run("-p", "no:pytest_gpu_arch").returncode == 1, "theirs is left"
 
 
-def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project):
+def test_a_worker_shows_the_line_in_the_place_of_a_traceback(project, run):
     (project / "below").mkdir()
     (project / "below" / "conftest.py").write_text(THEIRS)
     (project / "below" / "test_theirs.py").write_text("def test_theirs(): pass\n")
-    done = run(project, "-n", "1")
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = run("-n", "1")
+    assert done.returncode == 1, done.stdout
     assert "below/conftest.py: expected an option of another name" in done.stdout
     assert "ValueError" not in done.stdout, done.stdout
 
 
-def test_the_suite_in_the_same_run_leaves_the_skip_and_decides_the_status(project):
+def test_the_suite_in_the_same_run_leaves_the_skip_and_decides_the_status(project, run):
     (project / "pytest.ini").write_text(SUITE_IN_INI)
-    done = run(project)
-    assert done.returncode == 0 and NEEDS in done.stdout, done.stdout + done.stderr
-    done = run(project, "-m", "sm121")
-    assert done.returncode == 5, done.stdout + done.stderr
+    done = run()
+    assert done.returncode == 0 and NEEDS in done.stdout, done.stdout
+    done = run("-m", "sm121")
+    assert done.returncode == 5, done.stdout
     assert done.stdout.count("NOT_RUN") == 1 and "--base-url URL --arch sm121" in done.stdout
 
 
-def test_the_suite_needs_it(project):
+def test_the_suite_needs_it(project, run):
     (project / "pytest.ini").write_text(SUITE_IN_INI)
-    done = run(project, "-p", "no:pytest_gpu_arch")
-    assert done.returncode == 4 and "the suite needs this plugin" in done.stderr, done.stderr
+    done = run("-p", "no:pytest_gpu_arch")
+    assert done.returncode == 4 and "the suite needs this plugin" in done.stdout, done.stdout
 
 
-def test_a_marker_narrows_a_test_of_a_level(project, fault_server):
+def test_a_marker_narrows_a_test_of_a_level(project, run, fault_server):
     """Their tests beside those of levels: the target is the machine of the server."""
     (project / "pytest.ini").write_text(SUITE_IN_INI)
     (project / "test_levels.py").write_text(
@@ -185,8 +214,8 @@ def test_a_marker_narrows_a_test_of_a_level(project, fault_server):
         "@pytest.mark.cpu\ndef test_cpu(): pass\n"
     )
     attached = [*fault_server().options, "--served-model-name", "canary"]
-    done = run(project, "--arch", "cpu", *attached, "-v")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run("--arch", "cpu", *attached, "-v")
+    assert done.returncode == 0, done.stdout
     assert "needs sm121; the target is cpu" in done.stdout
     outcomes = dict(re.findall(r"^(test_\w+\.py::\w+) (PASSED|SKIPPED)", done.stdout, re.M))
     assert outcomes == {
@@ -195,12 +224,12 @@ def test_a_marker_narrows_a_test_of_a_level(project, fault_server):
         "test_our_kernels.py::test_gb10": "SKIPPED",
         "test_our_kernels.py::test_cpu": "PASSED",
     }
-    done = run(project, "--arch", "sm121", *attached, "-v", "test_our_kernels.py")
+    done = run("--arch", "sm121", *attached, "-v", "test_our_kernels.py")
     outcomes = dict(re.findall(r"^(test_\w+\.py::\w+) (PASSED|SKIPPED)", done.stdout, re.M))
     assert outcomes == {
         "test_our_kernels.py::test_gb10": "PASSED",
         "test_our_kernels.py::test_cpu": "SKIPPED",
-    }, done.stdout + done.stderr
+    }, done.stdout
 
 
 def test_the_page_begins_with_the_project():
