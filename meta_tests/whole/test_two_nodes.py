@@ -38,7 +38,7 @@ def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Starts servers of two ranks."""
     limits = StartLimits(600, 180, 20)
     folder = tmp_path_factory.mktemp("two")
-    made = ServerPool(limits=limits, directory=folder, run_id=RUN, notify=lambda *_: None)
+    made = ServerPool(limits=limits, directory=folder, run_id=RUN)
     yield made
     made.stop()
 

@@ -116,10 +116,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
     monkeypatch.setattr(pool, "ManagedServer", Starting)
     limits = pool.StartLimits(1, 1, 1)
 
-    def silent(_name: str, _line: str) -> None:
-        """Nobody reads what a start says."""
-
-    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="x", notify=silent)
+    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="x")
     assert servers.processes() == []
     servers.get(CONFIGURATION)
     assert watched == [["its process"]]

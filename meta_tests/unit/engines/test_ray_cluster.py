@@ -258,9 +258,7 @@ def test_real_cluster(cluster, canary_bf16, tmp_path):
         with pytest.raises(UsageError, match="a task with 1 sm121_rank"):
             ray_cluster.look(configuration, "cpu", 1)
     assert waiting.until(lambda: not _refused(configuration), 60.0, every_s=1.0)
-    pool = ServerPool(
-        limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray", notify=lambda *_: None
-    )
+    pool = ServerPool(limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray")
     try:
         server = pool.get(configuration)
         assert len(server.nodes) == 2

@@ -438,8 +438,8 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
 
     Once.launch.log.write_text("")
     monkeypatch.setattr(pool, "ManagedServer", Once)
-    limits, silent = managed.StartLimits(1, 1, 1), lambda *_words: None
-    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r", notify=silent)
+    limits = managed.StartLimits(1, 1, 1)
+    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r")
     for _ in range(2):
         with pytest.raises(StartError):
             servers.get(STARTED)

@@ -35,6 +35,24 @@ class StartReport(Record):
     clean_stop: bool | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolHooks:
+    """What a pool calls, and what it asks before a start."""
+
+    #: Called with a configuration's name and the phase of its server's start.
+    notify: Callable[[str, starting.StartPhase], None] = lambda _name, _phase: None
+    #: Called before a server that serves is stopped.
+    before_stop: Callable[[], None] = lambda: None
+    #: Called with a configuration's name and the report of every stop.
+    on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
+    #: Returns the texts that no log may show.
+    hidden: Callable[[], Collection[str]] = tuple
+    #: Called with the seconds that a start which compiles gets beyond the limit.
+    on_cold: Callable[[float], None] = lambda _seconds: None
+    #: Returns the variables that a start gets in addition.
+    added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
+
+
 @dataclass(kw_only=True, eq=False)
 class ServerPool:
     """Servers by configuration.
@@ -49,18 +67,7 @@ class ServerPool:
     directory: Path
     #: Marks every process.
     run_id: str
-    #: Called with a configuration's name and the phase of its server's start.
-    notify: Callable[[str, starting.StartPhase], None]
-    #: Called before a server that serves is stopped.
-    before_stop: Callable[[], None] = lambda: None
-    #: Called with a configuration's name and the report of every stop.
-    on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
-    #: Returns the texts that no log may show.
-    hidden: Callable[[], Collection[str]] = tuple
-    #: Called with the seconds that a start which compiles gets beyond the limit.
-    on_cold: Callable[[float], None] = lambda _seconds: None
-    #: Returns the variables that a start gets in addition.
-    added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
+    hooks: PoolHooks = field(default_factory=PoolHooks)
 
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
@@ -100,7 +107,7 @@ class ServerPool:
             server = managed.start()
         except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
             if managed.stopped is not None:
-                self.on_stop(configuration.name, managed.stopped)
+                self.hooks.on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
                 self._failures[configuration.key] = error
                 self._note_start(managed)
@@ -109,7 +116,7 @@ class ServerPool:
             self._starting = None
         self.start_spans.append((began, time.monotonic()))
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
-            self.on_stop(configuration.name, managed.stopped)
+            self.hooks.on_stop(configuration.name, managed.stopped)
         self.life = ManagedLife(managed)
         self._note_start(managed, server)
         return server
@@ -118,9 +125,9 @@ class ServerPool:
         span = configuration.span
         kind = ManagedServer if span is None else _LAUNCHERS[span.launcher]
         hooks = StartHooks(
-            notify=lambda progress: self.notify(configuration.name, progress),
-            other_secrets=self.hidden,
-            on_cold=self.on_cold,
+            notify=lambda progress: self.hooks.notify(configuration.name, progress),
+            other_secrets=self.hooks.hidden,
+            on_cold=self.hooks.on_cold,
         )
         return kind(
             configuration,
@@ -129,7 +136,7 @@ class ServerPool:
             self.directory,
             self.run_id,
             hooks,
-            self.added(configuration),
+            self.hooks.added(configuration),
         )
 
     def failure(self, configuration: ServerConfiguration) -> StartError | None:
@@ -209,8 +216,8 @@ class ServerPool:
         managed = self.current
         if managed is None:
             return None
-        self.before_stop()
+        self.hooks.before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server
         self.life = None
-        self.on_stop(managed.configuration.name, report)
+        self.hooks.on_stop(managed.configuration.name, report)
         return report

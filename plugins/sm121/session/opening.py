@@ -314,12 +314,14 @@ def _make_pool(session: Session, profile: Profile) -> None:
         ),
         directory=session.directory,
         run_id=session.run_id,
-        notify=starting.StartProgress(partial(_show_start, session), begins=session.verbose),
-        on_cold=signals.give_time,
-        added=session.bound_compilers,
-        before_stop=session.judge_errors,
-        on_stop=session.server_stopped,
-        hidden=lambda: session.secrets,
+        hooks=pool.PoolHooks(
+            notify=starting.StartProgress(partial(_show_start, session), begins=session.verbose),
+            before_stop=session.judge_errors,
+            on_stop=session.server_stopped,
+            hidden=lambda: session.secrets,
+            on_cold=signals.give_time,
+            added=session.bound_compilers,
+        ),
     )
     session.sampler = _sampler(session, profile, session.pool.processes)
 
