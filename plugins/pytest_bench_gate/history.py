@@ -43,8 +43,7 @@ class StoredMetric:
     @property
     def kind(self) -> str:
         """The quantity in words."""
-        direction = "higher" if self.higher_is_better else "lower"
-        return f"{self.unit or 'no unit'}, {direction} is better"
+        return kind(self.unit, self.higher_is_better)
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,17 @@ class History:
             if name not in measured and _is_selected(config, metric.test):
                 missing.append(metric)
         return missing
+
+
+def kind(unit: str, higher_is_better: bool) -> str:
+    """Return a quantity in words.
+
+    Args:
+        unit: Its unit; empty for none.
+        higher_is_better: Whether higher is better.
+    """
+    direction = "higher" if higher_is_better else "lower"
+    return f"{unit or 'no unit'}, {direction} is better"
 
 
 def load(config: pytest.Config) -> History | None:

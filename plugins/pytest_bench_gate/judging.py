@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from pytest_bench_gate import history
 from pytest_bench_gate.history import StoredMetric
 from sm121.core.numbers import number
 from sm121.core.unmet import Fact, noted
@@ -206,7 +207,8 @@ def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: flo
         allowed: How much worse it may be, as a fraction.
     """
     if (stored.unit, stored.higher_is_better) != (metric.unit, metric.higher_is_better):
-        fact = Fact("the unit and the direction of the stored run", stored.kind, metric.metric)
+        here = history.kind(metric.unit, metric.higher_is_better)
+        fact = Fact(f"what {stored.run} has ({stored.kind})", here, metric.metric)
         return Comparison(stored.run, Verdict.INCONCLUSIVE, None, fact)
     ends = sorted((stored.ci_low, stored.ci_high), reverse=metric.higher_is_better)
     strict, lenient = (_limit_from(end, metric, allowed) for end in ends)

@@ -56,9 +56,8 @@ def test_another_unit_or_direction_is_undecided():
         stored = StoredMetric("0001", "metric", "unit", True, 1.0, 1.0, 1.0, metric.test)
         comparison = judging.compare(Samples([1.0] * 40), metric, stored, 0.05)
         assert comparison.verdict is Verdict.INCONCLUSIVE and comparison.worse is None
-        assert "the unit and the direction of the stored run, seen: unit, higher" in str(
-            comparison.fact
-        )
+        told = f"what 0001 has (unit, higher is better), seen: {unit}, "
+        assert told in str(comparison.fact)
 
 
 @HIGHER
