@@ -215,6 +215,11 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
     for selected in (("-k", "decoding"), (RATE,), ("--deselect", f"{TESTS}::test_the_first")):
         ended = stored.run(*selected, COMPARE)
         assert ended.status == 0 and "ttft" not in ended.output, ended.output
+    (stored.folder / "test_other.py").write_text("def test_other(): pass\n")
+    for ignored in (("--ignore", TESTS), ("--ignore-glob", "*_our_*")):
+        ended = stored.run(*ignored, COMPARE)
+        assert ended.status == 0 and "FAIL" not in ended.output, ended.output
+    (stored.folder / "test_other.py").unlink()
     stored.replace("def test_the_first", "def the_first")
     for whole in ((), (TESTS,)):  # the first is stored, and no baseline of the second
         gone = stored.run(*whole, COMPARE, SAVE)

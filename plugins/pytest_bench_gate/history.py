@@ -1,5 +1,6 @@
 """The stored runs that a run is compared with, from the storage of pytest-benchmark."""
 
+import fnmatch
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -275,9 +276,23 @@ def _is_selected(config: pytest.Config, test: str) -> bool:
     """Whether this run was asked for a test, which may be gone."""
     if test in config.stash.get(DESELECTED, ()):
         return False
+    if _is_ignored(config, test):
+        return False
     if config.getoption("pyargs", False):
         return True
     return any(_covers(config, argument, test) for argument in config.args)
+
+
+def _is_ignored(config: pytest.Config, test: str) -> bool:
+    """Whether ``--ignore`` or ``--ignore-glob`` leaves out the file of a test."""
+    folder = config.invocation_params.dir
+    ignored = [(folder / path).resolve() for path in config.getoption("ignore") or ()]
+    patterns = [str(folder / pattern) for pattern in config.getoption("ignore_glob") or ()]
+    file = (config.rootpath / test.partition("::")[0]).resolve()
+    for path in (file, *file.parents):
+        if path in ignored or any(fnmatch.fnmatch(str(path), pattern) for pattern in patterns):
+            return True
+    return False
 
 
 def _covers(config: pytest.Config, argument: str, test: str) -> bool:
