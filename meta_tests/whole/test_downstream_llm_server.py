@@ -174,6 +174,21 @@ def test_a_project_that_does_not_use_it_notices_nothing(project):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
+    (project / "conftest.py").write_text(THEIRS.replace("--base-url", "--llm-model"))
+    done = run(project)
+    (line,) = done.stderr.strip().splitlines()
+    expected = "ERROR: conftest.py: expected an option of another name than --llm-model, which"
+    assert done.returncode == 4 and line.startswith(expected), line
+
+
+def test_a_quote_that_does_not_end_names_its_setting(project):
+    (project / "pytest.ini").write_text("[pytest]\nllm_model = m\nllm_args = --x 'y\n")
+    done = run(project)
+    (line,) = done.stderr.strip().splitlines()
+    assert line == "ERROR: llm_args in pytest.ini: No closing quotation"
+
+
 @pytest.mark.slow("a whole run of the suite")
 def test_beside_the_suite_both_have_the_same_running_server(project):
     (project / "pytest.ini").write_text("[pytest]\nsm121 = true\n")

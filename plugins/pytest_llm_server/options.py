@@ -1,9 +1,13 @@
 """The options of the command line, and the settings of pytest.ini."""
 
 import math
+import os
+import re
 import shlex
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +84,27 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
     config.stash[_MEANS_A_SERVER] = is_free or config.pluginmanager.hasplugin(_SUITE)
 
 
+def of_a_conftest(error: ValueError) -> str | None:
+    """Return a line on an option of a conftest.py that has the name of one of the plugin's.
+
+    Args:
+        error: The error that ended the import of a conftest.py.
+
+    Returns:
+        The line, with the file; None if the error is another one.
+    """
+    name = re.search(r"'(--llm-[a-z-]+)'", str(error))
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    others = [file for file in files if file.name == "conftest.py"]
+    if name is None or not others:
+        return None
+    return (
+        f"{os.path.relpath(others[-1])}: expected an option of another name than {name[1]}, which "
+        "the plugin pytest_llm_server has. Rename it, or leave out the plugin: "
+        "-p no:pytest_llm_server"
+    )
+
+
 def read(config: pytest.Config) -> Asked:
     """Read what the user asked for: the command line, else pytest.ini.
 
@@ -141,7 +166,10 @@ def _refuse_options_of_a_start(config: pytest.Config) -> None:
 def _arguments(config: pytest.Config) -> tuple[str, ...]:
     text = config.getoption("--llm-args")
     if text is None:
-        return tuple(config.getini("llm_args"))
+        try:
+            return tuple(config.getini("llm_args"))
+        except (ValueError, pytest.UsageError) as error:  # by the version of pytest
+            raise pytest.UsageError(f"llm_args in pytest.ini: {error}") from error
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

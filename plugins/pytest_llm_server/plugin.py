@@ -17,7 +17,13 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, object, object]:
     """Add ``--base-url`` when every other plugin and conftest.py has added its options."""
-    result = yield
+    try:
+        result = yield
+    except ValueError as error:
+        line = options.of_a_conftest(error)
+        if line is None:
+            raise
+        raise pytest.UsageError(line) from error
     options.add_base_url(early_config, parser)
     return result
 
