@@ -219,6 +219,11 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
     for ignored in (("--ignore", TESTS), ("--ignore-glob", "*_our_*")):
         ended = stored.run(*ignored, COMPARE)
         assert ended.status == 0 and "FAIL" not in ended.output, ended.output
+    (stored.folder / "test_other.py").write_text("def test_other(): assert False\n")
+    cache = ("-p", "cacheprovider")
+    assert stored.run(*cache, "test_other.py").status == 1
+    ended = stored.run(*cache, "--lf", COMPARE)
+    assert "1 failed" in ended.output and "was measured in" not in ended.output, ended.output
     (stored.folder / "test_other.py").unlink()
     stored.replace("def test_the_first", "def the_first")
     for whole in ((), (TESTS,)):  # the first is stored, and no baseline of the second

@@ -100,7 +100,7 @@ class History:
         """Return the metrics of the latest run that should have been measured and were not.
 
         The latest run that was asked for the same paths, ``-k`` and ``-m`` counts, else the latest.
-        What a selection leaves out is not missing.
+        What a selection leaves out is not missing, and with ``--lf`` nothing is.
 
         Args:
             config: The configuration of the run.
@@ -275,6 +275,8 @@ def _metrics(
 def _is_selected(config: pytest.Config, test: str) -> bool:
     """Whether this run was asked for a test, which may be gone."""
     if test in config.stash.get(DESELECTED, ()):
+        return False
+    if config.getoption("lf", False):  # pytest names no test that --lf leaves out
         return False
     if _is_ignored(config, test):
         return False
