@@ -182,8 +182,10 @@ class ManagedServer:
         if exit_status is None and ended not in (None, 0, -signal.SIGTERM):
             exit_status = ended
         self.endpoint = None
-        survivors = launch.end_what_is_left(session)
-        self._redact(launch.log)
+        try:
+            survivors = launch.end_what_is_left(session)
+        finally:  # a second Ctrl-C too: no secret may be left behind
+            self._redact(launch.log)
         returned = self._memory_returned(at_work)
         self.progress = "stopped"
         return StopReport(
