@@ -305,6 +305,24 @@ def test_what_an_answer_has_alone_it_has_under_load(change, kind):
     assert checks.fault(whole, EXACT) is None, "not sent to who asks alone either"
 
 
+@pytest.mark.parametrize(
+    ("text", "ids", "kind"),
+    [
+        pytest.param(" ", (1, 2), None, id="as alone"),
+        pytest.param(" ", (1, 2, 3), None, id="a step of several tokens"),
+        pytest.param(" Paris. The", (1, 2, 3, 4), "corrupted_answer", id="it goes on"),
+    ],
+)
+def test_an_answer_ends_at_its_stop_string(text, ids, kind):
+    """A crowd in which the server forgot it was green: it began as the answer alone."""
+    alone = Completion(" ", "stop", (1, 2), (9,), None, None, 2, 1)
+    job = Job("one", {"stop": ["Paris."]}, 4, alone=alone, may_end=True)
+    finish = "stop" if kind is None else "length"
+    answer = Completion(text, finish, ids, (9,), None, None, len(ids), 1)
+    fault = checks.fault(JobOutcome(1, job, status=200, answer=answer), EXACT)
+    assert (fault.kind if fault is not None else None) == kind, fault
+
+
 @pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
 def test_no_client_is_answered_with_500_and_a_bad_request_is_refused(behaviour):
     job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)

@@ -178,6 +178,7 @@ def _check_answer(
     return (
         _check_usage(where, job, answer, tokens)
         or _check_finish(where, job, answer, aborted=aborted)
+        or _check_stop(where, job, answer)
         or _check_positions(where, answer)
         or _compare(where, answer, alone, bound, tokens=tokens if aborted else None)
     )
@@ -231,6 +232,22 @@ def _check_finish(where: str, job: Job, answer: Completion, *, aborted: bool) ->
     return Fault(
         "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
     )
+
+
+def _check_stop(where: str, job: Job, answer: Completion) -> Fault | None:
+    """Check that an answer ends at its stop string, where that of the same tokens alone ended.
+
+    The text is compared: a step of several tokens may have ids behind the stop string.
+    """
+    alone = job.alone
+    if "stop" not in job.body or alone is None or alone.finish_reason != "stop":
+        return None
+    if alone.ids is None or answer.ids is None or answer.text == alone.text:
+        return None
+    if answer.ids[: len(alone.ids)] != alone.ids:
+        return None  # other tokens, which are compared as those of other requests
+    required = f"required an end at its stop string, the text {alone.text!r}"
+    return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
 
 
 def _check_positions(where: str, answer: Completion) -> Fault | None:
