@@ -224,8 +224,12 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
     assert stored.run(*cache, "test_other.py").status == 1
     ended = stored.run(*cache, "--lf", COMPARE)
     assert "1 failed" in ended.output and "was measured in" not in ended.output, ended.output
+    (stored.folder / "test_other.py").write_text("def test_other(): pass\n")
+    assert stored.run(*cache, "test_other.py").status == 0
     (stored.folder / "test_other.py").unlink()
     stored.replace("def test_the_first", "def the_first")
+    all_run = stored.run(*cache, "--lf", COMPARE)
+    assert all_run.status == 1, all_run.output
     for whole in ((), (TESTS,)):  # the first is stored, and no baseline of the second
         gone = stored.run(*whole, COMPARE, SAVE)
         assert gone.status == 1, gone.output

@@ -22,6 +22,8 @@ _NOT_THE_MACHINE = ("node", "release", "processor")
 _OF_THE_PROCESSOR = ("arch", "brand_raw", "count")
 #: The tests that ``-k``, ``-m`` and others took out.
 DESELECTED = pytest.StashKey[set[str]]()
+#: Whether ``--lf`` left tests out. pytest does not say which.
+LAST_FAILED = pytest.StashKey[bool]()
 #: The ``machine_info`` of this run; it takes pytest-benchmark a second.
 MACHINE = pytest.StashKey[Mapping[str, Any]]()
 
@@ -100,7 +102,8 @@ class History:
         """Return the metrics of the latest run that should have been measured and were not.
 
         The latest run that was asked for the same paths, ``-k`` and ``-m`` counts, else the latest.
-        What a selection leaves out is not missing, and with ``--lf`` nothing is.
+        What a selection leaves out is not missing. With ``--lf`` nothing is, unless no
+        test had failed and all run.
 
         Args:
             config: The configuration of the run.
@@ -276,7 +279,7 @@ def _is_selected(config: pytest.Config, test: str) -> bool:
     """Whether this run was asked for a test, which may be gone."""
     if test in config.stash.get(DESELECTED, ()):
         return False
-    if config.getoption("lf", False):  # pytest names no test that --lf leaves out
+    if config.stash.get(LAST_FAILED, False):
         return False
     if _is_ignored(config, test):
         return False

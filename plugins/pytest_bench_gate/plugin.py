@@ -66,6 +66,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     stored = history.load(config)
     if stored is None and has_gates and requests.is_compared(config):
         history.require(config)
+    if config.getoption("lf", False):
+        config.stash[history.LAST_FAILED] = bool(config.cache.get("cache/lastfailed", {}))
     config.stash[_RUN] = GateRun(config, stored)
 
 
