@@ -1,6 +1,6 @@
 """Options about a server that somebody else has started: its address, key, engine and log."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm121.core.address import root_of
@@ -18,7 +18,7 @@ class GivenServer:
     """An attached server, as the user describes it."""
 
     base_url: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     #: Its engine, if the user named it.
     engine: str | None = None
     log: Path | None = None

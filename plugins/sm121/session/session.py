@@ -303,9 +303,8 @@ class Session(harness.Harness):
         if settings.judging.against is None or not self.file.finished or nothing_ran:
             return
         for entry in self.worse_than_trusted(self.file):
-            if (
-                not settings.judging.certify
-            ):  # a certificate is absolute, and says how the run compares
+            # A certificate is absolute, and says how the run compares.
+            if not settings.judging.certify:
                 self.ledger.decide(entry)
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
