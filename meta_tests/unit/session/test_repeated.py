@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -207,6 +208,34 @@ def test_a_later_run_that_is_refused_is_a_red_round(tmp_path, monkeypatch):
     watch = AcceptanceWatch(lambda: Counters({}))
     player = _Player([], tmp_path, Endpoint("http://127.0.0.1:1", "none", ""), watch)
     assert [player.play(number)[0].verdict for number in (1, 2)] == [Verdict.PASS, Verdict.NOT_RUN]
+
+
+#: Python drops an interrupt in a `__del__`, as in the callbacks of its imports.
+DROPS_INTERRUPTS = """\
+import time
+from concurrent.futures import ThreadPoolExecutor
+class Deaf:
+    def __del__(self):
+        open("deaf", "w").close()
+        time.sleep(30)
+Deaf()
+time.sleep(30)
+"""
+
+
+def test_a_stop_ends_a_round_that_drops_interrupts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-c", DROPS_INTERRUPTS]
+    monkeypatch.setattr(repeated.own_tests, "command", lambda *_: command)
+    monkeypatch.setattr(repeated.health, "check", lambda *_, **__: Health(True, ""))
+    watch = AcceptanceWatch(lambda: Counters({}))
+    player = _Player([], tmp_path, Endpoint("http://127.0.0.1:1", "none", ""), watch)
+    with ThreadPoolExecutor() as pool:
+        played = pool.submit(player.play, 1)
+        wait_for(Path("deaf").exists)
+        player.stop()
+        round_, _ = played.result(15)
+    assert round_.verdict is Verdict.NOT_RUN
 
 
 @pytest.fixture

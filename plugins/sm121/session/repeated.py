@@ -341,7 +341,9 @@ class _Player:
         """End the round that runs, and begin no other."""
         self.stopped.set()
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            # Python drops an interrupt that comes in a callback of its imports. SIGTERM ends it
+            # before the suite's handler is set, and is an interrupt from then on.
+            self._process.send_signal(signal.SIGTERM)
 
     def _run(self) -> tuple[Verdict, str]:
         shutil.rmtree(self._report, ignore_errors=True)
