@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -148,8 +149,8 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
 )
 def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
     """Also its fork; not a process that only has a connection to the port."""
-    with socket.create_server((bound, 0), family=family) as listening:
-        port = listening.getsockname()[1]
+    port = random.randint(20000, 30000)  # below those that the system gives to other tests
+    with socket.create_server((bound, port), family=family):
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         fork.start()
         with socket.create_connection((bound, port)):
