@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from meta_tests.faults import catalogue_rows
+from meta_tests.faults.false_greens import cases
 
 
 def main() -> int:
@@ -12,7 +13,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    status, rows = catalogue_rows.run("faults/test_false_greens.py")
+    status, rows = catalogue_rows.run("faults/test_false_greens.py", "-n", "2", "--dist", "load")
+    order = [(case.item, case.name) for case in cases()]
+    rows.sort(key=lambda row: order.index((row["item"], row["name"])))
     options.output.write_text(catalogue_rows.page("false-greens", found=rows), "utf-8")
     return status
 
