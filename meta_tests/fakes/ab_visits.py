@@ -4,7 +4,16 @@ import numpy as np
 
 from sm121.regression import ab, hypothesis, start_pairs
 from sm121.regression.ab import MetricOfStart, Visit
-from sm121.regression.hypothesis import Criterion
+from sm121.regression.hypothesis import Criterion, Review
+
+#: Of a hypothesis whose criteria alone are looked at.
+REVIEW = Review(
+    assumptions=("the experts wait for memory",),
+    inefficiencies=("scales are read twice",),
+    alternatives=("another kernel",),
+    upstream_todos=("none known",),
+    experiments=("kernels of a decode step",),
+)
 
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from meta_tests.fakes import servers
+from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.fakes.loopback import serving
 from meta_tests.texts import text_file
 from meta_tests.two_steps import in_two_steps
@@ -44,6 +45,7 @@ _PROMISE = Hypothesis(
     feature="a faster backend",
     hypothesis="This should improve tg32 by 10 % because the experts run on another kernel.",
     criteria=(Criterion(metric="tg32@d0", change_at_least=0.10),),
+    review=REVIEW,
 )
 
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.texts import text_file
 from sm121.core import profile
 from sm121.core.server import Endpoint, Server
@@ -199,7 +200,7 @@ def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise,
         file=SimpleNamespace(metrics={}, changes=[]),
     )  # fmt: skip
     words = {"feature": "faster", "hypothesis": "This should improve much."}
-    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     milliseconds = {"A": itertools.repeat(20.0), "B": itertools.cycle([20.0, 20.02, 19.98])}
@@ -232,7 +233,7 @@ def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
         file=SimpleNamespace(metrics={}, changes=[]),
     )  # fmt: skip
     words = {"feature": "faster", "hypothesis": "This should improve much."}
-    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     noisy = itertools.cycle([20.0, 23.0, 17.0, 24.0])

@@ -1,11 +1,13 @@
 """A feature's promise: each kind of criterion is held to."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from meta_tests.fakes.ab_visits import answer, visits
+from sm121.core import errors
 from sm121.core.verdict import Verdict
 from sm121.regression import hypothesis
 from sm121.regression.ab import Visit
@@ -93,9 +95,39 @@ def test_a_crash_and_a_level_that_failed_are_seen():
     assert answer(runs, level="correctness").verdict is Verdict.NOT_RUN
 
 
+SHIPPED = Path(str(files("sm121.fixtures") / "hypotheses"))
+
+
 def test_the_phases_and_the_example_are_valid():
     for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
         gate = hypothesis.gate_behind(phase)
         assert gate is not None and gate.description and gate.criteria
-    example = files("sm121.fixtures") / "hypotheses" / "example.toml"
-    assert len(hypothesis.load(Path(str(example))).criteria) == 4
+    assert len(hypothesis.load(SHIPPED / "example.toml").criteria) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "promise"),
+    [
+        ("cutlass", "P1", "tg32@d0 changes by at least +10 %"),
+        ("runner-caching", "P2", "ttft_p50 is at most 500"),
+        ("runner-caching", "P2", "startup_s is at most 60"),
+        ("mxfp8", "P3", "tg32@d0 changes by at least +5 %"),
+        ("tiles", "P4", "tg32@d0 changes by at least +5 %"),
+        ("speculation", "P5", "tg32@d0 changes by at least +50 %"),
+        ("sinks", "P6", "no start crashes"),
+    ],
+)
+def test_each_feature_of_the_plan_has_its_file(name, phase, promise):
+    """The plan's table "Features to Port"."""
+    shipped = hypothesis.load(SHIPPED / f"{name}.toml")
+    assert shipped.phase == phase
+    assert promise in [str(criterion) for criterion in shipped.criteria]
+
+
+def test_no_list_of_the_review_may_be_empty(tmp_path):
+    text = (SHIPPED / "tiles.toml").read_text("utf-8")
+    for name in ("assumptions", "inefficiencies", "alternatives", "upstream_todos", "experiments"):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(re.sub(rf"(?s){name} = \[.*?\n\]", f"{name} = []", text))
+        with pytest.raises(errors.UsageError, match=f"review.{name}"):
+            hypothesis.load(file)

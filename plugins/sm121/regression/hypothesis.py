@@ -129,6 +129,24 @@ class Bound:
         return verdict_of(holds=high <= bound, fails=low > bound)
 
 
+_Lines = Annotated[tuple[Annotated[str, Field(min_length=3)], ...], Field(min_length=1)]
+
+
+class Review(DataTable):
+    """The critical review that the plan asks of each feature; no list may be empty."""
+
+    #: What must be so for the feature to help.
+    assumptions: _Lines
+    #: What it still wastes: memory accesses, launches, copies.
+    inefficiencies: _Lines
+    #: What else could be tried.
+    alternatives: _Lines
+    #: What is open for it in FlashInfer or vLLM.
+    upstream_todos: _Lines
+    #: What would show whether it helps.
+    experiments: _Lines
+
+
 class Hypothesis(DataTable):
     """A feature's file."""
 
@@ -140,7 +158,7 @@ class Hypothesis(DataTable):
     criteria: tuple[Criterion, ...] = Field(min_length=1)
     files_changed: tuple[str, ...] = ()
     environment_added: tuple[str, ...] = ()
-    improvements: tuple[str, ...] = ()
+    review: Review
 
 
 class PhaseGate(DataTable):
