@@ -6,6 +6,7 @@ from typing import Any
 
 from meta_tests.folders import DATA
 from sm121.evidence import kernel_path, log_lines
+from sm121.evidence.log_start import LogStart
 
 
 def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.KernelPath:
@@ -14,6 +15,13 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.Kernel
     for line in log_lines.join_wrapped(lines):
         reader.take(line)
     return reader.path()
+
+
+def path_with(values: Mapping[str, Any]) -> kernel_path.KernelPath:
+    """A path with values of its own fields, and of those of `LogStart`."""
+    beside = {name: value for name, value in values.items() if name in LogStart.model_fields}
+    own = {name: value for name, value in values.items() if name not in beside}
+    return kernel_path.KernelPath.model_validate({**own, "log": beside})
 
 
 def stated(path: kernel_path.KernelPath) -> dict[str, object]:

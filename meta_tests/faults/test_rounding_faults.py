@@ -18,6 +18,7 @@ from sm121.core.server import Endpoint, Server  # noqa: E402
 from sm121.core.unmet import Unmet  # noqa: E402
 from sm121.core.verdict import NotRun  # noqa: E402
 from sm121.evidence.kernel_path import KernelPath  # noqa: E402
+from sm121.evidence.log_start import LogStart  # noqa: E402
 from sm121.matrix import oracle  # noqa: E402
 from sm121.oracles.formats import Rounding  # noqa: E402
 from tools import roundings  # noqa: E402
@@ -75,7 +76,9 @@ def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
     row = {"formats": "kv=fp8", "cached": cached}
     answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
-    path = KernelPath(version="0.32.0", attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8")
+    path = KernelPath(
+        log=LogStart(version="0.32.0"), attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8"
+    )
     harness = SimpleNamespace(profile=roundings.PROFILE, kernel_path=lambda _server: path)
     monkeypatch.setattr(oracle_tolerance, "checkpoint_of", lambda _server: checkpoints[0])
     monkeypatch.setattr(oracle, "Asker", lambda _server: Asked(answers))

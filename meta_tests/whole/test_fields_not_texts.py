@@ -11,6 +11,7 @@ from sm121.core.engine_settings import KernelPathRequirement
 from sm121.engines.signs import Signs, Word
 from sm121.evidence import ranks, requirement
 from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
 from sm121.regression import trend
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.record import ProgressLine
@@ -39,7 +40,9 @@ def test_a_contradiction_is_the_same_whichever_line_shows_it(log):
 
 def test_a_value_with_a_comma_has_its_own_line_as_evidence():
     def rank(number: int, sizes: str) -> ranks.RankPath:
-        path = KernelPath(graph_sizes=sizes, evidence={"graph_sizes": f"to capture {sizes}"})
+        path = KernelPath(
+            log=LogStart(graph_sizes=sizes), evidence={"graph_sizes": f"to capture {sizes}"}
+        )
         return ranks.RankPath(rank=number, node="n", path=path)
 
     both = [rank(0, "PIECEWISE=51, FULL=35"), rank(1, "PIECEWISE=51, FULL=34")]

@@ -5,10 +5,10 @@ import tomllib
 import pytest
 
 from meta_tests.folders import DATA
+from meta_tests.logs import path_with
 from sm121.answers.served_rounding import rounding_of
 from sm121.core import engine_arguments, engine_settings, profile
 from sm121.core.verdict import NotRun
-from sm121.evidence.kernel_path import KernelPath
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}}
 SERVERS = tomllib.loads((DATA / "served-roundings.toml").read_text())
@@ -17,7 +17,7 @@ SERVERS = tomllib.loads((DATA / "served-roundings.toml").read_text())
 def read(server, path, required=None) -> str:
     row = SERVERS[server]
     options = engine_arguments.read(row["arguments"].split())
-    evidence = KernelPath.model_validate(row["path"] | (path or {}))
+    evidence = path_with(row["path"] | (path or {}))
     return rounding_of(options, required or engine_settings.PathValues(), evidence, GPT_OSS).formats
 
 

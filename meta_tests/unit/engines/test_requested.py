@@ -3,13 +3,14 @@
 import pytest
 
 from meta_tests.fakes.servers import configuration
-from meta_tests.logs import read_lines
+from meta_tests.logs import path_with, read_lines
 from meta_tests.unit.engines.request_reports import CORE, GB10_LOG, differences, states
 from sm121.core import profile
 from sm121.core.versions import within
 from sm121.engines import request_rules, requested
 from sm121.engines.requested import compare
 from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
 
 pytestmark = pytest.mark.usefixtures("known")
 
@@ -164,7 +165,9 @@ def test_every_rule_is_seen_to_fail():
             pattern = rule.pattern(value)
             version = "0.32" if within("0.32", rule.versions) else "0.14"
             if rule.without_effect is not None and not rule.accepts:
-                report = requested._judge(rule, "by", value, KernelPath(version=version))
+                report = requested._judge(
+                    rule, "by", value, KernelPath(log=LogStart(version=version))
+                )
                 assert (report.state, pattern) == ("not_applicable", None), rule.id
                 continue
             assert pattern is not None, rule.id
@@ -172,12 +175,12 @@ def test_every_rule_is_seen_to_fail():
             other = [other] if rule.field == "requantised" else other
             if other is False and pattern.fullmatch("False"):
                 other = True
-            fields = {rule.field: other, "evidence": {}, "version": version}
+            fields = {rule.field: other, "evidence": {}, "log": LogStart(version=version)}
             path = KernelPath.model_construct(**fields)
             report = requested._judge(rule, "by", value, path)
             if rule.field != "moe" or not pattern.fullmatch("SOMETHING_ELSE"):
                 assert report.state == "different", rule.id
-            silent = requested._judge(rule, "by", value, KernelPath(version=version))
+            silent = requested._judge(rule, "by", value, KernelPath(log=LogStart(version=version)))
             assert silent.state == ("different" if rule.always_shown else "not_proven"), rule.id
 
 
@@ -349,7 +352,7 @@ def test_every_rule_is_seen_to_fail():
 )
 def test_what_becomes_of_a_request(path, arguments, environment, becomes):
     """Of variables of the experts, both names of a layout, layers that are proven, and so on."""
-    assert states(KernelPath(**path), *arguments or (), **environment or {}) == [*becomes]
+    assert states(path_with(path), *arguments or (), **environment or {}) == [*becomes]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from meta_tests.fakes.servers import configuration
 from meta_tests.logs import read_lines
 from meta_tests.unit.engines.request_reports import CORE, compared, differences, states
 from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
 
 pytestmark = pytest.mark.usefixtures("known")
 
@@ -49,7 +50,9 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
     ],
 )
 def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
-    path = KernelPath(attention="TRITON_ATTN", moe="MARLIN", version=version, build=build)
+    path = KernelPath(
+        attention="TRITON_ATTN", moe="MARLIN", log=LogStart(version=version, build=build)
+    )
     of_variable = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
     assert of_variable == ([variable] if variable else [])
     assert states(path, "--moe-backend", "cutlass") == [*argument]
@@ -160,7 +163,7 @@ def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
 )
 def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
     """Its own variables need not stand in its list of variables; it warns of none."""
-    path = KernelPath(moe=moe, version=BUILD)
+    path = KernelPath(moe=moe, log=LogStart(version=BUILD))
     (report,) = compared(path, *arguments, **environment)
     assert report.state == state
     wrong = state != "resolved"

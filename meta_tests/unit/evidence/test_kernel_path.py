@@ -11,7 +11,7 @@ from meta_tests.logs import lines_of, proofs, read_lines, stated
 from sm121.core import profile
 from sm121.core.data_file import DataFileError
 from sm121.evidence import log_lines, log_message
-from sm121.evidence.kernel_path import mistaken_environment, read_log
+from sm121.evidence.kernel_path import mistaken_environment, read_log, shown
 from sm121.evidence.signatures import load_signatures
 from sm121.run.harness import Harness
 
@@ -25,7 +25,7 @@ PROVES = proofs(LINES["proves"])
 @pytest.mark.parametrize(("line", "field", "value"), PROVES)
 def test_line_proves_value(line, field, value):
     path = read_lines([line])
-    assert getattr(path, field) == value
+    assert shown(path, field) == value
     assert path.evidence[field] in log_message.clean(line).text
     assert len(path.evidence[field]) <= 400
 
@@ -34,7 +34,7 @@ def test_line_proves_value(line, field, value):
 def test_line_proves_nothing(line):
     path = read_lines([line])
     # A refused backend is a failure, and proves no backend.
-    assert stated(path).keys() <= {"failure"} and path.version is None
+    assert stated(path).keys() <= {"failure"} and path.log.version is None
     assert path.failure is None or line not in LINES["benign"]
 
 
@@ -209,7 +209,7 @@ def test_unknown_variables():
 )
 def test_a_real_log_states_its_path(log, version, states):
     path = read_log(DATA / log)
-    assert (stated(path), path.version) == (states, version)
+    assert (stated(path), path.log.version) == (states, version)
     assert "version" not in path.model_dump()
 
 
@@ -292,7 +292,7 @@ def test_memory_does_not_grow_with_the_log():
     ],
 )
 def test_other_engines(engine, line, field, value):
-    assert getattr(read_lines([line], engine), field) == value
+    assert shown(read_lines([line], engine), field) == value
 
 
 def test_every_signature_file_loads():

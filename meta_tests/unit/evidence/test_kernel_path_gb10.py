@@ -172,15 +172,19 @@ def test_build_and_engine_are_known(name):
     path = read_log(log)
     assert detect_engine(log) == "vllm"
     identity = None if name == "issue22_unknown_argument" else "0.14.0+mxfp4"
-    assert builds.identity(path.version, build=path.build) == identity
+    assert builds.identity(path.log.version, build=path.log.build) == identity
     # Its own lines alone, where the version says nothing.
-    assert path.build == ("mxfp4" if "moe" in SHOWN[name] else None)
+    assert path.log.build == ("mxfp4" if "moe" in SHOWN[name] else None)
 
 
 def same_path(name: str, wrap: Callable[[str], str]) -> None:
     bare, path = (read_lines(map(each, lines_of(name))) for each in (str, wrap))
     assert path.model_dump() == bare.model_dump()
-    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+    assert (path.log.version, path.log.build, path.log.asked) == (
+        bare.log.version,
+        bare.log.build,
+        bare.log.asked,
+    )
 
 
 def _behind_prefixes() -> list:
@@ -254,7 +258,7 @@ def test_a_log_without_its_beginning_says_what_it_shows():
     start = next(n for n, line in enumerate(lines) if "JIT-compiling" in line)
     path = read_lines(lines[start:])
     assert stated(path) == SHOWN["a start after the log"]
-    assert (path.version, path.build, path.asked) == (None, None, None)
+    assert (path.log.version, path.log.build, path.log.asked) == (None, None, None)
 
 
 @pytest.mark.parametrize("count", [2, 12, 18, 25, 40, 60])
@@ -286,7 +290,7 @@ def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"
     path = read_lines(prefix + line for line in [*lines, *older, died, *NSYS])
     assert stated(path) == SHOWN[name]
-    assert path.version == read_lines(lines).version
+    assert path.log.version == read_lines(lines).log.version
 
 
 def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path):
@@ -295,9 +299,9 @@ def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path):
     log.write_text("\n".join([*lines_of("unfused_0804_clean"), *older, *NSYS]) + "\n")
     path = read_log(log)
     patterns = [*map(re.compile, ("marlin_moe_wna16::Marlin<", "\\w+ MoE module", "Mxfp4 MoE"))]
-    ((_, line),) = search_last_start(log, path.begins, patterns, path.ends)
+    ((_, line),) = search_last_start(log, path.log.begins, patterns, path.log.ends)
     assert line.split("JIT-compiling ")[1] == "1 unfused MoE module(s) for SM121: [(64, 128)]"
-    assert len([*search_last_start(log, path.begins, patterns)]) == 4
+    assert len([*search_last_start(log, path.log.begins, patterns)]) == 4
 
 
 @pytest.mark.parametrize("before", [["fused_0804_clean"], []], ids=len)

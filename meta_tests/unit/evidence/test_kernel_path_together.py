@@ -3,6 +3,7 @@
 import pytest
 
 from meta_tests.logs import read_lines
+from sm121.evidence.kernel_path import shown
 
 
 @pytest.mark.parametrize(
@@ -448,7 +449,7 @@ def test_lines_together_show_a_path(engine, lines, fields, unknown, evidence):
     """Fields with their values, fields without one, and a part of the evidence of some."""
     path = read_lines(lines, engine or "vllm")
     expected = (fields or {}) | dict.fromkeys(unknown or ())
-    assert {field: getattr(path, field) for field in expected} == expected
+    assert {field: shown(path, field) for field in expected} == expected
     for field, part in (evidence or {}).items():
         assert part in path.evidence[field]
     also = {field for field in path.evidence if field.endswith("_also")}

@@ -16,6 +16,7 @@ from sm121.core.engine_arguments import at_once
 from sm121.core.server import Server
 from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
 from sm121.plugin import outcomes
 from sm121.stress import shapes, soak
 from sm121.stress.afterwards import Afterwards
@@ -46,7 +47,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
             aborted=None, abort=lambda _text: None, pool=None, load=None, arch="cpu",
             remark=lambda _text: None,
             say=lambda _what, line: lines.append(line), processes=lambda: [],
-            kernel_path=lambda _server: KernelPath(asked="{'max_num_seqs': 8}"),
+            kernel_path=lambda _server: KernelPath(log=LogStart(asked="{'max_num_seqs': 8}")),
         )  # fmt: skip
         its = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
         server = Server(endpoint, False, "vllm", "0.32.0", None, its, None)

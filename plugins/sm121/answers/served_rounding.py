@@ -84,7 +84,7 @@ def rounding_of(
     Raises:
         NotRun: A format is not shown.
     """
-    identity = builds.identity(path.version, build=path.build)
+    identity = builds.identity(path.log.version, build=path.log.build)
 
     def find_rounding(part: str, formats: Iterable[str]) -> str:
         """Return the rounding of a part in one of several formats, which must all round alike."""

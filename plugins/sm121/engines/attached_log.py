@@ -71,12 +71,12 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None
 def _wrong_release(path: KernelPath, can: Capabilities) -> str | None:
     engine = can.engine
     version = can.version
-    if path.version is None:
+    if path.log.version is None:
         return f"it has no start of {engine} (its beginning is cut off, or it is another program's)"
     if version is None:
-        return f"the server does not tell its version, the log says {path.version}"
-    if version not in (path.version, path.version.partition("+")[0]):
-        return f"the log is of {engine} {path.version}, the server is {version}"
+        return f"the server does not tell its version, the log says {path.log.version}"
+    if version not in (path.log.version, path.log.version.partition("+")[0]):
+        return f"the log is of {engine} {path.log.version}, the server is {version}"
     return None
 
 
@@ -86,7 +86,7 @@ def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
     names = {endpoint.served_name}
     if isinstance(entry.get("root"), str):
         names.add(entry["root"])
-    logged = [name for name in (path.served_model, path.model) if name is not None]
+    logged = [name for name in (path.log.served_model, path.log.model) if name is not None]
     if not logged:
         return "its last start names no model"
     if names.isdisjoint({*logged, *(Path(name).name for name in logged)}):
@@ -127,7 +127,7 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
 
 def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
     """Yield the lines of the log from its last start on."""
-    begins = max(path.begins.values(), default=0)
+    begins = max(path.log.begins.values(), default=0)
     for raw in islice(read_raw_lines(log), begins, None):
         yield raw.decode("utf-8", "replace")
 

@@ -12,7 +12,7 @@ from sm121.core import builds, data_file
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.versions import Versions, within
 from sm121.evidence import variables
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_path import PATH_FIELDS
 
 
 class RequestRule(DataTable):
@@ -50,8 +50,8 @@ class RequestRule(DataTable):
     def _check(self) -> "RequestRule":
         if (self.argument is None) == (self.variable is None):
             raise ValueError("expected either argument or variable")
-        if self.field not in KernelPath.model_fields:
-            fields = ", ".join(sorted(KernelPath.model_fields))
+        if self.field not in PATH_FIELDS:
+            fields = ", ".join(sorted(PATH_FIELDS))
             raise ValueError(f"field: expected one of {fields}; got {self.field!r}")
         try:
             for name, text in self.accepts.items():

@@ -73,7 +73,7 @@ def compare(
     unknown = _unknown_variables(configuration, environment, rules)
     of_build = set()
     for rule in rules.request:
-        if rule.build and rule.covers(path.version, path.build):
+        if rule.build and rule.covers(path.log.version, path.log.build):
             of_build.add(rule.variable)
     reports = [report for name, report in unknown.reports.items() if name not in of_build]
     unread = {*unknown.reports, *(unknown.unanswered - dict(configuration.environment).keys())}
@@ -95,7 +95,7 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
         path: The kernel path of the log.
         engine: The name of the engine.
     """
-    values = flat(_literal(path.asked or ""))
+    values = flat(_literal(path.log.asked or ""))
     reports = []
     for request in _requests(load_requests(engine), values, {}, path):
         report = _judge(request.rule, request.by, request.value, path, is_whole=False)
@@ -110,7 +110,7 @@ def in_log(path: KernelPath, name: str) -> str | None:
         path: The kernel path of the log.
         name: The name of the argument, for example ``max_num_seqs``.
     """
-    return flat(_literal(path.asked or "")).get(name)
+    return flat(_literal(path.log.asked or "")).get(name)
 
 
 def arguments_in_log(path: KernelPath) -> list[str]:
@@ -119,7 +119,7 @@ def arguments_in_log(path: KernelPath) -> list[str]:
     Args:
         path: The kernel path of the log.
     """
-    return [f"--{name}={value}" for name, value in flat(_literal(path.asked or "")).items()]
+    return [f"--{name}={value}" for name, value in flat(_literal(path.log.asked or "")).items()]
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
@@ -195,7 +195,7 @@ def _requests(
     """Yield the requests whose rules hold for the engine of the path, or may hold."""
     for rule in rules.request:
         request = _request_of(rule, arguments, environment)
-        if request is not None and rule.covers(path.version, path.build) is not False:
+        if request is not None and rule.covers(path.log.version, path.log.build) is not False:
             yield request
 
 
@@ -282,7 +282,7 @@ def _early_outcome(rule: RequestRule, value: str, path: KernelPath) -> _Outcome 
     if rule.without_effect is not None and rule.without_effect.fullmatch(value):
         message = "not applicable: it has no effect in this build"
         return _Outcome(RequestState.NOT_APPLICABLE, message)
-    if rule.pattern(value) is None or rule.covers(path.version, path.build) is None:
+    if rule.pattern(value) is None or rule.covers(path.log.version, path.log.build) is None:
         return _Outcome(RequestState.NOT_PROVEN, "what it resolves to is not known here")
     return None
 

@@ -16,6 +16,7 @@ from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure import FailureReader
 from sm121.evidence.failure_tables import load_failures
 from sm121.evidence.log_message import LogLine, Worker
+from sm121.evidence.log_start import LogStart, RankLinks
 from sm121.evidence.server_state import (
     LIST_LIMIT,
     LISTS,
@@ -118,38 +119,12 @@ class KernelPath(data_file.Record):
     differences: list[str] = Field(default_factory=list)
     """The requested values that did not run. With any of them the configuration's numbers are
     INVALID."""
-    version: str | None = Field(default=None, exclude=True)
-    """The engine's own version, as it prints it; not part of ``path``."""
-    build: str | None = Field(default=None, exclude=True)
-    """The build of ``fixtures/builds.toml`` whose lines the log has."""
-    asked: str | None = Field(default=None, exclude=True)
-    """The arguments, as the engine prints those that are not its default ones."""
-    model: str | None = Field(default=None, exclude=True)
-    served_model: str | None = Field(default=None, exclude=True)
-    """The model that the server loaded, and the name by which it serves it; not part of ``path``
-    either."""
-    rank: int | None = Field(default=None, exclude=True)
-    world_size: int | None = Field(default=None, exclude=True)
-    group: str | None = Field(default=None, exclude=True)
-    """The library of the ranks' process group: ``nccl``, ``gloo``."""
-    graph_sizes: str | None = Field(default=None, exclude=True)
-    """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
-    channels: list[str] = Field(default_factory=list, exclude=True)
-    """NCCL's channels to other ranks: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
-    rerouted: list[str] = Field(default_factory=list, exclude=True)
-    """RDMA devices in whose place NCCL uses another one: ``2>0``."""
-    start: str | None = Field(default=None, exclude=True)
-    """An id that all ranks of one start share, and no other start has."""
-    since: int | None = Field(default=None, exclude=True)
-    """The minute of the year of a worker's first line, by its node's clock."""
-    network: str | None = Field(default=None, exclude=True)
-    """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
-    rdma_devices: str | None = Field(default=None, exclude=True)
-    """Those that NCCL found, which need not carry anything: ``[0]rocep1s0f1:1/RoCE``."""
-    begins: dict[str, int] = Field(default_factory=dict, exclude=True)
-    """Container to the number of the physical line with which its last start begins."""
-    ends: dict[str, int] = Field(default_factory=dict, exclude=True)
-    """Container to that with which the rest of an older run begins, where the log ends in one."""
+    log: LogStart = Field(default_factory=LogStart, exclude=True)
+    """What the log shows beside the path."""
+
+
+#: The fields of the ``path`` object of verdict.json.
+PATH_FIELDS = tuple(name for name, info in KernelPath.model_fields.items() if not info.exclude)
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
@@ -278,9 +253,9 @@ class LogReader:
         path = _merge(list(self._states.values()))
         for container, state in self._states.items():
             if state.began:
-                path.begins[container] = state.began
+                path.log.begins[container] = state.began
             if state.stale:
-                path.ends[container] = state.ended
+                path.log.ends[container] = state.ended
         return path
 
     def workers(self) -> dict[Worker, KernelPath]:
@@ -295,7 +270,7 @@ class LogReader:
             common = self._workers.get(_Source(source.container, None), ServerState())
             path = _merge([_with_common(state, common)])
             if state.since is not None:
-                path.since = minute_of_year(state.since)
+                path.log.since = minute_of_year(state.since)
             paths[source.worker] = path
         return paths
 
@@ -322,9 +297,9 @@ def search_last_start(
 
     Args:
         path: The log.
-        begins: The lines with which the last starts begin (`KernelPath.begins`).
+        begins: The lines with which the last starts begin (`LogStart.begins`).
         patterns: The patterns. A line's quotation of a user is not searched.
-        ends: The lines with which older runs begin (`KernelPath.ends`).
+        ends: The lines with which older runs begin (`LogStart.ends`).
 
     Yields:
         Each pattern with each line that it matches.
@@ -383,7 +358,37 @@ def detect_engine(path: Path) -> str | None:
 
 def _proves_values(path: KernelPath) -> bool:
     """Whether a log proves a value of a path."""
-    return path.version is not None or bool(path.evidence.keys() - {"failure"})
+    return path.log.version is not None or bool(path.evidence.keys() - {"failure"})
+
+
+def shown(path: KernelPath, field: str) -> Any:
+    """Return the value of a signature's field, of the path or beside it.
+
+    Args:
+        path: The path.
+        field: The field (`signatures.SignatureField`).
+    """
+    return getattr(_holder(path, field), field)
+
+
+def give(path: KernelPath, field: str, value: object) -> None:
+    """Set the value of a signature's field, of the path or beside it.
+
+    Args:
+        path: The path. It is changed.
+        field: The field (`signatures.SignatureField`).
+        value: The value, in the type of the field.
+    """
+    setattr(_holder(path, field), field, value)
+
+
+def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks:
+    """Return the part of a path that has a field."""
+    if field in LogStart.model_fields:
+        return path.log
+    if field in RankLinks.model_fields:
+        return path.log.links
+    return path
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
@@ -435,10 +440,10 @@ def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) 
             f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
         )
         return
-    setattr(path, name, _typed(name, named[0].value))
+    give(path, name, _typed(name, named[0].value))
     path.evidence[name] = named[0].line
-    if KernelPath.model_fields[name].exclude:
-        return  # not part of verdict.json: its other values are not kept
+    if name not in PATH_FIELDS:
+        return  # not part of the path: its other values are not kept
     for candidate in named:
         for value, line in candidate.others.items():
             _add_other(path, name, value, line)
@@ -466,7 +471,7 @@ def _add_other(path: KernelPath, name: str, value: str, line: str) -> None:
 
 
 def _extend_list(path: KernelPath, name: str, lines: Mapping[str, str]) -> None:
-    values = getattr(path, name)
+    values = shown(path, name)
     for value, line in lines.items():
         if value not in values:
             values.append(value)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sm121.core import data_file
 from sm121.core.engine_settings import KernelPathRequirement
-from sm121.evidence.kernel_path import KernelPath, LogReader
+from sm121.evidence.kernel_path import KernelPath, LogReader, give, shown
 from sm121.evidence.log_message import Worker
 from sm121.evidence.requirement import (
     COMPARED,
@@ -85,7 +85,7 @@ def _by_node(workers: Mapping[Worker, KernelPath], log_node: str) -> dict[str, l
         if _is_copied(worker, workers):
             continue
         node = worker.node or log_node
-        nodes.setdefault(node, []).append(RankPath(rank=path.rank, node=node, path=path))
+        nodes.setdefault(node, []).append(RankPath(rank=path.log.rank, node=node, path=path))
     return nodes
 
 
@@ -94,12 +94,12 @@ def _is_copied(worker: Worker, workers: Mapping[Worker, KernelPath]) -> bool:
 
     Two nodes of Ray on one host read each other's files. Rank 0 is the one without an address.
     """
-    rank = workers[worker].rank
+    rank = workers[worker].log.rank
     if rank is None:
         return False
     has_twin = False
     for other, path in workers.items():
-        if other != worker and other.pid == worker.pid and path.rank == rank:
+        if other != worker and other.pid == worker.pid and path.log.rank == rank:
             has_twin = True
     has_address = bool(worker.node)
     return has_twin and has_address == (rank == 0)
@@ -110,15 +110,16 @@ def _share_values(ranks: Sequence[RankPath]) -> None:
     first = ranks[0].path
     for rank in ranks[1:]:
         for field in _EQUAL:
-            if field == "group" or getattr(rank.path, field) is not None:
+            if field == "group" or shown(rank.path, field) is not None:
                 continue
-            setattr(rank.path, field, getattr(first, field))
+            give(rank.path, field, shown(first, field))
             if field in first.also:
                 rank.path.also[field] = first.also[field]
 
 
 def _is_rank(path: KernelPath) -> bool:
-    return path.rank is not None or path.attention is not None or bool(path.channels)
+    has_number = path.log.rank is not None
+    return has_number or path.attention is not None or bool(path.log.links.channels)
 
 
 def _order(rank: RankPath) -> int:
@@ -147,7 +148,7 @@ def contradictions(
 
 def _wrong_world_sizes(ranks: Sequence[RankPath], world_size: int) -> Iterator[Contradiction]:
     for rank in ranks:
-        size = rank.path.world_size
+        size = rank.path.log.world_size
         if size is not None and size != world_size:
             part = f"world size of {rank}"
             yield Contradiction(part, str(size), f"{part}: required {world_size}, seen {size}")
@@ -157,18 +158,18 @@ def _unequal_values(
     ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
 ) -> Iterator[Contradiction]:
     """Compare a field with the first rank that has an accepted value, else with the first rank."""
-    shown = [rank for rank in ranks if getattr(rank.path, field) is not None]
-    values = [_all_values(rank.path, field) for rank in shown]
+    showing = [rank for rank in ranks if shown(rank.path, field) is not None]
+    values = [_all_values(rank.path, field) for rank in showing]
     if len(set(values)) < 2:
         return
-    like = shown[0]
+    like = showing[0]
     expected = values[0]
-    for rank, value in zip(shown, values, strict=True):
+    for rank, value in zip(showing, values, strict=True):
         if value in (accepted or ()):
             like = rank
             expected = value
             break
-    for rank, value in zip(shown, values, strict=True):
+    for rank, value in zip(showing, values, strict=True):
         if value != expected:
             evidence_field = f"{field}_also" if field in rank.path.also else field
             line = rank.path.evidence.get(evidence_field, "no line")
@@ -178,16 +179,16 @@ def _unequal_values(
 
 def _all_values(path: KernelPath, field: str) -> str:
     others = sorted(map(str, path.also.get(field, ())))
-    return ", ".join([str(getattr(path, field)), *others])
+    return ", ".join([str(shown(path, field)), *others])
 
 
 def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[Contradiction]:
-    shown = [rank for rank in ranks if rank.path.asked]
-    if not shown:
+    showing = [rank for rank in ranks if rank.path.log.asked]
+    if not showing:
         return
-    like = shown[0]
+    like = showing[0]
     expected = _arguments(like.path)
-    for rank in shown[1:]:
+    for rank in showing[1:]:
         arguments = _arguments(rank.path)
         for name in sorted({*arguments, *expected}):
             value = arguments.get(name, "not set")
@@ -206,7 +207,7 @@ def _arguments(path: KernelPath) -> Mapping[str, Any]:
     values: Any = {}
     of_a_node = data_file.load_key("node-arguments.toml", "of_a_node", frozenset[str])
     with contextlib.suppress(ValueError, SyntaxError):
-        values = ast.literal_eval(path.asked or "{}")
+        values = ast.literal_eval(path.log.asked or "{}")
     return {name: value for name, value in values.items() if name not in of_a_node}
 
 
@@ -251,14 +252,14 @@ def _missing_numbers(ranks: Sequence[RankPath], world_size: int) -> Iterator[str
 
 
 def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
-    starts = {rank.path.start for rank in ranks if rank.path.start}
+    starts = {rank.path.log.start for rank in ranks if rank.path.log.start}
     # One start may have an id of NCCL's and one of another kind.
     kinds = {start[: len(_NCCL_ID)] for start in starts}
-    minutes = [rank.path.since for rank in ranks if rank.path.since is not None]
+    minutes = [rank.path.log.since for rank in ranks if rank.path.log.since is not None]
     apart = max(minutes) - min(minutes) if minutes else 0
-    all_by_nccl = all((rank.path.start or "").startswith(_NCCL_ID) for rank in ranks)
+    all_by_nccl = all((rank.path.log.start or "").startswith(_NCCL_ID) for rank in ranks)
     if len(starts) > len(kinds) or (apart in _ANOTHER_DAY and not all_by_nccl):
-        listed = ", ".join(f"{rank}: {rank.path.start}" for rank in ranks)
+        listed = ", ".join(f"{rank}: {rank.path.log.start}" for rank in ranks)
         yield f"the logs are not of one start ({listed}; {apart // 60} h apart)"
 
 

@@ -155,7 +155,9 @@ def _search_log(rule: PathRule, path: KernelPath, log: Path) -> Iterator[Contrad
     wanted = [re.compile(pattern) for pattern in rule.must_see]
     unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
     matched: set[re.Pattern[str]] = set()
-    for pattern, line in search_last_start(log, path.begins, {*wanted, *unwanted}, path.ends):
+    for pattern, line in search_last_start(
+        log, path.log.begins, {*wanted, *unwanted}, path.log.ends
+    ):
         matched.add(pattern)
         if pattern in unwanted:
             part = f"must not see {pattern.pattern!r}"

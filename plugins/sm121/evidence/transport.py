@@ -64,29 +64,30 @@ def of_path(path: KernelPath) -> Transport | None:
         The transport of its channels, else of the chosen network, else gloo; None if there is none
         of these.
     """
-    listed = path.rdma_devices or ""
-    links = _LINK.findall(listed)
-    rdma = links[0] if links else "IB"
+    links = path.log.links
+    listed = links.rdma_devices or ""
+    kinds = _LINK.findall(listed)
+    rdma = kinds[0] if kinds else "IB"
     sizes = {number: _count_merged(text) for number, text in _DEVICE.findall(listed)}
-    if path.channels:
-        channels = [_parse_channel(text, rdma) for text in path.channels]
+    if links.channels:
+        channels = [_parse_channel(text, rdma) for text in links.channels]
         # A line of a kind that may be wrong is the evidence, if there is one.
         suspect = [channel for channel in channels if channel.kind != rdma]
-        shown = (suspect or channels)[0]
+        proof = (suspect or channels)[0]
         numbers = {channel.number for channel in channels if channel.kind == rdma}
         return Transport(
             kinds=sorted({channel.kind for channel in channels}),
-            devices=_count_devices(numbers, path.rerouted, sizes),
-            evidence=path.evidence[f"channels.{shown.text}"],
+            devices=_count_devices(numbers, links.rerouted, sizes),
+            evidence=path.evidence[f"channels.{proof.text}"],
         )
-    if path.network is not None:
+    if links.network is not None:
         has_one = list(sizes.values()) == [1]
         return Transport(
-            kinds=[_kind_of_network(path.network, rdma)],
+            kinds=[_kind_of_network(links.network, rdma)],
             devices=1 if has_one else None,
             evidence=path.evidence["network"],
         )
-    if path.group == "gloo":
+    if links.group == "gloo":
         return Transport(kinds=["gloo"], evidence=path.evidence["group"])
     return None
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from sm121.core import data_file, engine_settings, errors, level_settings
 from sm121.core.data_file import DataTable, Pattern, without_retired
 from sm121.core.versions import Versions
-from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_path import PATH_FIELDS, KernelPath
 
 #: The value of each axis.
 Cell = Mapping[str, str]
@@ -38,8 +38,8 @@ class Expected(DataTable):
     @model_validator(mode="after")
     def _known(self) -> "Expected":
         for name in self.path:
-            if name not in KernelPath.model_fields:
-                fields = ", ".join(sorted(KernelPath.model_fields))
+            if name not in PATH_FIELDS:
+                fields = ", ".join(sorted(PATH_FIELDS))
                 raise ValueError(f"path: expected one of {fields}; got {name!r}")
         return self
 

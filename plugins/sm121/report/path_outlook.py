@@ -9,7 +9,7 @@ from sm121.core import builds, data_file, engine_arguments, profile
 from sm121.core.engine_settings import PathValues
 from sm121.core.errors import UsageError
 from sm121.engines import requantised, requested, served_model
-from sm121.evidence import signatures
+from sm121.evidence import kernel_path, signatures
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.machine import roofline
@@ -51,11 +51,11 @@ def bound(path: KernelPath) -> Bound | None:
         The bound; None where the log does not show a known model, its experts and which layers are
         quantised, or where the server speculates.
     """
-    config = roofline.read_config(path.model) if path.model is not None else None
+    config = roofline.read_config(path.log.model) if path.log.model is not None else None
     own = profile.load(profile.for_architecture(_ARCH))
     if config is None or path.moe is None or own.box is None or own.box.healthy_gb_s is None:
         return None
-    if path.asked is None and not path.requantised_is_whole:
+    if path.log.asked is None and not path.requantised_is_whole:
         return None
     arguments = requested.arguments_in_log(path)
     layout = roofline.served(config, arguments, PathValues(), path)
@@ -84,7 +84,7 @@ def _fewer_bytes(
 ) -> str:
     """The configuration of the profile that reads the fewest bytes, if it reads fewer."""
     try:
-        judged = own.judging(None, builds.identity(path.version, build=path.build))
+        judged = own.judging(None, builds.identity(path.log.version, build=path.log.build))
     except UsageError:
         return ""
     best = ""
@@ -110,7 +110,7 @@ def missing(path: KernelPath) -> list[str]:
     Returns:
         Names of its fields, such as ``version``.
     """
-    return [name for name in _MAIN if getattr(path, name) is None]
+    return [name for name in _MAIN if kernel_path.shown(path, name) is None]
 
 
 def remedies(path: KernelPath, engine: str) -> list[str]:
@@ -138,15 +138,15 @@ def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSou
     """
     if cause is not None:
         return cause.remedy or f"ask {cause.owner}"
-    if not _is_judged(path.model):
+    if not _is_judged(path.log.model):
         return (
-            f"no profile of the suite judges {path.model}: write one (docs/extending.md), or read "
-            "each value's line with --json"
+            f"no profile of the suite judges {path.log.model}: write one (docs/extending.md), or "
+            "read each value's line with --json"
         )
     known = remedies(path, engine)
     if known:
         return f"start the server with {known[0]}"
-    if path.version is None or (path.attention is None and path.moe is None):
+    if path.log.version is None or (path.attention is None and path.moe is None):
         return "give the log from the start of the server on: docker logs NAME 2>&1 | sm121 path -"
     words = ["sm121", "run", "--base-url", _address(path)]
     if source.container is not None:

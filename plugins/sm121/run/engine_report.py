@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from sm121.core.data_file import Record
+from sm121.evidence import kernel_path
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.ranks import RankPath
@@ -56,13 +57,13 @@ class NodeReport(Record):
         """
         path = {}
         for name in _OF_A_RANK:
-            value = getattr(shown.path, name)
+            value = kernel_path.shown(shown.path, name)
             if value is not None:
                 path[name] = str(value)
         return cls(
             rank=shown.rank,
             node=shown.node,
-            version=shown.path.version,
+            version=shown.path.log.version,
             path=path,
             transport=carried,
         )

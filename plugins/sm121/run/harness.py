@@ -399,7 +399,7 @@ class Harness(RunRecord):
             variables = self.engine_environment(server.configuration)
             self.file.environment["autotune"] = environment.autotune_sets(variables)
         # The version that the running engine reports replaces the installed one.
-        version = server.version or self.file.engine.path.version
+        version = server.version or self.file.engine.path.log.version
         if version is not None:
             self.file.engine.version = version
 

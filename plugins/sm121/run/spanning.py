@@ -138,7 +138,7 @@ def of_logs(logs: Sequence[Path], engine: str) -> RanksOfLogs:
     of_ranks = ranks.read_ranks([(str(log), log) for log in logs], engine)
     world = len(of_ranks)
     for rank in of_ranks:
-        world = max(world, rank.path.world_size or 0)
+        world = max(world, rank.path.log.world_size or 0)
     if world < 2:
         return RanksOfLogs([], [])
     no_requirement = KernelPathRequirement(source="nothing is required")

@@ -163,8 +163,8 @@ class _Reading:
 
     def _print_table(self, known: str | None, ranks: RanksOfLogs, bound: Bound | None) -> None:
         name = known or "engine not known"
-        version = self.answer["identity"] or self.path.version
-        title = [part for part in (name, version, self.path.model) if part]
+        version = self.answer["identity"] or self.path.log.version
+        title = [part for part in (name, version, self.path.log.model) if part]
         sys.stdout.write(" ".join(title) + "\n")
         values: dict[str, Any] = {"contradictions": ()}
         values.update(self.answer)
@@ -201,8 +201,8 @@ class _Reading:
             )
         self.answer = {
             "engine": known,
-            "version": path.version,
-            "identity": builds.identity(path.version, build=path.build),
+            "version": path.log.version,
+            "identity": builds.identity(path.log.version, build=path.log.build),
             "serving": serving_lines.read(log, engine),
             "missing": path_outlook.missing(path),
         }
@@ -214,7 +214,7 @@ class _Reading:
         self.answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
 
     def _add_kernels(self, profile: kernel_profile.KernelProfile) -> None:
-        config = roofline.read_config(self.path.model or _DEFAULT_MODEL) or {}
+        config = roofline.read_config(self.path.log.model or _DEFAULT_MODEL) or {}
         contradictions = kernel_requirement.backend_contradictions(self.path, profile)
         self.answer["contradictions"] = contradictions
         layers = config.get("num_hidden_layers")

@@ -132,7 +132,7 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
     build = None
     if attached.log is not None and attached.reader is not None:
         path = kernel_path.read_log(attached.log, attached.reader)
-        build = path.build
+        build = path.log.build
     engine = registry.Installed(attached.version, build=build)
     judging = chosen.judging(settings.target.configuration, engine.identity)
     is_decided = settings.target.configuration is not None or judging.under_test in judging.fastest
@@ -232,7 +232,7 @@ def _names_of(server: Server) -> list[str]:
     """The names of an attached server's model: served name, root, the model of its proven log."""
     names = [server.endpoint.served_name, server.root]
     if server.log is not None and server.reader is not None:
-        names.append(kernel_path.read_log(server.log, server.reader).model)
+        names.append(kernel_path.read_log(server.log, server.reader).log.model)
     return [name for name in names if name is not None]
 
 
