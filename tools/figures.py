@@ -3,7 +3,8 @@
 ``python -m tools.figures`` prints, for each folder, the lines of code, docstrings and comments, and
 how many expressions per 1,000 lines need decoding. These are figures, not limits. The status is 1
 only if a module, a function or a class is larger than ``[tool.sm121-sizes]`` of pyproject.toml
-allows.
+allows. The fields and all methods of a class are counted in ``plugins/`` alone, by
+`tools.class_sizes`.
 """
 
 import argparse
@@ -15,8 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools import class_sizes
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("plugins", "tests", "meta_tests", "tools", "fixtures")
+PACKAGE = "plugins"
+FOLDERS = (PACKAGE, "tests", "meta_tests", "tools", "fixtures")
 DATA_SUFFIXES = {".toml", ".json", ".jsonl", ".yaml", ".j2", ".jinja"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -143,8 +147,45 @@ def problems(root: Path, limits: dict[str, Any]) -> list[str]:
                 lines.append(
                     f"{name}: expected at most {limit} {units[kind]}, got {size}. Split it."
                 )
+    lines += class_problems(root, limits)
     for pair in similar_pages(root / "docs"):
         lines.append(f"docs: two pages have names that differ only by an s: {pair}. Rename one.")
+    return lines
+
+
+def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
+    """Return one line for each class of the package that has too many fields or methods.
+
+    Args:
+        root: A checkout.
+        limits: The table ``[tool.sm121-sizes]``: ``fields`` and ``methods``, exceptions to each by
+            name, and the classes that are the data of a file format, whose fields do not count.
+
+    Returns:
+        The lines, and one for each exception that is no longer needed.
+    """
+    classes: list[class_sizes.ClassMembers] = []
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        module = path.relative_to(root).as_posix()
+        classes += class_sizes.classes_of(module, ast.parse(path.read_text("utf-8")))
+    formats = limits["file-formats"]
+    lines = []
+    needed: dict[str, set[str]] = {"field": set(), "method": set()}
+    for name, fields, methods in class_sizes.with_inherited(classes):
+        for kind, size in (("field", fields), ("method", methods)):
+            if size <= limits[f"{kind}s"]:
+                continue
+            needed[kind].add(name)
+            if kind == "field" and name in formats:
+                continue
+            limit = limits[f"{kind}-exceptions"].get(name, limits[f"{kind}s"])
+            if size > limit:
+                lines.append(f"{name}: expected at most {limit} {kind}s, got {size}. Split it.")
+    for kind, names in needed.items():
+        for name in limits[f"{kind}-exceptions"].keys() - names:
+            lines.append(f"{name}: its {kind}s are within the limit. Remove its exception.")
+    for name in formats.keys() - needed["field"]:
+        lines.append(f"{name}: its fields are within the limit. Remove it from file-formats.")
     return lines
 
 

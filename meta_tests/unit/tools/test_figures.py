@@ -12,9 +12,16 @@ SIZES = """
 module = 8
 function = 4
 class = 1
+fields = 2
+methods = 2
 [tool.sm121-sizes.exceptions]
 "plugins/long.py" = 9
+[tool.sm121-sizes.field-exceptions]
+[tool.sm121-sizes.method-exceptions]
+[tool.sm121-sizes.file-formats]
 """
+WIDE = "class C:\n    a: int\n    b: int\n    c: int\n"
+TALL = "class C:\n    def a(self): ...\n    def _b(self): ...\n    def _c(self): ...\n"
 MODULE = "def f() -> int:\n    matches = 1\n    return matches\n"
 
 
@@ -59,6 +66,40 @@ def test_a_small_tree_is_within_its_limits(tree, capsys):
 )
 def test_a_part_above_its_limit_is_named(tree, capsys, file, text, message):
     (tree / "plugins" / file).write_text(text)
+    assert figures.main([str(tree)]) == 1
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(WIDE, "plugins/two.py:C: expected at most 2 fields, got 3", id="fields"),
+        pytest.param(TALL, "plugins/two.py:C: expected at most 2 methods, got 3", id="methods"),
+    ],
+)
+def test_a_large_class_of_the_package_is_named(tree, capsys, text, message):
+    (tree / "tools" / "two.py").write_text(text)
+    assert figures.main([str(tree)]) == 0, "it is no class of the package"
+    (tree / "plugins" / "two.py").write_text(text)
+    assert figures.main([str(tree)]) == 1
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "table", "row", "message"),
+    [
+        pytest.param(WIDE, "field-exceptions", "3", "Remove its exception", id="fields"),
+        pytest.param(TALL, "method-exceptions", "3", "Remove its exception", id="methods"),
+        pytest.param(WIDE, "file-formats", '"a.json"', "Remove it from file-formats", id="format"),
+    ],
+)
+def test_an_exception_holds_while_it_is_needed(tree, capsys, text, table, row, message):
+    heading = f"[tool.sm121-sizes.{table}]"
+    listed = SIZES.replace(heading, f'{heading}\n"plugins/two.py:C" = {row}')
+    (tree / "pyproject.toml").write_text(listed)
+    (tree / "plugins" / "two.py").write_text(text)
+    assert figures.main([str(tree)]) == 0
+    (tree / "plugins" / "two.py").write_text("class C: ...\n")
     assert figures.main([str(tree)]) == 1
     assert message in capsys.readouterr().out
 

@@ -1,0 +1,114 @@
+"""Count the fields and the methods of each class, with those that it inherits.
+
+- Fields: the annotated names of its body, except class variables, and the attributes that a method
+  assigns on ``self``.
+- Methods: the functions of its body, private ones and properties too, except ``__dunder__`` ones.
+- A base counts too if it is a class of the counted modules. It is searched by name, in the same
+  module first.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ClassMembers:
+    """The names of a class's own members.
+
+    Attributes:
+        module: The path of its module.
+        name: Its name.
+        bases: The names of its bases.
+        fields: The names of its fields.
+        methods: The names of its methods.
+    """
+
+    module: str
+    name: str
+    bases: tuple[str, ...]
+    fields: frozenset[str]
+    methods: frozenset[str]
+
+
+def classes_of(module: str, tree: ast.Module) -> Iterator[ClassMembers]:
+    """Yield the classes of a module.
+
+    Args:
+        module: Its path.
+        tree: Its source, parsed.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield ClassMembers(
+                module=module,
+                name=node.name,
+                bases=tuple(_bare_name(base) for base in node.bases),
+                fields=frozenset(_fields(node)),
+                methods=frozenset(_methods(node)),
+            )
+
+
+def with_inherited(classes: Iterable[ClassMembers]) -> Iterator[tuple[str, int, int]]:
+    """Yield ``path:name``, the number of fields and the number of methods of each class.
+
+    Args:
+        classes: The classes of all counted modules.
+    """
+    by_name: dict[str, list[ClassMembers]] = {}
+    for one in classes:
+        by_name.setdefault(one.name, []).append(one)
+    for named in by_name.values():
+        for one in named:
+            ancestry = _ancestry(one, by_name)
+            fields = frozenset[str]().union(*(each.fields for each in ancestry))
+            methods = frozenset[str]().union(*(each.methods for each in ancestry))
+            yield f"{one.module}:{one.name}", len(fields), len(methods)
+
+
+def _ancestry(one: ClassMembers, by_name: Mapping[str, list[ClassMembers]]) -> list[ClassMembers]:
+    """Return a class and its ancestors among the counted classes."""
+    ancestry = [one]
+    for member in ancestry:  # it grows while it is read
+        for base in member.bases:
+            found = by_name.get(base, [])
+            own = [each for each in found if each.module == member.module]
+            chosen = own or found
+            if len(chosen) == 1 and chosen[0] not in ancestry:
+                ancestry.append(chosen[0])
+    return ancestry
+
+
+def _bare_name(base: ast.expr) -> str:
+    """Return the last name of a base, without its module and its type arguments."""
+    if isinstance(base, ast.Subscript):
+        base = base.value
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def _fields(node: ast.ClassDef) -> Iterator[str]:
+    for member in node.body:
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+            if "ClassVar" not in ast.unparse(member.annotation):
+                yield member.target.id
+        elif isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _assigned_on_self(member)
+
+
+def _assigned_on_self(method: ast.AST) -> Iterator[str]:
+    for part in ast.walk(method):
+        if (
+            isinstance(part, ast.Attribute)
+            and isinstance(part.ctx, ast.Store)
+            and isinstance(part.value, ast.Name)
+            and part.value.id == "self"
+        ):
+            yield part.attr
+
+
+def _methods(node: ast.ClassDef) -> Iterator[str]:
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
+            is_dunder = member.name.startswith("__") and member.name.endswith("__")
+            if not is_dunder:
+                yield member.name
