@@ -27,7 +27,7 @@ from meta_tests.fakes import servers
 from meta_tests.fakes.timed_server import TRAPS as ALL_TRAPS
 from meta_tests.faults import catalogue_rows
 from meta_tests.folders import DATA, ROOT
-from sm121.client.connection import Patience
+from sm121.client.patience import Patience
 from sm121.client.timed import completion
 from sm121.client.timed_process import TimedProcess
 from sm121.core.level_settings import Measuring

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from meta_tests.fakes import servers
-from sm121.client.connection import Patience
 from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.client.load import LoadClient
+from sm121.client.patience import Patience
 from sm121.core import level_settings, profile, verdict, waiting
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities

@@ -13,7 +13,7 @@ import pytest
 from meta_tests.fakes.loopback import JsonHandler, serving
 from meta_tests.fakes.servers import executable
 from sm121.client import completion_json, timed
-from sm121.client.connection import Patience
+from sm121.client.patience import Patience
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.engines import llama_cpp, protocol, registry

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from meta_tests.fakes import servers
-from sm121.client.connection import Patience
 from sm121.client.jobs import Job
 from sm121.client.load import LoadClient
+from sm121.client.patience import Patience
 from sm121.core import level_settings, profile, profile_fields, unmet, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_arguments import at_once

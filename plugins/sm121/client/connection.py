@@ -1,6 +1,5 @@
-"""The connections and time limits that the timed client and the load client share."""
+"""The connections of the load client."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -11,22 +10,6 @@ from sm121.core.bounded import LARGEST_ANSWER, tls
 _KEEP_ALIVE_S = 2.0
 #: Time limit for establishing a connection, in seconds.
 _CONNECT_WITHIN_S = 30.0
-
-
-@dataclass(frozen=True)
-class Patience:
-    """The time limits of a request.
-
-    The timed client counts silence from the first byte on. The load client counts it from the
-    request, and tolerates the silence of a queued request while others get their tokens.
-
-    Attributes:
-        within_s: Seconds that the whole request may take.
-        silent_s: Seconds that may pass without data.
-    """
-
-    within_s: float
-    silent_s: float
 
 
 def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:

@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 
 from sm121.client.completion_json import Completion, parse, text_of
-from sm121.client.connection import Patience, open_session, read_whole, refuse_packed
+from sm121.client.connection import open_session, read_whole, refuse_packed
 from sm121.client.jobs import Job, JobOutcome, LoadResult, Problem
+from sm121.client.patience import Patience
 from sm121.client.sse import DONE, EventParser
 from sm121.core import bounded, server
 

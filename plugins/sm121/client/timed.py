@@ -6,15 +6,16 @@ Answers are parsed after the whole batch, so that no stream waits for the parsin
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
+import httpcore
 
-from sm121.client.connection import Patience, open_session, refuse_packed, require_bounded
+from sm121.client.patience import Patience
+from sm121.client.stamped_network import CURRENT, StampedNetwork, Stamps
 from sm121.client.timed_answer import TimedAnswer, read_answer, read_event
+from sm121.core.bounded import LARGEST_ANSWER, tls
 
 #: Interval in which `LagWatch` measures the delay of the event loop, in seconds.
 _TICK_S = 0.004
@@ -29,8 +30,25 @@ _ERROR_LENGTH = 300
 _AT_ONCE_NS = 50_000_000
 #: Longest interval between two comparisons of a request with its time limits, in seconds.
 _LONGEST_LOOK_S = 0.5
-#: Bytes that the session buffers of one answer.
-_BUFFER_BYTES = 1 << 20
+#: Time after which an idle connection is not used again, in seconds. It is less than the five
+#: after which uvicorn closes one.
+_KEEP_ALIVE_S = 2.0
+#: Time limit for establishing a connection, in seconds.
+_CONNECT_WITHIN_S = 30.0
+
+
+class _Unusable(Exception):
+    """The answer can be neither timed nor bounded."""
+
+
+_FAILURES = (
+    _Unusable,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    OSError,
+    TimeoutError,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,8 @@ class TimedBatch:
     worst_lag_ns: int
     #: The drift in seconds of other clocks of the machine against the client's; see `steps`.
     clock_steps: dict[str, float] = field(default_factory=dict)
+    #: The package of the event loop: uvloop, or asyncio where that is not installed.
+    event_loop: str = ""
 
 
 class LagWatch:
@@ -123,20 +143,20 @@ class TimedClient:
     def __init__(self, base_url: str, api_key: str) -> None:
         self._base_url = base_url
         self._api_key = api_key
-        self._session: aiohttp.ClientSession
+        self._pool: httpcore.AsyncConnectionPool
 
     async def __aenter__(self) -> "TimedClient":
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        trace.on_connection_create_start.append(_stamp_sending)
-        trace.on_request_headers_sent.append(_stamp_sending)
-        self._session = open_session(
-            self._api_key, trace_configs=[trace], read_bufsize=_BUFFER_BYTES
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=tls(),
+            max_connections=None,
+            max_keepalive_connections=None,
+            keepalive_expiry=_KEEP_ALIVE_S,
+            network_backend=StampedNetwork(),
         )
         return self
 
     async def __aexit__(self, *_reason: object) -> None:
-        await self._session.close()
+        await self._pool.aclose()
 
     async def run(
         self, requests: Sequence[TimedRequest], *, concurrency: int, patience: Patience
@@ -173,6 +193,7 @@ class TimedClient:
             wall_s=time.perf_counter() - started,
             cpu_s=time.process_time() - cpu,
             worst_lag_ns=watch.worst_ns,
+            event_loop=type(asyncio.get_running_loop()).__module__.partition(".")[0],
             clock_steps=steps(clocks, _clocks()),
         )
         batch.answers.extend(_finish(sending, watch) for sending in sent)
@@ -218,40 +239,57 @@ class TimedClient:
         """
         answer = sending.answer
         for attempt in (1, 2):
-            sending.reused = False
             began_ns = time.perf_counter_ns()
+            stamps = Stamps(answer.sent_ns if attempt > 1 else None)
+            CURRENT.set(stamps)
             try:
-                await self._read_once(sending)
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                await self._read_once(sending, stamps)
+            except _FAILURES as error:
                 answer.ended_ns = time.perf_counter_ns()
-                if attempt == 1 and sending.may_repeat(error, answer.ended_ns - began_ns):
+                took_ns = answer.ended_ns - began_ns
+                unread = stamps.reused and not stamps.heard and took_ns < _AT_ONCE_NS
+                if attempt == 1 and unread:
                     answer.retries += 1
                     continue
                 open_s = (answer.ended_ns - answer.sent_ns) / 1e9
                 message = f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
                 answer.error = message[:_ERROR_LENGTH]
+            finally:
+                answer.sent_ns = stamps.sent_ns or answer.sent_ns
             return
 
-    async def _read_once(self, sending: "_Sending") -> None:
-        now = time.perf_counter_ns
+    async def _read_once(self, sending: "_Sending", stamps: Stamps) -> None:
         answer = sending.answer
         reads = sending.reads
-        async with self._session.post(
+        # A redirect is not followed: the answer of the new address would have another start time.
+        async with self._pool.stream(
+            "POST",
             self._base_url + sending.request.path,
-            data=sending.request.body,
-            trace_request_ctx=sending,
-            allow_redirects=False,  # the answer of the new address would have another start time
+            headers=self._headers(),
+            content=sending.request.body,
+            extensions={"timeout": {"connect": _CONNECT_WITHIN_S}},
         ) as response:
             answer.status = response.status
-            answer.redirected_to = response.headers.get("Location")
-            refuse_packed(response)
-            read = response.content.readany
+            headers = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+            answer.redirected_to = headers.get(b"location")
+            packed = headers.get(b"content-encoding", "identity")
+            if packed.lower() != "identity":
+                raise _Unusable(f"the answer is packed ({packed}) though it was asked for as it is")
             size = 0
-            while piece := await read():
-                reads.append((now(), piece))
+            async for piece in response.aiter_stream():
+                reads.append((stamps.read_ns, piece))
                 size += len(piece)
-                require_bounded(size)
-            answer.ended_ns = now()
+                if size > LARGEST_ANSWER:
+                    raise _Unusable(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB")
+            answer.ended_ns = time.perf_counter_ns()
+
+    def _headers(self) -> Mapping[bytes | str, bytes | str]:
+        return {
+            b"Authorization": f"Bearer {self._api_key}".encode(),
+            b"Content-Type": b"application/json",
+            b"Accept": b"*/*",
+            b"Accept-Encoding": b"identity",
+        }
 
 
 class _Sending:
@@ -261,10 +299,6 @@ class _Sending:
         self.request = request
         self.answer: TimedAnswer
         self.reads: list[tuple[int, bytes]] = []
-        #: Whether `answer.sent_ns` is the time at which the request left.
-        self.stamped = False
-        #: Whether the connection had a request before this one.
-        self.reused = False
 
     def begin(self) -> None:
         """Create the answer with the time from which the request is late."""
@@ -274,32 +308,6 @@ class _Sending:
             asked_prompt=self.request.asked_prompt,
             text=self.request.text,
         )
-
-    def may_repeat(self, error: Exception, after_ns: int) -> bool:
-        """Return whether the server closed the connection before it read the request."""
-        closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-        unread = self.answer.status is None and not self.reads
-        return closed and unread and self.reused and after_ns < _AT_ONCE_NS
-
-
-async def _stamp_sending(
-    _session: aiohttp.ClientSession, context: SimpleNamespace, _event: object
-) -> None:
-    """Set the time at which the request leaves or begins to wait for a connection.
-
-    The time in which the client composes the request is excluded. The time in which the server
-    accepts the connection is included.
-    """
-    sending: _Sending = context.trace_request_ctx
-    if not sending.stamped:
-        sending.stamped = True
-        sending.answer.sent_ns = time.perf_counter_ns()
-
-
-async def _note_reuse(
-    _session: aiohttp.ClientSession, context: SimpleNamespace, _event: object
-) -> None:
-    context.trace_request_ctx.reused = True
 
 
 def _finish(sending: _Sending, watch: LagWatch) -> TimedAnswer:

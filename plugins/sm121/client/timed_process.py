@@ -13,13 +13,18 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import IO, Any
 
-import uvloop
-
-from sm121.client.connection import Patience
+from sm121.client.patience import Patience
 from sm121.client.timed import TimedBatch, TimedClient, TimedRequest
 from sm121.core.errors import Sm121Error
+
+uvloop: ModuleType | None
+try:
+    import uvloop
+except ImportError:  # Python's own event loop stamps as exactly, with more processor time
+    uvloop = None
 
 #: Bytes of the length before each message to the process.
 _SIZE_BYTES = 8
@@ -141,7 +146,8 @@ def main() -> None:
     """Serve the parent until it closes the pipe."""
     gc.disable()  # collected between batches, never during a measurement
     _raise_priority()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    loop_factory = None if uvloop is None else uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(_serve(sys.stdout.buffer))
 
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.client import connection, timed_process
+from sm121.client import timed_process
+from sm121.client.patience import Patience
 from sm121.client.timed import TimedRequest, completion
 from sm121.client.timed_answer import TimedAnswer
 from sm121.core.errors import Sm121Error
@@ -103,10 +104,10 @@ class MeasuredServer:
             yield server
 
     @property
-    def patience(self) -> connection.Patience:
+    def patience(self) -> Patience:
         """How long a request may take, and how long it may be silent."""
         measuring = self.plan.measuring
-        return connection.Patience(measuring.request_within_s, measuring.silent_within_s)
+        return Patience(measuring.request_within_s, measuring.silent_within_s)
 
     def request(
         self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False

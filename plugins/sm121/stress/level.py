@@ -16,9 +16,9 @@ from sm121.answers.prompts import continuations
 from sm121.api.client import Api
 from sm121.api.sampled import Sampler
 from sm121.client.completions import Asker
-from sm121.client.connection import Patience
 from sm121.client.jobs import Job, LoadResult
 from sm121.client.load import LoadClient
+from sm121.client.patience import Patience
 from sm121.core import level_settings
 from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun
