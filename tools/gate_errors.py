@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from sm121.core.level_settings import Measuring
+from sm121.core.measuring_settings import MeasuringSettings
 from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
@@ -26,7 +26,7 @@ BEGIN = "<!-- made by tools/gate_errors.py -->\n"
 END = "<!-- end -->\n"
 THRESHOLD = 52.0
 RATE = Gate(metric="tg32@d0", unit="tok/s", minimum=THRESHOLD, source="the plan")
-BOUND = Measuring().maximum_rounds
+BOUND = MeasuringSettings().maximum_rounds
 #: Of a server, from the threshold; and the most wrong decisions that are allowed there.
 DISTANCE = 0.01
 ALLOWED = 0.02
@@ -196,7 +196,7 @@ def left_out(
                 seen = 1.0
                 if lag < window:
                     seen = _GAPS / (window - lag if first else window + lag)
-                if lag > Measuring().client_lag_bound * window:
+                if lag > MeasuringSettings().client_lag_bound * window:
                     if first:
                         lags = (0, int(lag * 1e9), 0)
                     else:

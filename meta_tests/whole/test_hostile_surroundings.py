@@ -21,7 +21,7 @@ import pytest
 
 from meta_tests.texts import text_file
 from sm121.client import exchange, jobs, load, timed
-from sm121.client.connection import Patience
+from sm121.client.patience import Patience
 from sm121.core import bounded
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
@@ -355,7 +355,7 @@ def shows_the_secret(run) -> bool:
 def test_a_run_with_a_password_in_its_address(run_pytest):
     url = f"http://user:{SECRET}@127.0.0.1:8000/v1"
     status, run = run_pytest("--arch", "cpu", "--base-url", url)
-    assert status == 4 and "--api-key-file" in run.output
+    assert status == 4 and "OPENAI_API_KEY" in run.output
     assert not shows_the_secret(run)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.fakes import recorded_clock
 from meta_tests.fakes.installed import dist_info
 from meta_tests.folders import META, ROOT
 
@@ -192,6 +194,32 @@ def test_the_wheel_gates_what_another_project_measures(offline, tmp_path):
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-3000:] + done.stderr
     assert "FAIL (10.0 % worse than 0001)" in done.stdout, done.stdout[-3000:]
+
+
+@pytest.mark.slow("another environment, with httpx and numpy alone")
+def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, tmp_path):
+    """The same digits for the same answers; and a whole measurement of its own."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "sm121-conformance", **NO_NETWORK)
+    pip(python, *OFFLINE, str(wheelhouse), "httpx", "numpy", **NO_NETWORK)
+    there = {line.split("==")[0] for line in freeze(python).values()}
+    assert there <= {"anyio", "certifi", "h11", "httpcore", "httpx", "idna", "numpy",
+                     "sniffio", "typing_extensions"}, there  # fmt: skip
+    alone = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OPENAI_API_KEY")}
+    server = timed_server("--rate", "200", "--trap", "no-metrics")
+    expected = recorded_clock.numbers_of_the_suite(server.base_url, tmp_path)
+    shown = recorded_clock.digits_of_the_clock(
+        [python], server.base_url, tmp_path, cwd=tmp_path, env=alone
+    )
+    assert shown == recorded_clock.digits(expected)
+    done = subprocess.run(
+        [python, "-m", "sm121.clock", server.base_url, "--pp", "512", "--tg", "64"],
+        cwd=tmp_path, env=alone, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (rate,) = re.findall(r"^tg64@d0: ([\d.]+) tok/s", done.stdout, re.M)
+    assert float(rate) == pytest.approx(200, rel=0.02)
 
 
 @pytest.mark.slow("another environment")

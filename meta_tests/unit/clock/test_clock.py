@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from meta_tests.fakes import recorded_clock
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
 
@@ -51,9 +52,13 @@ def blocked_modules() -> list[str]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, str]:
     """The variables of a process, and of its children, without the other distributions."""
-    folder: Path = tmp_path_factory.mktemp("alone")
+    return without(tmp_path_factory.mktemp("alone"), blocked_modules())
+
+
+def without(folder: Path, modules: list[str]) -> dict[str, str]:
+    """Return the variables of a process that cannot import some modules."""
     (folder / "sitecustomize.py").write_text(text_file("blocked-modules.txt"))
-    (folder / "blocked").write_text("\n".join(blocked_modules()))
+    (folder / "blocked").write_text("\n".join(modules))
     kept = {name: value for name, value in os.environ.items() if name != "OPENAI_API_KEY"}
     return kept | {"PYTHONPATH": str(folder)}
 
@@ -65,7 +70,20 @@ def run(alone: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("module", ["pytest", "torch", "openai", "psutil", "pynvml"])
+NOT_NEEDED = [
+    "pytest",
+    "torch",
+    "openai",
+    "psutil",
+    "pynvml",
+    "aiohttp",
+    "uvloop",
+    "scipy",
+    "pydantic",
+]
+
+
+@pytest.mark.parametrize("module", NOT_NEEDED)
 def test_what_it_does_not_need_is_blocked(alone, module):
     command = [sys.executable, "-c", f"import {module}"]
     done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
@@ -81,6 +99,26 @@ def test_it_measures_alone(alone, timed_server):
     assert float(rate) == pytest.approx(200, rel=0.02)
     for name in ("pp512@d0", "ttft_p50", "tpot_p50"):
         assert f"\n{name}: " in done.stdout
+    assert "\nclient: the event loop of asyncio, since uvloop is not installed\n" in done.stdout
+
+
+def test_the_digits_are_those_of_the_suite(alone, timed_server, tmp_path):
+    """Every sample, value and interval that it computes of the same answers is the same."""
+    server = timed_server("--rate", "200", "--trap", "no-metrics")
+    expected = recorded_clock.numbers_of_the_suite(server.base_url, tmp_path)
+    shown = recorded_clock.digits_of_the_clock(
+        [sys.executable], server.base_url, tmp_path, env=alone
+    )
+    assert [*shown] == ["pp512@d0", "tg16@d0", "tg64@d0", "ttft_p50", "tpot_p50"]
+    assert shown == recorded_clock.digits(expected)
+    assert shown["tg64@d0"]["estimate"]["value"] == pytest.approx(200, rel=0.02)
+
+
+@pytest.mark.parametrize("package", ["httpx", "numpy"])
+def test_a_missing_package_is_one_line(package, tmp_path):
+    done = run(without(tmp_path, [*blocked_modules(), package]), "http://127.0.0.1:9")
+    line = f"expected the package {package}, found none. Install it: pip install {package}"
+    assert (done.returncode, done.stdout, done.stderr) == (4, "", f"sm121.clock: {line}\n")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +126,11 @@ def test_it_measures_alone(alone, timed_server):
     [
         pytest.param(("http://127.0.0.1:9",), "got no answer from /v1/models", id="nobody answers"),
         pytest.param(("ftp://host",), "expected http://HOST:PORT", id="no address"),
+        pytest.param(
+            ("http://me:secret@host",),
+            "give the server's key by the variable OPENAI_API_KEY\n",
+            id="a password",
+        ),
         pytest.param((), "the following arguments are required: URL", id="no URL"),
     ],
 )
@@ -95,3 +138,4 @@ def test_a_wrong_request_is_one_line(alone, words, message):
     done = run(alone, *words)
     assert done.returncode == 4 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and message in done.stderr
+    assert "secret" not in done.stderr

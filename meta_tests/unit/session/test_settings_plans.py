@@ -110,7 +110,7 @@ def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
     over = of_plan((16,), (0,), (64, 0), (4,), 3)
     assert over == ((16, 32), (0, 64), (4, 8), 3), "each gate keeps its number"
     assert of_plan(depths=(0, 512))[1] == (512, 0), "loads are at the plan's first depth"
-    assert Plan.of(settings).depths == (0, 512)
+    assert Plan.of(settings, plan=FULL).depths == (0, 512)
 
 
 def test_gates_that_depths_leave_without_a_number_are_named():

@@ -44,7 +44,7 @@ def _get(http: httpx.Client, expected: str) -> httpx.Response:
     if answer.status_code in (401, 403):
         raise UsageError(
             f"{expected} that accepts the key; it answered {answer.status_code}: give it by "
-            "the variable OPENAI_API_KEY, with --api-key-file or with --api-key"
+            "the variable OPENAI_API_KEY"
         )
     if answer.status_code != 200:
         raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")

@@ -1,7 +1,7 @@
 """Measure one running server by its HTTP API alone, from a notebook or a command line.
 
 The numbers are the performance level's: the same client, the same metrics and the same checks. It
-needs httpx, aiohttp, uvloop, numpy, scipy and pydantic, and nothing else of what the suite needs.
+needs httpx and numpy, and nothing else of what the suite needs. uvloop is used if it is installed.
 
     from sm121 import clock
 
@@ -10,6 +10,30 @@ needs httpx, aiohttp, uvloop, numpy, scipy and pydantic, and nothing else of wha
     print(result.numbers["tg32@d0"].value)
 """
 
-from sm121.clock.measuring import Number, Result, measure
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Number", "Result", "measure"]
+if TYPE_CHECKING:
+    from sm121.clock.measuring import Number, Result, measure
+
+__all__ = ["Number", "PackageMissing", "Result", "measure"]
+
+
+class PackageMissing(ImportError):
+    """A package that `sm121.clock` needs is not installed. The message is one line."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what measures on first use, so that a missing package is one line."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        measuring = importlib.import_module("sm121.clock.measuring")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "sm121"):
+            raise
+        raise PackageMissing(
+            f"expected the package {package}, found none. Install it: pip install {package}"
+        ) from error
+    return getattr(measuring, name)

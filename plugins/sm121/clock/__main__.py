@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sm121.clock.measuring import measure
+from sm121 import clock
 from sm121.core.command_parser import Parser
 from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         options = _parser().parse_args(arguments)
-        result = measure(
+        result = clock.measure(
             options.url,
             model=options.model,
             api_key=options.api_key or os.environ.get("OPENAI_API_KEY"),
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NotRun as error:
         print(printable(f"sm121.clock: NOT_RUN: {error}"), file=sys.stderr)
         return Verdict.NOT_RUN.exit_status
-    except (Sm121Error, OSError, ValueError) as error:
+    except (clock.PackageMissing, Sm121Error, OSError, ValueError) as error:
         print(printable(f"sm121.clock: {error}"), file=sys.stderr)
         return _USAGE
     print(result, end="")

@@ -13,7 +13,7 @@ from sm121.clock import benchy
 from sm121.clock.benchy import BenchyRate
 from sm121.core.address import root_of
 from sm121.core.errors import UsageError
-from sm121.core.level_settings import Measuring
+from sm121.core.measuring_settings import MeasuringSettings
 from sm121.core.metric_name import without_depth
 from sm121.core.numbers import number
 from sm121.core.printable import printable
@@ -112,7 +112,7 @@ class Result:
         )
 
     def problems(self) -> list[str]:
-        """Return the reasons against the numbers and the checks that were not made, a line each."""
+        """Return what a reader has to know beside the numbers, a line each."""
         lines = []
         not_checked: dict[str, None] = {}
         for name, each in self.numbers.items():
@@ -121,7 +121,11 @@ class Result:
             if each.estimate is None:
                 lines.append(f"{name}: INVALID: nothing was measured")
             not_checked.update(dict.fromkeys(each.measurement.unproven))
-        return lines + [printable(f"not checked: {check}") for check in not_checked]
+        lines += [printable(f"not checked: {check}") for check in not_checked]
+        loops = {each.measurement.extra.get("client_loop") for each in self.numbers.values()}
+        if "asyncio" in loops:
+            lines.append("client: the event loop of asyncio, since uvloop is not installed")
+        return lines
 
     def __str__(self) -> str:
         numbers = "".join(f"{each}\n" for each in self.numbers.values())
@@ -188,7 +192,7 @@ def _plan(prompt_tokens: int, tokens: Sequence[int], depths: Sequence[int], roun
         prompt_tokens=prompt_tokens,
         generated_tokens=tuple(sorted({*tokens})),
         depths=tuple(dict.fromkeys(depths)),
-        measuring=Measuring(rounds=rounds),
+        measuring=MeasuringSettings(rounds=rounds),
     )
 
 

@@ -22,7 +22,7 @@ def root_of(url: str, option: str) -> str:
         raise errors.UsageError(
             f"{option} {scheme}://{redaction.REDACTED}@{rest.rpartition('@')[2]}: {expected}, and "
             "no user or password in it, which would be in every report: give the server's key by "
-            "the variable OPENAI_API_KEY, with --api-key-file or with --api-key"
+            "the variable OPENAI_API_KEY"
         )
     if "?" in rest or "#" in rest:
         path = rest.partition("?")[0].partition("#")[0]

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from sm121.core import builds, extending
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.profile_fields import Gate, Positive, Sourced
+from sm121.core.measuring_settings import Positive
+from sm121.core.profile_fields import Gate, Sourced
 from sm121.core.versions import Versions, release, within
 
 

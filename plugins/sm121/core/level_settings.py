@@ -7,53 +7,21 @@ from pydantic import Field, field_validator, model_validator
 
 from sm121.core.data_file import DataTable, without_retired
 from sm121.core.extending import Statement
+from sm121.core.measuring_settings import Count, MeasuringSettings, Positive
 from sm121.core.metric_name import without_depth
 from sm121.core.profile_fields import (
     LEVELS,
     ConfigurationName,
-    Count,
     Dtype,
-    Fraction,
     Gate,
     Level,
-    Positive,
     Sourced,
 )
 from sm121.core.verdict import Severity
 
 
-class Measuring(DataTable):
+class Measuring(DataTable, MeasuringSettings):  # type: ignore[misc] # mypy: DataTable is frozen
     """How metrics are measured: a part of ``[performance]``. Times are in seconds."""
-
-    #: The rounds of each cell, before a gate needs more.
-    rounds: Count = 5
-    #: The most rounds of a gate.
-    maximum_rounds: Count = 80
-    #: Requests of the shortest length beside the long ones, for the second clock.
-    short_rounds: Count = 3
-    #: Numbers of concurrent streams, measured at the first depth, beside one stream. They lie on
-    #: both sides of the captured graphs (1, 2, 4, 8), and above the number that is served at once.
-    concurrency: tuple[Count, ...] = (2, 5, 8, 10)
-    concurrency_rounds: Count = 3
-    #: Positions of a draft whose acceptance is measured, if the engine speculates.
-    draft_positions: tuple[Count, ...] = (1, 2, 3)
-    #: The most requests of ``--percentiles`` for a percentile.
-    tail_requests: Count = 473
-    #: Smaller ids are plain tokens; the special tokens of o200k_harmony begin there.
-    vocabulary: Count = 199_998
-    #: The largest difference of the second clock from the first, as a fraction.
-    second_clock_bound: Fraction = 0.02
-    #: The largest share of a measured time that may be delays of the client.
-    client_lag_bound: Fraction = 0.01
-    #: The largest change of the rate during its measurement, as a fraction.
-    drift_bound: Fraction = 0.05
-    #: The largest difference of the last warm-up requests, as a fraction.
-    warm_bound: Fraction = 0.10
-    warm_up_requests: Count = 6
-    #: The time limit of a request.
-    request_within_s: Positive = 600.0
-    #: The longest time without a token.
-    silent_within_s: Positive = 60.0
 
 
 class Chat(DataTable):

@@ -24,14 +24,13 @@ from sm121.core.engine_settings import (
     values_set,
 )
 from sm121.core.errors import UsageError
+from sm121.core.measuring_settings import Count, Positive
 from sm121.core.profile_fields import (
     FULL,
     LEVELS,
     ConfigurationName,
-    Count,
     Gate,
     Level,
-    Positive,
 )
 from sm121.core.suggestion import did_you_mean
 

@@ -5,15 +5,13 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from sm121.core.extending import Statement
+from sm121.core.measuring_settings import Positive
 
 Level = Literal["smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix"]
 #: The levels in the order in which they run.
 LEVELS: tuple[str, ...] = get_args(Level)
 #: The name of the suite's own plan, which runs everything.
 FULL = "full"
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 #: A name of a configuration or of a plan.
 ConfigurationName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

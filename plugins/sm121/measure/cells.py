@@ -211,10 +211,11 @@ class MeasuredCell:
         return findings
 
     def client_account(self) -> dict[str, Any]:
-        """Return the client's CPU share, worst lag (ms) and retries for `Measurement.extra`."""
+        """Return the client's event loop, CPU share, worst lag (ms) and retries, for `extra`."""
         wall_s = sum(batch.wall_s for batch in self._batches)
         cpu_s = sum(batch.cpu_s for batch in self._batches)
         return {
+            "client_loop": self._batches[-1].event_loop if self._batches else None,
             "client_cpu": round(cpu_s / wall_s, 4) if wall_s else 0.0,
             "client_worst_lag_ms": round(self._worst_lag_ns / 1e6, 3),
             "rounds_left_out": self.rounds_left_out,

@@ -5,14 +5,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy import special
 
-from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import gate as gates
 from sm121.measure import statistics
-from sm121.measure.gate import Decision
+from sm121.measure.gate import Decision, Gate
 from sm121.measure.measurement import COUNTED, Measurement
 from sm121.measure.statistics import Estimate
 
@@ -46,6 +44,8 @@ def over_starts(
     count = len(levels or ())
     if count < FEWEST_STARTS:
         return replace(decision, fact=_noted(decision.fact, "one start"))
+    from scipy import special  # of runs with a history alone: sm121.clock does without scipy
+
     logs = np.log(np.asarray(levels, dtype=np.float64))
     spread = max(float(logs.std(ddof=1)), gates.RESOLUTION)
     reach = float(-special.stdtrit(count - 1, gates.ERROR)) * spread

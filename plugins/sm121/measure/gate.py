@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
-from scipy import special
 
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
+from sm121.measure.distributions import binomial_cdf, student_cdf
 from sm121.measure.measurement import EXISTS_ONCE, Measurement
 from sm121.measure.statistics import Estimate, Floats
 
@@ -296,7 +296,7 @@ def _side(
     supporting = int((sign * (rounds - threshold) > 0.0).sum() * effective / count)
     opposing = math.ceil((sign * (rounds - threshold) < 0.0).sum() * effective / count)
     # Chance of so many on one side if the median were at the threshold.
-    sign_risk = float(special.bdtr(opposing, supporting + opposing, 0.5))
+    sign_risk = binomial_cdf(opposing, supporting + opposing, 0.5)
     if not passing_rate and sign_risk < error / 2:
         return above, ""
     memory = ""
@@ -338,7 +338,7 @@ def _t_risk(
     mean = float(values.mean())
     spread = max(float(values.std(ddof=1)), RESOLUTION * abs(mean))
     statistic = sign * (mean - threshold) / spread * math.sqrt(effective)
-    return float(special.stdtr(max(effective - 1.0, _FEWEST_DEGREES), -statistic))
+    return student_cdf(max(effective - 1.0, _FEWEST_DEGREES), -statistic)
 
 
 def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
@@ -382,8 +382,8 @@ def decide_tail(
     count = len(values)
     over = int((values > gate.at_most).sum())
     # Chance of so few over the bound if the quantile were outside it, and of so many if within.
-    risk_of_pass = float(special.bdtr(over, count, 1.0 - fraction))
-    risk_of_fail = float(special.bdtrc(over - 1, count, 1.0 - fraction)) if over else 1.0
+    risk_of_pass = binomial_cdf(over, count, 1.0 - fraction)
+    risk_of_fail = 1.0 - binomial_cdf(over - 1, count, 1.0 - fraction)
     interval = statistics.estimate_quantile(samples, fraction)
     # Not that of the interval: how surely the quantile is within the bound.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)

@@ -1,12 +1,10 @@
 """One measured quantity: raw samples, their clock, and the reasons against them."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from sm121.client.timed_answer import Clock
-from sm121.core.data_file import DataTable, Record
 
 Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
 #: Units of counts. They do not depend on the state of the machine.
@@ -18,7 +16,8 @@ EXISTS_ONCE = ("s", "GiB", *COUNTED)
 _OF_THE_MACHINE = frozenset({"drift", "client_lag"})
 
 
-class Invalidity(DataTable):
+@dataclass(frozen=True)
+class Invalidity:
     """A named reason why a number does not count, with its evidence."""
 
     reason: str
@@ -28,7 +27,8 @@ class Invalidity(DataTable):
         return f"{self.reason}: {self.evidence}"
 
 
-class Measurement(Record):
+@dataclass(kw_only=True)
+class Measurement:
     """One quantity by its name in verdict.json (``tg32@d0``, ``ttft_p99``)."""
 
     name: str
@@ -43,18 +43,18 @@ class Measurement(Record):
     quantile: float | None = None
     #: Whether the value is the mean of the samples (one of each fixed text), without an interval.
     is_mean: bool = False
-    invalid: list[Invalidity] = Field(default_factory=list)
+    invalid: list[Invalidity] = field(default_factory=list)
     #: Checks that could not be made. They make nothing INVALID.
-    unproven: list[str] = Field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
     #: Notes for the reader. They change no verdict.
-    remarks: list[str] = Field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     #: Other definitions of the same quantity and related numbers, by name.
-    extra: dict[str, Any] = Field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     #: The samples and the cell's other answers, in the order of sending. The other answers are
     #: scaled by the median of their own kind: they show changes of the level, and not the level.
-    track: list[float] = Field(default_factory=list)
+    track: list[float] = field(default_factory=list)
     #: The bounds of each round that a delay of the client disturbed.
-    left_out: list[tuple[float, float]] = Field(default_factory=list)
+    left_out: list[tuple[float, float]] = field(default_factory=list)
     #: The file of the raw answers.
     records: Path | None = None
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sm121.core.level_settings import Measuring
-from sm121.core.profile_fields import FULL
+from sm121.core.measuring_settings import MeasuringSettings
 
 if TYPE_CHECKING:
     from sm121.core.profile import Profile
@@ -43,10 +42,10 @@ class Plan:
     prompt_tokens: int
     generated_tokens: tuple[int, ...]
     depths: tuple[int, ...]
-    measuring: Measuring
+    measuring: MeasuringSettings
 
     @classmethod
-    def of(cls, profile: "Profile", *, plan: str = FULL, sizes: "Sizes | None" = None) -> "Plan":
+    def of(cls, profile: "Profile", *, plan: str, sizes: "Sizes | None" = None) -> "Plan":
         """Return a plan of the profile with the user's sizes.
 
         Args:

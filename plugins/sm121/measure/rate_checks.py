@@ -5,10 +5,10 @@ from statistics import median, pstdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.measure import decoding
+from sm121.measure.distributions import student_cdf
 from sm121.measure.timing import arrivals, window
 from sm121.measure.validity import Findings, tokens_of
 
@@ -309,7 +309,7 @@ def drift(rates: Sequence[float]) -> Drift | None:
         deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
         distance = abs(float(before.mean() - after.mean()))
         score = distance / (deviation * np.sqrt(1 / len(before) + 1 / len(after)))
-        risk = 2.0 * float(special.stdtr(len(values) - 2, -score))
+        risk = 2.0 * student_cdf(len(values) - 2, -float(score))
         if risk < least_risk:
             least_risk = risk
             best = at

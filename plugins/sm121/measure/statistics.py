@@ -4,6 +4,7 @@ The estimate of a metric is its median. The interval is a pair of order statisti
 exact for every distribution, infinite samples (failed requests) included.
 """
 
+import bisect
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+
+from sm121.measure.distributions import binomial_cdf
 
 Floats = NDArray[np.float64]
 #: Confidence of every interval that has enough samples.
@@ -94,11 +96,10 @@ def median_ranks(count: int) -> tuple[int, float]:
         The rank r (from 0) for which [r-th smallest, r-th largest] covers the median with at least
         `CONFIDENCE`, and the coverage; rank 0 with its coverage if even the whole range does not.
     """
-    ranks = np.arange((count + 1) // 2)
-    coverage = 1.0 - 2.0 * special.bdtr(ranks, count, 0.5)
-    enough = np.flatnonzero(coverage >= CONFIDENCE)
-    best = int(enough[-1]) if len(enough) else 0
-    return best, float(coverage[best])
+    ranks = range((count + 1) // 2)
+    enough = bisect.bisect_left(ranks, 1.0 - CONFIDENCE, key=lambda rank: _outside(rank, count))
+    best = max(enough - 1, 0)
+    return best, 1.0 - _outside(best, count)
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
@@ -193,7 +194,16 @@ def _sorted(samples: Sequence[float]) -> Floats:
 
 def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
     """Return the smallest number of successes that is exceeded less often than that."""
-    return int(np.searchsorted(special.bdtr(np.arange(count + 1), count, fraction), probability))
+
+    def exceeded(successes: int) -> float:
+        return binomial_cdf(successes, count, fraction)
+
+    return bisect.bisect_left(range(count + 1), probability, key=exceeded)
+
+
+def _outside(rank: int, count: int) -> float:
+    """Return the chance of a median outside of [rank-th smallest, rank-th largest]."""
+    return 2.0 * binomial_cdf(rank, count, 0.5)
 
 
 def median_or_none(values: Iterable[float]) -> float | None:

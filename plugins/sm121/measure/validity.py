@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.core.level_settings import Measuring
+from sm121.core.measuring_settings import MeasuringSettings
 from sm121.measure import decoding, measurement
 from sm121.measure.counters import Counters
 from sm121.measure.timing import arrivals, ttft_ms
@@ -373,7 +373,7 @@ def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
             findings.against("clock_step", evidence)
 
 
-def disturbed(answer: TimedAnswer, clock: Clock, measuring: Measuring) -> bool:
+def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -> bool:
     """Return whether a delay of the client could have changed an answer's numbers.
 
     Args:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from sm121.core import errors, unmet
+from sm121.core.profile_fields import FULL
 from sm121.core.server import Server, context_argument
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.engines.capabilities import Capabilities
@@ -52,7 +53,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     settings = metafunc.config.stash[SETTINGS]
     chosen = settings.expected_profile()
-    plan = Plan.of(chosen, sizes=settings.measuring.sizes)
+    plan = Plan.of(chosen, plan=FULL, sizes=settings.measuring.sizes)
     for name, letter, choices in (
         ("depth", "d", plan.depths),
         ("tokens", "tg", plan.generated_tokens),

@@ -11,7 +11,7 @@ from pydantic import Field
 from sm121.core import lenient, templates
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
-from sm121.core.printable import json_text
+from sm121.core.json_text import json_text
 from sm121.core.profile_fields import FULL, LEVELS
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Severity, Verdict, worst

@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries
+from sm121.core.measuring_settings import Count, Positive
 from sm121.core.profile import Profile
-from sm121.core.profile_fields import FULL, Count, Level, Positive
+from sm121.core.profile_fields import FULL, Level
 from sm121.core.time_range import TimeRange
 
 Seconds = Annotated[float, Field(ge=0)]

@@ -1,0 +1,30 @@
+"""Write a model as JSON that every parser reads."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError, to_json
+
+
+def json_text(model: BaseModel) -> str:
+    """Return a model as JSON in ASCII.
+
+    Half a surrogate pair, from an engine or a path, becomes an escape; as it is, no parser would
+    read the file.
+    """
+    try:
+        return model.model_dump_json(indent=2, ensure_ascii=True)
+    except PydanticSerializationError:
+        values = _readable(model.model_dump(mode="json"))
+        return to_json(values, indent=2, ensure_ascii=True, inf_nan_mode="null").decode()
+
+
+def _readable(value: Any) -> Any:
+    """Return JSON data with escapes for half surrogates."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_readable(item) for item in value]
+    return value
