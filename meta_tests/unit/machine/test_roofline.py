@@ -190,8 +190,7 @@ def measured(
     harness.remark = lambda line, **_how: remarks.append(line)
     run_box = RunBox(harness)
     if bandwidth is not None:
-        device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
-        run_box.before = SimpleNamespace(device=device)
+        run_box.bounds.device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
     samples = [rate + 0.01 * (n % 3) for n in range(20)]
     text = ""
     fields = {"unit": "tok/s", "higher_is_better": True, "clock": "token_ids"}

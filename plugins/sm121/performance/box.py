@@ -3,19 +3,18 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
-from sm121.checkpoint import canary
-from sm121.core import architecture, errors
+from sm121.core import architecture
 from sm121.core.verdict import Verdict
 from sm121.engines.attached_processes import AttachedProcesses
-from sm121.machine import box, box_judgement, roofline, stream_bandwidth
+from sm121.machine import box, box_judgement
 from sm121.machine.box import BoxState, Reading
 from sm121.machine.cpu_use import CpuUse
-from sm121.machine.roofline import Ceiling, Traffic
 from sm121.measure import measurement
+from sm121.performance.rate_bounds import RateBounds
 from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
@@ -24,21 +23,6 @@ from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
 _ATTEMPTS = 3
 #: How long a reading waits for an idle machine.
 _SETTLED_WITHIN_S = 10.0
-#: The prefix of a canary's name.
-#: Smaller buffers are not timed: their bandwidth is that of the caches.
-_LEAST_BYTES = 1 << 16
-
-
-class TokenCosts(NamedTuple):
-    """The bytes that are read for one token.
-
-    Attributes:
-        served: Those of the server under test; None if its formats are not known.
-        least: The least that any quantisation of the model needs.
-    """
-
-    served: Traffic | None
-    least: Traffic
 
 
 class _WindowStart(NamedTuple):
@@ -50,7 +34,7 @@ class _WindowStart(NamedTuple):
 
 @dataclass
 class RunBox:
-    """The machine that a run measures on: its readings, and the limits that they set on numbers."""
+    """The machine that a run measures on: its readings, and what they say of the numbers."""
 
     harness: Harness
     #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
@@ -70,8 +54,11 @@ class RunBox:
     _concluded: bool = False
     #: Whether a server crashed since the machine was read.
     _doubted: bool = False
-    #: GB/s by the number of bytes read on the CPU, since small models are in its caches.
-    _by_size: dict[int, float] = field(default_factory=dict)
+    #: The limits of the rates, by the reading before.
+    bounds: RateBounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bounds = RateBounds(self.harness)
 
     @functools.cached_property
     def elsewhere(self) -> str | None:
@@ -91,9 +78,10 @@ class RunBox:
     def read_before(self) -> None:
         """Read the box before anything is measured."""
         self.before = self._read("before")
+        self.bounds.device = self.before.device if self.before is not None else None
         self._began = _WindowStart(CpuUse.take(self._own), self._starts)
         self._conclude()
-        if self.before is None or self.before.device is None:
+        if self.bounds.device is None:
             reason = self.harness.file.box.reason or "not measured"
             self.harness.unproven(f"box and roofline: {reason}")
 
@@ -176,81 +164,6 @@ class RunBox:
                 message=message,
             )
         )
-
-    def bandwidth(self, needed_bytes: float) -> float | None:
-        """Return the bandwidth of reading a buffer repeatedly.
-
-        Args:
-            needed_bytes: The size of the buffer.
-
-        Returns:
-            The bandwidth in GB/s; None if it is not known.
-        """
-        if self.before is None or self.before.device is None:
-            return None
-        device = self.before.device
-        best = device.bandwidth_best_gb_s
-        if device.device != "cpu" or needed_bytes >= device.buffer_mib * 2**20:
-            return best
-        size = max(int(needed_bytes), _LEAST_BYTES)
-        if size not in self._by_size:
-            try:
-                self._by_size[size] = stream_bandwidth.read_bandwidth(size).best_gb_s
-            except errors.Sm121Error:
-                return None
-        return max(self._by_size[size], best)
-
-    @functools.cached_property
-    def model(self) -> dict[str, Any] | None:
-        """The config.json of the served model, or of the profile's model; None without both."""
-        model = self.harness.profile.model.id
-        twin = canary.twin_of(model)
-        if twin is not None:
-            model = str(canary.folder() / twin)
-        return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
-
-    def costs(self, depth: int) -> TokenCosts | None:
-        """Return the bytes that are read for a token.
-
-        Args:
-            depth: The tokens in front of it.
-
-        Returns:
-            The bytes; None if the model is not known.
-        """
-        profile = self.harness.profile
-        path = self.harness.file.engine.path
-        started = self.harness.configurations.get(profile.under_test)
-        if self.model is None:
-            return None
-        try:
-            least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
-            least = roofline.spread(least, profile.nodes, self.model)
-            if started is None and path.moe is None:
-                return TokenCosts(None, least)
-            arguments = started.arguments if started is not None else ()
-            served = roofline.cost(profile, profile.under_test, depth, self.model, arguments, path)
-            return TokenCosts(served, least)
-        except errors.Sm121Error:
-            return None
-
-    def ceiling(self, cost: Traffic | None) -> Ceiling | None:
-        """Return the bound of a decode rate.
-
-        Args:
-            cost: The bytes of a token; None if they are not known.
-
-        Returns:
-            The bound; None if the bytes or the bandwidth are not known.
-        """
-        if cost is None:
-            return None
-        gb_s = self.bandwidth(cost.total)
-        if gb_s is None:
-            return None
-        reference = self.harness.profile.box
-        tolerance = reference.roofline_tolerance if reference is not None else 1.0
-        return Ceiling(cost, gb_s, tolerance)
 
     def _read_again(self, since: Reading | None) -> None:
         """Read the machine, and the CPU use of others since the window began.

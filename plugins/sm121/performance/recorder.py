@@ -305,13 +305,17 @@ class Recorder:
         """Return the bound of a decode rate, and whether the rate breaks it."""
         box = self.box
         depth = roofline.depth_of(measurement.name)
-        if box is None or depth is None or box.model is None:
+        if box is None or depth is None:
             return _Roofline()
-        costs = box.costs(depth)
+        bounds = box.bounds
+        model = bounds.model
+        if model is None:
+            return _Roofline()
+        costs = bounds.costs(depth)
         if costs is None:
             return _Roofline()
-        ceiling = box.ceiling(costs.served)
-        highest = box.ceiling(costs.least)
+        ceiling = bounds.ceiling(costs.served)
+        highest = bounds.ceiling(costs.least)
         fields: dict[str, Any] = {
             "bytes_per_token": round(costs.served.total) if costs.served is not None else None,
             "out_of_reach": None,
@@ -319,7 +323,7 @@ class Recorder:
         if threshold is not None:
             gb_s = ceiling.gb_s if ceiling is not None else None
             fields["out_of_reach"] = roofline.out_of_reach(
-                self.harness.profile, threshold, costs.served, box.model, gb_s
+                self.harness.profile, threshold, costs.served, model, gb_s
             )
         if estimate is None:
             return _Roofline(fields)
