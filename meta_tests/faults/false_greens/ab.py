@@ -28,6 +28,7 @@ from sm121.regression import ab
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion, Hypothesis
+from sm121.regression.side_watch import SideWatch
 from sm121.run import beside
 from sm121.run.verdict_file import VerdictFile
 
@@ -54,6 +55,11 @@ Logs = dict[str, list[dict[str, Any]]]
 _USUAL = {"moe": "MARLIN", "dtype": "bfloat16", "eager": False}
 
 
+class _Deaf(SideWatch):
+    def forgotten(self, name: str, server: Server) -> str | None:
+        return None  # nobody listens at such a start
+
+
 @dataclass
 class _Starts(AbRun):
     """Both sides, whose starts are their logs; B is 20 % faster."""
@@ -61,6 +67,9 @@ class _Starts(AbRun):
     logs: Logs = field(default_factory=dict)
     folder: Path = Path()
     visited: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.watch = _Deaf(self.harness, self.sides)
 
     def _server(self, name: str, side: ab.Side) -> tuple[Server, None]:
         self.visited.append(name)
@@ -78,9 +87,6 @@ class _Starts(AbRun):
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         value = (1.2 if name == "B" else 1.0) * (100 + 0.1 * len(self.visited))
         return {"tg32@d0": MetricOfStart(value, "tok/s", True)}
-
-    def _forgotten(self, name: str, server: Server) -> str | None:
-        return None  # nobody listens at such a start
 
 
 _OWN = ServerConfiguration("base", "vllm", "python", "canary", "canary")
@@ -205,12 +211,12 @@ def _answers(kit: Kit, sensible: bool) -> Outcome:
     reason = None
     for name, url in (("A", knows.base_url), ("B", knows.base_url if sensible else noise)):
         endpoint = Endpoint(url, knows.key, "canary")
-        reason = run._forgotten(name, Server(endpoint, False, "x", None, None, None, None))
+        reason = run.watch.forgotten(name, Server(endpoint, False, "x", None, None, None, None))
     return Outcome("FAIL" if reason else "PASS", reason or "")
 
 
-class _Seen(AbRun):
-    def _check_process(self, *_visit: object) -> None: ...
+class _Seen(SideWatch):
+    def check_process(self, *_visit: object) -> None: ...
 
 
 @in_two_steps
@@ -226,7 +232,8 @@ def _logs(kit: Kit, lines: str) -> Outcome:
             beside.silent(errors, source, ("regression", "in the run"), str)),
     )  # fmt: skip
     sides = ab.parse_sides(["http://a:1", f"http://b:1 --server-log {log}"])
-    run = _Seen(harness, sides, None, lambda _side: None)
+    run = AbRun(harness, sides, None, lambda _side: None)
+    run.watch = _Seen(harness, sides)
     server = Server(Endpoint("http://b:1", "x", "canary"), False, "vllm", None, log, None, None)
     for text in (lines, ""):
         run._check(Visit("B"), server, sides[1])

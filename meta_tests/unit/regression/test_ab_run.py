@@ -14,7 +14,7 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
 from sm121.engines.life import Alive, Dead
 from sm121.engines.signs import Signs
-from sm121.regression import ab, ab_run, hypothesis
+from sm121.regression import ab, hypothesis, side_watch
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 
@@ -116,7 +116,7 @@ def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
 def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatch, tmp_path):
     starts = iter([1.0, 2.0])
     states = iter([*[Alive()] * 3, Dead("it ended", None, 0.0, None, "its process began at 3.0")])
-    monkeypatch.setattr(ab_run, "AttachedLife", lambda _server: SimpleNamespace(
+    monkeypatch.setattr(side_watch, "AttachedLife", lambda _server: SimpleNamespace(
         unwatched=None, signs=Signs(started=next(starts)), state=lambda: next(states)
     ))  # fmt: skip
     sides = ab.parse_sides(["http://a:1", "http://a:2"])
@@ -140,7 +140,7 @@ def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
 
     def forgotten(run: AbRun, side: str, url: str) -> str | None:
         endpoint = Endpoint(url, clever.key, "canary")
-        return run._forgotten(side, Server(endpoint, False, "x", None, None, None, None))
+        return run.watch.forgotten(side, Server(endpoint, False, "x", None, None, None, None))
 
     run, dull = (AbRun(harness, SIDES, None, lambda _side: None) for _ in range(2))
     assert forgotten(run, "A", clever.base_url) is None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from sm121.answers import exam
 from sm121.core import architecture, metric_name
 from sm121.core.configuration import environment_items
 from sm121.core.level_settings import PRICES
@@ -15,12 +14,9 @@ from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
 from sm121.engines import requested
-from sm121.engines.attached_life import AttachedLife
-from sm121.engines.life import Dead
 from sm121.engines.server_errors import ServerError
 from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence.compile_watch import CompileWatch
-from sm121.evidence.silent_errors import ErrorReader
 from sm121.machine.box import BoxState
 from sm121.measure import metrics, statistics
 from sm121.measure.cells import MeasuredCell
@@ -30,6 +26,7 @@ from sm121.regression import ab, ab_report, hypothesis, start_pairs, visit_check
 from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion, CriterionResult, Hypothesis
+from sm121.regression.side_watch import SideWatch
 from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
 
@@ -73,14 +70,13 @@ class AbRun:
     _ended: list[Change] | Exception | None = None
     #: The machine while the pairs were measured, read after the last visit.
     _box: BoxReport = field(default_factory=BoxReport)
-    #: By side: the life of the server at its URL, since the first visit.
-    _lives: dict[str, AttachedLife] = field(default_factory=dict)
-    #: By side: the reader of its server's log.
-    _errors: dict[str, ErrorReader] = field(default_factory=dict)
     #: By side: the prices, which are the same for each start.
     _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
-    #: The prompts that A continued rightly at its first visit.
-    _answered: frozenset[str] | None = None
+    #: What was noted of the servers of both sides at their first visits.
+    watch: SideWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = SideWatch(self.harness, self.sides)
 
     @property
     def outcomes(self) -> list[Change]:
@@ -287,31 +283,8 @@ class AbRun:
         elif server.startup_s is not None:
             visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
         visit.metrics.update(self._memory(memory))
-        visit.failure = self._forgotten(name, server)
+        visit.failure = self.watch.forgotten(name, server)
         self._check(visit, server, side)  # a fallback may come with the first request
-
-    def _forgotten(self, name: str, server: Server) -> str | None:
-        """Return a wrong answer to a prompt that A continued rightly at its first visit, or None.
-
-        The rate of a server that answers with noise is no rate. Raises Invalid if A itself answers
-        wrongly now.
-        """
-        questions = exam.load(self.harness.profile.correctness.exam).completions
-        mistakes = exam.unknown(server.endpoint, questions)
-        if self._answered is None:
-            prompts = frozenset(completion.prompt for completion in questions)
-            self._answered = prompts - mistakes.keys()
-            if not self._answered:
-                self.harness.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
-        lost = [prompt for prompt in mistakes if prompt in self._answered]
-        if not lost:
-            return None
-        message = self.harness.redact(
-            f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A knew at its first visit"
-        )
-        if name == "A":
-            raise Invalid(message)
-        return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
         """Raise Invalid if the server is not as its side was configured, or not as at first.
@@ -322,8 +295,8 @@ class AbRun:
         number = 1 + sum(earlier.side == name for earlier in self.visits)
         where = f"{name}, visit {number}"
         if side.url is not None:
-            self._check_process(where, name, server, side.url)
-            self._decide_silent(name, server)
+            self.watch.check_process(where, name, server, side.url)
+            self.watch.decide_silent(name, server)
         if server.log is None:
             why = server.why_no_log
             if side.log is None:
@@ -347,42 +320,6 @@ class AbRun:
         required = self.harness.profile.path_of(under_test, requests)
         deviations = visit_checks.path_deviations(required, server, path, configuration, under_test)
         return deviations + visit_checks.changes_since_first(visit, self.visits)
-
-    def _decide_silent(self, name: str, server: Server) -> None:
-        """Decide on new errors in the log of a server at a URL."""
-        if server.log is None:
-            return
-        if name not in self._errors:
-            size = server.log.stat().st_size
-            self._errors[name] = ErrorReader(server.reader or "", size)
-        errors = self._errors[name].read(server.log)
-        self.harness.decide_silent(errors, f"log of {name}")
-
-    def _check_process(self, where: str, name: str, server: Server, url: str) -> None:
-        """Raise Invalid if the server was replaced, or if both URLs are of one server."""
-        if name not in self._lives:
-            self._lives[name] = AttachedLife(server)
-            unwatched = self._lives[name].unwatched
-            if unwatched is not None:
-                self.harness.unproven(f"A/B: of {name}: {unwatched}")
-        life = self._lives[name]
-        state = life.state()
-        if isinstance(state, Dead):
-            raise Invalid(
-                f"{where}: another process answers at {url} than at the first visit: {state.detail}"
-            )
-        life_of_a = self._lives.get("A")
-        if life_of_a is None or name == "A":
-            return
-        same = life_of_a.signs.is_one_with(life.signs)
-        if same:
-            urls = " and ".join(str(side.url) for side in self.sides)
-            raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
-        if same is None:
-            self.harness.unproven(
-                "A/B: whether the URLs are of two servers is not known: neither the metric "
-                "process_start_time_seconds nor their processes can be seen from here"
-            )
 
     def _check_that_they_differ(self) -> None:
         """Raise Invalid if the configurations of both sides are one and the same server."""

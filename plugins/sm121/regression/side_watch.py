@@ -1,0 +1,106 @@
+"""Whether the servers of an A/B comparison are the same ones, and sane, at each visit."""
+
+from dataclasses import dataclass, field
+
+from sm121.answers import exam
+from sm121.core.server import Server
+from sm121.core.verdict import Invalid
+from sm121.engines.attached_life import AttachedLife
+from sm121.engines.life import Dead
+from sm121.evidence.silent_errors import ErrorReader
+from sm121.regression.ab import Side
+from sm121.run.harness import Harness
+
+
+@dataclass
+class SideWatch:
+    """What was noted of the servers of both sides at their first visits."""
+
+    harness: Harness
+    sides: tuple[Side, Side]
+    #: By side: the life of the server at its URL, since the first visit.
+    _lives: dict[str, AttachedLife] = field(default_factory=dict)
+    #: By side: the reader of its server's log.
+    _errors: dict[str, ErrorReader] = field(default_factory=dict)
+    #: The prompts that A continued rightly at its first visit.
+    _answered: frozenset[str] | None = None
+
+    def forgotten(self, name: str, server: Server) -> str | None:
+        """Return a wrong answer to a prompt that A continued rightly at its first visit, or None.
+
+        The rate of a server that answers with noise is no rate.
+
+        Args:
+            name: The side, ``A`` or ``B``.
+            server: Its server.
+
+        Raises:
+            Invalid: A itself answers wrongly now.
+        """
+        questions = exam.load(self.harness.profile.correctness.exam).completions
+        mistakes = exam.unknown(server.endpoint, questions)
+        if self._answered is None:
+            prompts = frozenset(completion.prompt for completion in questions)
+            self._answered = prompts - mistakes.keys()
+            if not self._answered:
+                self.harness.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
+        lost = [prompt for prompt in mistakes if prompt in self._answered]
+        if not lost:
+            return None
+        message = self.harness.redact(
+            f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A knew at its first visit"
+        )
+        if name == "A":
+            raise Invalid(message)
+        return message
+
+    def decide_silent(self, name: str, server: Server) -> None:
+        """Decide on new errors in the log of a server at a URL.
+
+        Args:
+            name: The side.
+            server: Its server.
+        """
+        if server.log is None:
+            return
+        if name not in self._errors:
+            size = server.log.stat().st_size
+            self._errors[name] = ErrorReader(server.reader or "", size)
+        errors = self._errors[name].read(server.log)
+        self.harness.decide_silent(errors, f"log of {name}")
+
+    def check_process(self, where: str, name: str, server: Server, url: str) -> None:
+        """Check that a side's server is that of the first visit, and not the other side's.
+
+        Args:
+            where: The side and the visit, for the message.
+            name: The side.
+            server: Its server.
+            url: Its URL.
+
+        Raises:
+            Invalid: The server was replaced, or both URLs are of one server.
+        """
+        if name not in self._lives:
+            self._lives[name] = AttachedLife(server)
+            unwatched = self._lives[name].unwatched
+            if unwatched is not None:
+                self.harness.unproven(f"A/B: of {name}: {unwatched}")
+        life = self._lives[name]
+        state = life.state()
+        if isinstance(state, Dead):
+            raise Invalid(
+                f"{where}: another process answers at {url} than at the first visit: {state.detail}"
+            )
+        life_of_a = self._lives.get("A")
+        if life_of_a is None or name == "A":
+            return
+        same = life_of_a.signs.is_one_with(life.signs)
+        if same:
+            urls = " and ".join(str(side.url) for side in self.sides)
+            raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
+        if same is None:
+            self.harness.unproven(
+                "A/B: whether the URLs are of two servers is not known: neither the metric "
+                "process_start_time_seconds nor their processes can be seen from here"
+            )
