@@ -33,6 +33,25 @@ _MORE_S = 30.0
 
 
 @dataclass
+class _Sweep:
+    """One sweep of prompts: how far it is.
+
+    Attributes:
+        number: Its number; 0 before the first.
+        target: How many requests the next prompt is to join.
+        rises: Whether it still adds requests that decode on.
+        tokens: Tokens of its prompts.
+        ended_early: Whether a request that decodes on ended before all places were taken.
+    """
+
+    number: int = 0
+    target: int = 0
+    rises: bool = False
+    tokens: int = SHORTEST
+    ended_early: bool = False
+
+
+@dataclass
 class Joining:
     """The source of the load (`sm121.client.load.Source`).
 
@@ -60,17 +79,10 @@ class Joining:
     observed: set[int] = field(default_factory=set)
     counts: bool = True
     _began: float = field(default_factory=time.monotonic)
-    _sweep: int = 0
-    #: How many requests the next prompt is to join.
-    _target: int = 0
-    #: Whether the sweep still adds requests that decode on.
-    _rises: bool = False
-    #: Tokens of the prompts of this sweep.
-    _tokens: int = SHORTEST
+    _sweep: _Sweep = field(default_factory=_Sweep)
     #: The factor of the tokens of those that decode on. It grows after one of them ended before all
     #: places were taken.
     _longer: int = 1
-    _ended_early: bool = False
     _random: random.Random = field(default_factory=lambda: random.Random(121))
 
     def __call__(self, under_way: Sequence[JobOutcome]) -> Job | float | None:
@@ -80,16 +92,16 @@ class Joining:
             return self._count(len(under_way))
         if self._is_over():
             return None
-        if not decoding and not self._rises:
+        if not decoding and not self._sweep.rises:
             self._next_sweep()
         self.joined[decoding] += 1
-        if self._rises and decoding < self._target:
-            if decoding < self._target - 1:
-                self._ended_early = True
+        if self._sweep.rises and decoding < self._sweep.target:
+            if decoding < self._sweep.target - 1:
+                self._sweep.ended_early = True
             return self._job_that_stays(decoding)
-        self._target += 1
-        self._rises = self._rises and self._target < self.most
-        return self._job(self._tokens, _JOINS_TOKENS, self._sweep, decoding)
+        self._sweep.target += 1
+        self._sweep.rises = self._sweep.rises and self._sweep.target < self.most
+        return self._job(self._sweep.tokens, _JOINS_TOKENS, self._sweep.number, decoding)
 
     def _is_over(self) -> bool:
         took_s = time.monotonic() - self._began
@@ -136,14 +148,14 @@ class Joining:
 
     def _next_sweep(self) -> None:
         """Choose the next prompts. Their answers alone are requested now."""
-        self._sweep += 1
-        self._target = 0
-        self._rises = self.most > 1
-        if self._ended_early:
+        if self._sweep.ended_early:
             self._longer *= 2
-        self._ended_early = False
-        self._tokens = self._random.randint(SHORTEST, LONGEST)
-        self._job(self._tokens, _JOINS_TOKENS, self._sweep, 0)
+        self._sweep = _Sweep(
+            number=self._sweep.number + 1,
+            rises=self.most > 1,
+            tokens=self._random.randint(SHORTEST, LONGEST),
+        )
+        self._job(self._sweep.tokens, _JOINS_TOKENS, self._sweep.number, 0)
         for decoding in (0, 1):
             self._job_that_stays(decoding)
 
