@@ -87,11 +87,9 @@ def report(
         cause=cause,
         what=what,
         test=test,
-        exits=exits,
-        tree=managed.launch.look_at_tree(),
+        processes=crash_bundle.EngineProcesses(exits=exits, tree=managed.launch.look_at_tree()),
         kernel=kernel,
-        cgroup_before=cgroup_before,
-        cgroup_after=cgroup.memory_events(),
+        cgroup=crash_bundle.CgroupCounters(cgroup_before, cgroup.memory_events()),
     )
     managed_evidence.add(evidence, managed, version=None, secrets=managed.secrets)
     folder = managed.directory / crash_bundle.FOLDER

@@ -492,6 +492,7 @@ def test_flashinfers_log_is_one_for_each_process(tmp_path):
     (tmp_path / "api-8.log").write_text("of somebody else\n")
     exits = [{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}]
     logs = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"}
-    folder = bundle(tmp_path, exits=exits, environment=logs)
+    setup = crash_bundle.EngineSetup(environment=logs)
+    folder = bundle(tmp_path, processes=crash_bundle.EngineProcesses(exits=exits), setup=setup)
     text = (folder / "flashinfer-api.log").read_text()
     assert "of the worker" in text and "somebody else" not in text

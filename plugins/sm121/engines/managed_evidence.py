@@ -4,7 +4,20 @@ from collections.abc import Collection
 
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.engines.managed import ManagedServer
-from sm121.evidence.crash_bundle import Evidence
+from sm121.evidence.crash_bundle import EngineProcesses, Evidence
+
+
+def processes_of(managed: ManagedServer | None) -> EngineProcesses:
+    """Return the processes of a server that the suite started; nothing of an attached one.
+
+    Args:
+        managed: The server; None: it is attached.
+    """
+    if managed is None:
+        return EngineProcesses()
+    exits = managed.launch.exits()
+    tree = managed.launch.look_at_tree()
+    return EngineProcesses(exits=exits, tree=tree, pids=managed.launch.known_pids)
 
 
 def add(
@@ -20,8 +33,8 @@ def add(
     """
     configuration = managed.configuration
     evidence.log = managed.launch.log
-    evidence.exit_status = managed.launch.exit_status
-    evidence.configuration = {
+    evidence.processes.exit_status = managed.launch.exit_status
+    evidence.setup.configuration = {
         "name": configuration.name,
         "engine": configuration.engine,
         "version": version,
@@ -32,4 +45,4 @@ def add(
         "debug": configuration.debug,
     }
     evidence.nodes = managed.described()
-    evidence.environment = managed.engine.environment(configuration, api_key="")
+    evidence.setup.environment = managed.engine.environment(configuration, api_key="")

@@ -62,6 +62,51 @@ class BundleIndex(failure.Cause):
 
 
 @dataclass
+class EngineProcesses:
+    """The processes of an engine, at its end.
+
+    Attributes:
+        exit_status: The exit status of the server's first process; None if it is not known.
+        exits: The ended processes, each with its status.
+        tree: The processes, as of `process_snapshot.snapshot`.
+        pids: The ids of all processes that the server had.
+    """
+
+    exit_status: int | None = None
+    exits: list[dict[str, Any]] = field(default_factory=list)
+    tree: list[dict[str, Any]] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class CgroupCounters:
+    """The counters of the control group, or why there are none.
+
+    Attributes:
+        before: Those at the start.
+        after: Those after the end.
+    """
+
+    before: Mapping[str, int] | str = "not read before"
+    after: Mapping[str, int] | str = "not read"
+
+
+@dataclass
+class EngineSetup:
+    """What an engine was started with.
+
+    Attributes:
+        configuration: The server's configuration; None if it is not known.
+        environment: The environment of the engine's process.
+        debug: Whether the run had ``--engine-debug``.
+    """
+
+    configuration: Mapping[str, Any] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    debug: bool = False
+
+
+@dataclass
 class Evidence:
     """The evidence of an abnormal end. None or empty: not known.
 
@@ -70,18 +115,13 @@ class Evidence:
         what: The end in words.
         test: The id of the test during which it happened.
         log: The server's log.
-        exit_status: The exit status of the server's first process.
-        exits: The ended processes, each with its status.
-        tree: The processes, as of `process_snapshot.snapshot`.
+        processes: The server's processes.
         kernel: The kernel's messages since the start.
-        cgroup_before: The counters of the control group at the start, or why there are none.
-        cgroup_after: The counters of the control group after the end, or why there are none.
+        cgroup: The counters of the control group.
         memory: The samples of the memory.
         in_flight: The requests under way.
         metrics: The last answer of /metrics before the end.
-        configuration: The server's configuration.
-        environment: The environment of the engine's process.
-        debug: Whether the run had ``--engine-debug``.
+        setup: What the engine was started with.
         rerun: How to run again for a better stack.
         missing: Reasons why parts are missing, by field, where the general reason is less exact.
         nodes: For each other node of the server the log and the record, by the name of its files.
@@ -91,18 +131,13 @@ class Evidence:
     what: str
     test: str | None = None
     log: Path | None = None
-    exit_status: int | None = None
-    exits: list[dict[str, Any]] = field(default_factory=list)
-    tree: list[dict[str, Any]] = field(default_factory=list)
+    processes: EngineProcesses = field(default_factory=EngineProcesses)
     kernel: kernel_messages.KernelMessages = field(default_factory=kernel_messages.KernelMessages)
-    cgroup_before: Mapping[str, int] | str = "not read before"
-    cgroup_after: Mapping[str, int] | str = "not read"
+    cgroup: CgroupCounters = field(default_factory=CgroupCounters)
     memory: Mapping[str, Any] | None = None
     in_flight: list[dict[str, Any]] | None = None
     metrics: str | None = None
-    configuration: Mapping[str, Any] | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    debug: bool = False
+    setup: EngineSetup = field(default_factory=EngineSetup)
     rerun: str = ""
     missing: dict[str, str] = field(default_factory=dict)
     nodes: Mapping[str, tuple[Path | None, Any]] = field(default_factory=dict)
@@ -139,9 +174,9 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
             what=evidence.what,
             test=evidence.test,
             at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            exit_status=evidence.exit_status,
-            exits=evidence.exits,
-            engine_debug=evidence.debug,
+            exit_status=evidence.processes.exit_status,
+            exits=evidence.processes.exits,
+            engine_debug=evidence.setup.debug,
             rerun=evidence.rerun,
             parts=parts,
         )
@@ -211,7 +246,9 @@ def _parts(evidence: Evidence) -> Iterator[_Part]:
     yield _Part("metrics-before.txt", lambda: _metrics(evidence))
     yield _Part(
         "configuration.json",
-        lambda: known("configuration", evidence.configuration, "the server is attached: not known"),
+        lambda: known(
+            "configuration", evidence.setup.configuration, "the server is attached: not known"
+        ),
     )
     yield _Part("flashinfer-api.log", lambda: _flashinfer(evidence))
     for name, (log, record) in evidence.nodes.items():
@@ -254,21 +291,23 @@ def _json(value: object) -> str:
 
 
 def _exits(evidence: Evidence) -> str:
-    if not evidence.exits and evidence.exit_status is None:
+    if not evidence.processes.exits and evidence.processes.exit_status is None:
         raise Unavailable(evidence.missing.get("exits", "no process has ended"))
     entries: list[dict[str, Any]] = []
-    for entry in evidence.exits:
+    for entry in evidence.processes.exits:
         if entry.get("status") is None:
             entry = {**entry, "why": "its parent collected it and does not say"}
         entries.append(entry)
-    return _json({"main": evidence.exit_status, "processes": entries})
+    return _json({"main": evidence.processes.exit_status, "processes": entries})
 
 
 def _stacks(evidence: Evidence) -> str:
     tool = shutil.which("py-spy")
     if tool is None:
         raise Unavailable("py-spy is not here; pip install py-spy gives the stacks of a hang")
-    alive = [entry for entry in evidence.tree if entry["status"] not in ("zombie", "dead")]
+    alive = [
+        entry for entry in evidence.processes.tree if entry["status"] not in ("zombie", "dead")
+    ]
     if not alive:
         raise Unavailable(_NO_PROCESS)
     stacks = ""
@@ -290,9 +329,9 @@ def _kernel(evidence: Evidence) -> str:
 
 
 def _cgroup(evidence: Evidence) -> str:
-    if isinstance(evidence.cgroup_after, str):
-        raise Unavailable(evidence.cgroup_after)
-    return _json({"before": evidence.cgroup_before, "after": evidence.cgroup_after})
+    if isinstance(evidence.cgroup.after, str):
+        raise Unavailable(evidence.cgroup.after)
+    return _json({"before": evidence.cgroup.before, "after": evidence.cgroup.after})
 
 
 def _gpu() -> str:
@@ -304,9 +343,9 @@ def _gpu() -> str:
 
 
 def _process_tree(evidence: Evidence) -> str:
-    if not evidence.tree:
+    if not evidence.processes.tree:
         raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
-    return process_snapshot.table(evidence.tree)
+    return process_snapshot.table(evidence.processes.tree)
 
 
 def _metrics(evidence: Evidence) -> str:
@@ -316,10 +355,10 @@ def _metrics(evidence: Evidence) -> str:
 
 
 def _flashinfer(evidence: Evidence) -> str:
-    level = evidence.environment.get("FLASHINFER_LOGLEVEL", "0")
+    level = evidence.setup.environment.get("FLASHINFER_LOGLEVEL", "0")
     if level in ("", "0"):
         raise Unavailable("FlashInfer's API log was off; --engine-debug turns it on")
-    target = evidence.environment.get("FLASHINFER_LOGDEST", "stdout")
+    target = evidence.setup.environment.get("FLASHINFER_LOGDEST", "stdout")
     if target in ("stdout", "stderr"):
         raise Unavailable(f"FlashInfer's API log went to {target}: it is in server.log")
     files = [file for file in _api_logs(target, evidence) if file.is_file()]
@@ -332,7 +371,7 @@ def _api_logs(target: str, evidence: Evidence) -> list[Path]:
     """Return the API logs of FlashInfer: one, or one a process if the name has %i for the pid."""
     if "%i" not in target:
         return [Path(target)]
-    pids = {entry["pid"] for entry in [*evidence.tree, *evidence.exits]}
+    pids = {entry["pid"] for entry in [*evidence.processes.tree, *evidence.processes.exits]}
     return [Path(target.replace("%i", str(pid))) for pid in sorted(pids)]
 
 

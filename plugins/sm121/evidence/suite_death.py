@@ -43,10 +43,10 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | 
         what="the suite died",
         # The supervisor's standard output is the server's log.
         log=Path("/proc/self/fd/1").resolve(),
-        tree=process_snapshot.snapshot(processes),
+        processes=crash_bundle.EngineProcesses(tree=process_snapshot.snapshot(processes)),
         kernel=kernel,
-        cgroup_after=cgroup.memory_events(),
-        environment=dict(os.environ),
+        cgroup=crash_bundle.CgroupCounters(after=cgroup.memory_events()),
+        setup=crash_bundle.EngineSetup(environment=dict(os.environ)),
         missing={
             "exits": f"the server (pid {main_pid}, {len(names)} processes) was still running",
             "memory": "the suite kept it in its own memory, and is gone",

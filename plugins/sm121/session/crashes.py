@@ -7,7 +7,6 @@ import errno
 import shlex
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +37,6 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 class RanOutOfTime(Exception):
     """A test did not end within its time limit; the message is the first line that says so."""
-
-
-@dataclass(frozen=True)
-class _Processes:
-    """The processes of a server that the suite started; nothing of an attached one."""
-
-    exits: list[dict[str, Any]]
-    tree: list[dict[str, Any]]
-    pids: set[int]
-
-    @classmethod
-    def of(cls, managed: ManagedServer | None) -> "_Processes":
-        if managed is None:
-            return cls(exits=[], tree=[], pids=set())
-        exits = managed.launch.exits()
-        return cls(exits=exits, tree=managed.launch.look_at_tree(), pids=managed.launch.known_pids)
 
 
 class CrashDesk:
@@ -118,7 +101,7 @@ class CrashDesk:
             self._reported.add(error.log)
         managed = self._managed
         evidence = self._gather(test, error, managed)
-        self._report(evidence, _happened(error, ended=evidence.exit_status is not None))
+        self._report(evidence, _happened(error, ended=evidence.processes.exit_status is not None))
         dead = managed is not None and not managed.running
         if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
             self._replace_server(evidence)
@@ -178,21 +161,19 @@ class CrashDesk:
         session = self._session
         is_dying = self._is_dying(error)
         kernel = self._kernel_messages(managed)
-        processes = _Processes.of(managed)
+        processes = managed_evidence.processes_of(managed)
         cause = self._cause_at_end(error, managed, processes, kernel, is_dying=is_dying)
         load = session.load
         evidence = crash_bundle.Evidence(
             cause=cause,
             what=_subject(error),
             test=test,
-            exits=processes.exits,
-            tree=processes.tree,
+            processes=processes,
             kernel=kernel,
-            cgroup_before=session.cgroup_before,
-            cgroup_after=cgroup.memory_events(),
+            cgroup=crash_bundle.CgroupCounters(session.cgroup_before, cgroup.memory_events()),
             memory=self._memory(),
             metrics=self._metrics(managed),
-            debug=session.settings.engine.debug,
+            setup=crash_bundle.EngineSetup(debug=session.settings.engine.debug),
             rerun=self._rerun(test),
         )
         if load is not None:
@@ -218,7 +199,7 @@ class CrashDesk:
         self,
         error: Exception | Dead | None,
         managed: ManagedServer | None,
-        processes: "_Processes",
+        processes: crash_bundle.EngineProcesses,
         kernel: KernelMessages,
         *,
         is_dying: bool,
