@@ -7,7 +7,7 @@ Most lines of such a log are consequences. The earliest most specific line count
 import re
 import signal as signals
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from pathlib import Path
 
@@ -98,6 +98,83 @@ class _Match:
     match: re.Match[str]
 
 
+class _Patterns:
+    """The patterns of ``failures.toml`` that each line is searched for."""
+
+    def __init__(self) -> None:
+        failures = load_failures()
+        self.is_ready = any_of(failures.markers.ready).search
+        self.is_stop = any_of(failures.markers.stopped).search
+        self.is_fatal = any_of(failures.markers.fatal).search
+        self.is_quiet = any_of(failures.markers.quiet).search
+        #: Each hint with its signature: all of them, and those of quiet lines too.
+        self._hints: list[tuple[str, FailureSignature]] = []
+        self._quiet_hints: list[tuple[str, FailureSignature]] = []
+        for entry in failures.failure:
+            hints = [(hint, entry) for hint in entry.hint]
+            self._hints += hints
+            if entry.levels == "any":
+                self._quiet_hints += hints
+        self.bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
+
+    def most_specific(self, line: LogLine, *, ready: bool) -> _Match | None:
+        """Return the match of the lowest rank. `ready`: the server has served."""
+        is_quiet = line.level in QUIET_LEVELS or self.is_quiet(line.text) is not None
+        best: _Match | None = None
+        for hint, entry in self._quiet_hints if is_quiet else self._hints:
+            if hint not in line.text or (best is not None and entry.rank >= best.entry.rank):
+                continue
+            if entry.at_start_only and ready:
+                continue
+            match = entry.search(line)
+            if match is not None:
+                best = _Match(entry, match)
+        return best
+
+
+@dataclass(slots=True)
+class _Hits:
+    """The failures that a log has shown so far."""
+
+    #: The first hit of each rank.
+    first: dict[int, _Hit] = field(default_factory=dict)
+    weak: _Hit | None = None
+
+    def best(self, *, ready: bool, died: bool) -> _Hit | None:
+        """Return the hit that explains the end.
+
+        `ready`: the server has served. `died`: it is known to be dead.
+        """
+        ranks = sorted(self.first)
+        if not ranks:
+            return self.weak
+        best = self.first[ranks[0]]
+        if self.weak is not None and self.weak.entry.rank < best.entry.rank:
+            return self.weak
+        has_died = died or self.states_death()
+        if best.entry.rank == _GENERIC_RANK and ready and not has_died:
+            return None  # an exception that one request met; the server goes on
+        return best
+
+    def states_death(self) -> bool:
+        """Return whether a line states that something died."""
+        return any(rank >= _DEAD_RANK for rank in self.first)
+
+    def kind_of(self, hit: _Hit) -> str:
+        """Return the kind of failure of one of the hits."""
+        if hit.entry.rank == _GENERIC_RANK and self.states_death():
+            return "engine_dead"
+        return hit.entry.kind
+
+    def lines(self, hit: _Hit) -> list[str]:
+        """Return the line of a hit, and the lines which state that something died."""
+        lines = [hit.line]
+        for rank, other in sorted(self.first.items()):
+            if rank >= _DEAD_RANK and other.line not in lines:
+                lines.append(other.line)
+        return lines
+
+
 class FailureReader:
     """Reads a log line by line and keeps the failures that it shows, in bounded memory.
 
@@ -107,23 +184,8 @@ class FailureReader:
     """
 
     def __init__(self) -> None:
-        failures = load_failures()
-        self._is_ready = any_of(failures.markers.ready).search
-        self._is_stop = any_of(failures.markers.stopped).search
-        self._is_fatal = any_of(failures.markers.fatal).search
-        self._is_quiet = any_of(failures.markers.quiet).search
-        #: Each hint with its signature: all of them, and those of quiet lines too.
-        self._hints: list[tuple[str, FailureSignature]] = []
-        self._quiet_hints: list[tuple[str, FailureSignature]] = []
-        for entry in failures.failure:
-            hints = [(hint, entry) for hint in entry.hint]
-            self._hints += hints
-            if entry.levels == "any":
-                self._quiet_hints += hints
-        self._bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
-        #: The first hit of each rank.
-        self._first: dict[int, _Hit] = {}
-        self._weak: _Hit | None = None
+        self._patterns = _Patterns()
+        self._hits = _Hits()
         #: The hit whose details may follow.
         self._latest: _Hit | None = None
         self._last: str | bytes | None = None
@@ -143,15 +205,15 @@ class FailureReader:
         """
         text = line.text
         self._last = text
-        if self._is_ready(text):
+        if self._patterns.is_ready(text):
             self._note_ready()
             return
-        if self._is_stop(text):
+        if self._patterns.is_stop(text):
             self.stopped = True
             return
         if self._add_detail(text):
             return
-        if not self.stopped and self._is_fatal(text):
+        if not self.stopped and self._patterns.is_fatal(text):
             self._note_fatal()
         hit = self._match(line)
         if hit is not None:
@@ -161,8 +223,7 @@ class FailureReader:
 
     def _note_ready(self) -> None:
         """Forget the errors so far: they did not stop the server from starting."""
-        self._first.clear()
-        self._weak = None
+        self._hits = _Hits()
         self.ready = True
         self.stopped = False
         self._fatal = False
@@ -181,17 +242,17 @@ class FailureReader:
     def _note_fatal(self) -> None:
         if self.ready and self._went_on and not self._fatal:
             # The exception that is kept was only a request's.
-            self._first.pop(_GENERIC_RANK, None)
+            self._hits.first.pop(_GENERIC_RANK, None)
         self._fatal = True
 
     def _keep(self, hit: _Hit) -> None:
         if hit.entry.weak:
-            self._weak = hit
+            self._hits.weak = hit
             return
         rank = hit.entry.rank
         is_aftermath = self.stopped and rank >= _GENERIC_RANK
-        if rank not in self._first and not is_aftermath:
-            self._first[rank] = hit
+        if rank not in self._hits.first and not is_aftermath:
+            self._hits.first[rank] = hit
             self._latest = hit
             self._went_on = False
 
@@ -209,7 +270,7 @@ class FailureReader:
 
     def _means_nothing(self, line: LogLine) -> bool:
         text = log_lines.without_digits(line.text)
-        return self.is_plain(line) and not any(hint in text for hint in self._bare_hints)
+        return self.is_plain(line) and not any(hint in text for hint in self._patterns.bare_hints)
 
     def _take_plain(self, raw: bytes, like: LogLine) -> None:
         """Read a line that differs from a plain line in digits alone."""
@@ -227,8 +288,8 @@ class FailureReader:
         return not (
             line.is_indented
             or log_message.is_traceback_opening(line)
-            or self._is_ready(text)
-            or self._is_stop(text)
+            or self._patterns.is_ready(text)
+            or self._patterns.is_stop(text)
         )
 
     @staticmethod
@@ -242,7 +303,7 @@ class FailureReader:
 
     def goes_on(self) -> None:
         """Note that a line has shown that the engine goes on."""
-        self._weak = None
+        self._hits.weak = None
         self._went_on = True
 
     def _match(self, line: LogLine) -> _Hit | None:
@@ -253,7 +314,7 @@ class FailureReader:
             return None  # a frame quotes source code, which may hold any message
         line = line.without_indent
         self._in_message = self._in_message or _EXCEPTION.match(line.text) is not None
-        best = self._most_specific(line)
+        best = self._patterns.most_specific(line, ready=self.ready)
         if best is None:
             return None
         excerpt = log_message.cut(line.text, around=best.match.start())
@@ -263,54 +324,19 @@ class FailureReader:
         summary = best.entry.summary.format_map(groups | {"line": excerpt})
         return _Hit(best.entry, excerpt, log_message.cut(summary))
 
-    def _most_specific(self, line: LogLine) -> _Match | None:
-        """Return the match of the lowest rank."""
-        is_quiet = line.level in QUIET_LEVELS or self._is_quiet(line.text) is not None
-        best: _Match | None = None
-        for hint, entry in self._quiet_hints if is_quiet else self._hints:
-            if hint not in line.text or (best is not None and entry.rank >= best.entry.rank):
-                continue
-            if entry.at_start_only and self.ready:
-                continue
-            match = entry.search(line)
-            if match is not None:
-                best = _Match(entry, match)
-        return best
-
-    def _best(self, *, died: bool) -> _Hit | None:
-        """Return the hit that explains the end. `died`: the server is known to be dead."""
-        ranks = sorted(self._first)
-        if not ranks:
-            return self._weak
-        best = self._first[ranks[0]]
-        if self._weak is not None and self._weak.entry.rank < best.entry.rank:
-            return self._weak
-        has_died = died or self._states_death()
-        if best.entry.rank == _GENERIC_RANK and self.ready and not has_died:
-            return None  # an exception that one request met; the server goes on
-        return best
-
-    def _states_death(self) -> bool:
-        return any(rank >= _DEAD_RANK for rank in self._first)
-
     def kind(self) -> str | None:
         """Return the kind of the failure that the log shows, or None."""
-        hit = self._best(died=False)
-        return None if hit is None else self._kind(hit)
-
-    def _kind(self, hit: _Hit) -> str:
-        if hit.entry.rank == _GENERIC_RANK and self._states_death():
-            return "engine_dead"
-        return hit.entry.kind
+        hit = self._hits.best(ready=self.ready, died=False)
+        return None if hit is None else self._hits.kind_of(hit)
 
     def evidence(self) -> str | None:
         """Return the line that `kind` rests on, or None."""
-        hit = self._best(died=False)
+        hit = self._hits.best(ready=self.ready, died=False)
         return None if hit is None else hit.line
 
     def remedy(self) -> str | None:
         """Return the kind, the remedy and the owner of a failure of a known kind, or None."""
-        hit = self._best(died=False)
+        hit = self._hits.best(ready=self.ready, died=False)
         if hit is None or hit.entry.rank >= _GENERIC_RANK or hit.entry.remedy is None:
             return None
         return f"{hit.entry.kind}: {hit.entry.remedy} (ask: {hit.entry.owner})"
@@ -321,26 +347,23 @@ class FailureReader:
         Args:
             exit_code: The exit status, as of `classify`.
         """
-        hit = self._best(died=False)
+        hit = self._hits.best(ready=self.ready, died=False)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
             from_status = self._cause_from_status(exit_code, hit)
             if from_status is not None:
                 return from_status
         # An exception that one request met counts last: it need not have ended the server.
-        hit = hit or self._best(died=True)
+        hit = hit or self._hits.best(ready=self.ready, died=True)
         if hit is None:
             return ended("unknown", self._last_line(), how=_exit_of(exit_code).text)
-        lines = [hit.line]
-        for rank, other in sorted(self._first.items()):
-            if rank >= _DEAD_RANK and other.line not in lines:
-                lines.append(other.line)
+        lines = self._hits.lines(hit)
         if hit.entry.rank >= _DEAD_RANK:
             cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
             changed = {"kind": hit.entry.kind, "summary": log_message.cut(cause.summary)}
             return cause.model_copy(update=changed)
         is_fatal = hit.entry.rank == _GENERIC_RANK and (self._fatal or not self.ready)
         return Cause(
-            kind=self._kind(hit),
+            kind=self._hits.kind_of(hit),
             summary=hit.summary,
             owner=hit.entry.owner,
             remedy=hit.entry.remedy,
