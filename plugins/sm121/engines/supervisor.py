@@ -22,8 +22,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -51,6 +52,68 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
 
 
+@dataclass
+class _Processes:
+    """The processes of the tree that were found, and how they ended."""
+
+    #: By pid: the name of each process that was found.
+    names: dict[int, str] = field(default_factory=dict)
+    #: By descriptor, which becomes readable when the process ends: its pid.
+    watched: dict[int, int] = field(default_factory=dict)
+    #: By pid: the exit status of each process that has ended; None if it is not known.
+    _exits: dict[int, int | None] = field(default_factory=dict)
+    #: By pid: when its end was noticed (``time.monotonic``).
+    _ended_at: dict[int, float] = field(default_factory=dict)
+
+    def watch(self, pid: int) -> None:
+        """Note the end of a process at once, before its parent has collected its status."""
+        if pid not in self._exits and pid not in self.watched.values():
+            with contextlib.suppress(OSError):
+                self.watched[os.pidfd_open(pid)] = pid
+
+    def note_end(self, pid: int) -> None:
+        """Note that a process has ended. Its status may not have been collected yet."""
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
+        except OSError:
+            self.note_status(pid, None)  # its parent was faster, and does not say
+        else:
+            state, *others = fields.split()
+            status = None
+            if state == "Z":
+                status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
+            self.note_status(pid, status)
+
+    def note_status(self, pid: int, status: int | None) -> None:
+        """Note the exit status of a process that has ended; None if it is not known."""
+        self._ended_at.setdefault(pid, time.monotonic())
+        if status is not None or pid not in self._exits:
+            self._exits[pid] = status
+
+    def records(self, ending_s: float | None) -> list[dict[str, Any]]:
+        """Return the ended processes, by pid. `ending_s`: when we began to end the tree."""
+        records = []
+        for pid, status in sorted(self._exits.items()):
+            record = {
+                "pid": pid,
+                "name": self.names.get(pid),
+                "status": status,
+                "monotonic_s": round(self._ended_at[pid], 3),
+                "by_us": self._is_by_us(pid, status, ending_s),
+            }
+            records.append(record)
+        return records
+
+    def _is_by_us(self, pid: int, status: int | None, ending_s: float | None) -> bool:
+        """Return whether our stop ended a process.
+
+        An engine that is told to end kills its own workers; a process that crashes then was ended
+        by nobody.
+        """
+        crashed = status is not None and status < 0 and -status not in _ENDING
+        return ending_s is not None and self._ended_at[pid] >= ending_s and not crashed
+
+
 class _Supervisor:
     """Runs a server, writes down how its processes end, and ends what is left."""
 
@@ -65,14 +128,7 @@ class _Supervisor:
         self._main_status: int | None = None
         self._began = time.monotonic()
         self._next_look = 0.0
-        #: By pid: the name of each process that was found.
-        self._names: dict[int, str] = {}
-        #: By pid: the exit status of each process that has ended; None if it is not known.
-        self._exits: dict[int, int | None] = {}
-        #: By pid: when its end was noticed (``time.monotonic``).
-        self._ended_at: dict[int, float] = {}
-        #: Descriptors that become readable when a process ends.
-        self._watched: dict[int, int] = {}
+        self._processes = _Processes()
         #: When we began to end the tree (``time.monotonic``); None before.
         self._ending_s: float | None = None
         self._could_not_write = False
@@ -146,15 +202,9 @@ class _Supervisor:
         self._next_look = now + (_LOOK_AT_THE_YOUNG_EVERY_S if is_young else _LOOK_EVERY_S)
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._names[process.pid] = process.name()
-            self._watch_process(process.pid)
+                self._processes.names[process.pid] = process.name()
+            self._processes.watch(process.pid)
             self._segments.update(_segments_of(process.pid))
-
-    def _watch_process(self, pid: int) -> None:
-        """Note the end of a process at once, before its parent has collected its status."""
-        if pid not in self._exits and pid not in self._watched.values():
-            with contextlib.suppress(OSError):
-                self._watched[os.pidfd_open(pid)] = pid
 
     def _reap(self) -> bool:
         """Collect every child that has ended, and return whether the main process has ended."""
@@ -165,35 +215,16 @@ class _Supervisor:
                 pid = 0
             if pid == 0:
                 return self._main_status is not None
-            self._ended(pid, os.waitstatus_to_exitcode(status))
+            self._processes.note_status(pid, os.waitstatus_to_exitcode(status))
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)
-
-    def _note_end(self, pid: int) -> None:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2]
-        except OSError:
-            self._ended(pid, None)  # its parent was faster, and does not say
-        else:
-            state, *others = fields.split()
-            status = None
-            if state == "Z":
-                status = os.waitstatus_to_exitcode(int(others[_EXIT_CODE]))
-            self._ended(pid, status)
-        if self._main_status is None:
-            self._report()
-
-    def _ended(self, pid: int, status: int | None) -> None:
-        self._ended_at.setdefault(pid, time.monotonic())
-        if status is not None or pid not in self._exits:
-            self._exits[pid] = status
 
     def _tell_of_the_suite(self) -> None:
         from sm121.evidence import suite_death
 
         try:
             suite = pid_of(os.environ.get(OWNER, ""))
-            suite_death.tell(self._status, self._names, self._main_pid, suite=suite)
+            suite_death.tell(self._status, self._processes.names, self._main_pid, suite=suite)
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
             _say(f"no crash bundle could be written: {type(error).__name__}: {error}")
 
@@ -208,10 +239,13 @@ class _Supervisor:
             _say(f"the log may show secrets: {error}")
 
     def _input_ended(self) -> bool:
-        ready, _, _ = select.select([0, *self._watched], [], [], _POLL_S)
+        watched = self._processes.watched
+        ready, _, _ = select.select([0, *watched], [], [], _POLL_S)
         for descriptor in ready:
-            if descriptor in self._watched:
-                self._note_end(self._watched.pop(descriptor))
+            if descriptor in watched:
+                self._processes.note_end(watched.pop(descriptor))
+                if self._main_status is None:
+                    self._report()
                 os.close(descriptor)
         return 0 in ready and os.read(0, 1024) == b""
 
@@ -220,23 +254,13 @@ class _Supervisor:
 
     def _report(self) -> None:
         """Write the status file."""
-        exits = []
-        for pid, status in sorted(self._exits.items()):
-            entry = {
-                "pid": pid,
-                "name": self._names.get(pid),
-                "status": status,
-                "monotonic_s": round(self._ended_at[pid], 3),
-                "by_us": self._by_us(pid, status),
-            }
-            exits.append(entry)
         content = {
             "started_by": os.environ.get(OWNER, ""),
             "run": os.environ.get(RUN_ID, ""),
             "pid": self._main_pid,
             "exit_status": self._main_status,
             "stopped_by": self._stop_requested,
-            "exits": exits,
+            "exits": self._processes.records(self._ending_s),
         }
         try:
             files.write_text(json.dumps(content), self._status)
@@ -244,16 +268,6 @@ class _Supervisor:
             if not self._could_not_write:
                 _say(f"{self._status}: cannot be written: {error.strerror or error}")
             self._could_not_write = True
-
-    def _by_us(self, pid: int, status: int | None) -> bool:
-        """Return whether our stop ended a process.
-
-        An engine that is told to end kills its own workers; a process that crashes then was ended
-        by nobody.
-        """
-        began = self._ending_s
-        crashed = status is not None and status < 0 and -status not in _ENDING
-        return began is not None and self._ended_at[pid] >= began and not crashed
 
 
 def _segments_of(pid: int) -> set[Path]:
