@@ -16,6 +16,7 @@ from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict
 from sm121.engines import requested
 from sm121.engines.server_errors import ServerError
 from sm121.engines.server_memory import ServerMemoryReader
+from sm121.evidence import kernel_path
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.machine.box import BoxState
 from sm121.measure import metrics, statistics
@@ -310,7 +311,7 @@ class AbRun:
     def _path_deviations(self, visit: Visit, server: Server, side: Side) -> list[str]:
         """Note the kernel path of a visit, and return its deviations, one line each."""
         path = self.harness.kernel_path(server)
-        visit.path = {name: getattr(path, name) for name in visit_checks.EFFECTS}
+        visit.path = {name: kernel_path.shown(path, name) for name in visit_checks.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = self.harness.profile.under_test
         configuration = None
