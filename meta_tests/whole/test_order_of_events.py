@@ -168,8 +168,8 @@ def test_a_signal_in_a_finalizer_ends_the_run_a_moment_later(signals):
 
 def test_a_signal_in_a_frame_that_is_at_no_line_yet_comes_a_moment_later(signals):
     nowhere = SimpleNamespace(f_lineno=None, f_back=None, f_code=SimpleNamespace(co_name="f"))
-    signals._interrupt(signal.SIGINT, nowhere)
     with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        signals._interrupt(signal.SIGINT, nowhere)
         time.sleep(5)
 
 
