@@ -143,7 +143,7 @@ def server_of(faults: Collection[str]) -> tuple[Any, Any]:
             return web.json_response({**answer, "usage": usage})
 
     pace = timed_server.Pace(
-        rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
+        rate=400.0 * (0.7 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
     )
     return timed_server.serve, Server(pace, "canary", None)
 
