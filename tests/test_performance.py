@@ -46,14 +46,17 @@ def test_time_per_token(performance, quantile):
     performance.measure("tpot", quantile=quantile)
 
 
-def test_gap_between_chunks(performance):
-    """The longest waits within an answer, over all gaps and not over means of requests."""
-    performance.measure("itl", quantile=0.99)
+@pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
+def test_gap_between_chunks(performance, quantile):
+    """The usual and the longest waits within an answer, over all gaps and not over means of
+    requests."""
+    performance.measure("itl", quantile=quantile)
 
 
-def test_time_to_the_end(performance):
+@pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
+def test_time_to_the_end(performance, quantile):
     """The time from the request to the end of its answer."""
-    performance.measure("e2e", quantile=0.99)
+    performance.measure("e2e", quantile=quantile)
 
 
 def test_concurrent_rate(performance, streams):
