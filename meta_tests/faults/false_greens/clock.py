@@ -1,6 +1,7 @@
 """Items 1 and 2, and the payload that a GPU showed: a clock that starts too late."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 from meta_tests.two_steps import in_two_steps
@@ -52,7 +53,7 @@ def waited(kit: Kit, *options: str) -> Outcome:
     def read(cell: cells.MeasuredCell) -> Measurement:
         time = metrics.find("ttft", quantile=0.99).of(cell)
         errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
-        return time.model_copy(update={"remarks": [*errors, *time.remarks]})
+        return replace(time, remarks=[*errors, *time.remarks])
 
     time = measured(kit, ("--rate", "200", *options), read)
     worst = max(time.samples)

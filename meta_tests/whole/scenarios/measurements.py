@@ -5,11 +5,12 @@ unit/plugin/test_benchmarks.py. A list of samples, or {"samples": ..., "and": fi
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from sm121.core.verdict import NotRun
-from sm121.measure.measurement import Measurement
+from sm121.measure.measurement import Invalidity, Measurement
 
 pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
 
@@ -31,13 +32,14 @@ def test_metric(record_metric, name):
         **row,
     }
     later = fields.pop("later", [])
+    fields["invalid"] = [Invalidity(**given) for given in fields.get("invalid", [])]
     first = Measurement(name=name, **fields)
     looks = []
 
     def more(rounds):
         looks.append(rounds)
         samples = (first.samples + later)[:rounds]
-        return first.model_copy(update={"samples": samples})
+        return replace(first, samples=samples)
 
     bound = len(first.samples) + len(later)
     record_metric(first, more if later else None, maximum_rounds=bound)
