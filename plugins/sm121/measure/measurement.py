@@ -1,12 +1,14 @@
 """One measured quantity: raw samples, their clock, and the reasons against them."""
 
+import numbers
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sm121.client.timed_answer import Clock
 
 Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 #: Units of counts. They do not depend on the state of the machine.
 COUNTED = ("%", "tokens", "nats")
 #: Units of values that exist once in a run (a start, a peak, an acceptance rate) and have one
@@ -57,6 +59,21 @@ class Measurement:
     left_out: list[tuple[float, float]] = field(default_factory=list)
     #: The file of the raw answers.
     records: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no measurement, as tests of others may make one by mistake.
+
+        Raises:
+            ValueError: The unit is not known, a sample is no number, or the quantile is no share.
+        """
+        if self.unit not in UNITS:
+            expected = ", ".join(UNITS)
+            raise ValueError(f"{self.name}: unit: expected one of {expected}, got {self.unit!r}")
+        for sample in self.samples:
+            if not isinstance(sample, numbers.Real):
+                raise ValueError(f"{self.name}: samples: expected numbers, got {sample!r}")
+        if self.quantile is not None and not 0.0 < self.quantile < 1.0:
+            raise ValueError(f"{self.name}: quantile: expected 0 to 1, got {self.quantile!r}")
 
     @property
     def rounds(self) -> int:
