@@ -69,7 +69,8 @@ class Measurement:
         if self.unit not in UNITS:
             expected = ", ".join(UNITS)
             raise ValueError(f"{self.name}: unit: expected one of {expected}, got {self.unit!r}")
-        for sample in self.samples:
+        given: list[object] = [*self.samples]  # whatever the type says
+        for sample in given:
             if not isinstance(sample, numbers.Real):
                 raise ValueError(f"{self.name}: samples: expected numbers, got {sample!r}")
         if self.quantile is not None and not 0.0 < self.quantile < 1.0:
