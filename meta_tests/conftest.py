@@ -22,6 +22,7 @@ import pytest
 from meta_tests import case_ids, durations, quiet
 from meta_tests.fakes import browser, servers
 from meta_tests.fakes.servers import FaultServer, TimedServer
+from meta_tests.fakes.told_runs import require_same
 from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
 from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
@@ -295,7 +296,9 @@ def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[in
         *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options
     ) -> tuple[int, PytestRun]:
         started = start_pytest(*arguments, warm=warm, **options)
-        return started.wait(timeout_s), started
+        status = started.wait(timeout_s)
+        require_same(started.report)
+        return status, started
 
     return run
 

@@ -16,6 +16,7 @@ from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.measure.measurement import Measurement
+from sm121.run.events import Decided
 from sm121.run.verdict_file import TestReport
 from sm121.session import opening
 from sm121.session.given_attached import GivenServer
@@ -48,7 +49,8 @@ def script(
         root=ROOT,
     )
     with opening.open_session(chosen) as session:
-        session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
+        check = TestReport(id="script::check", level="smoke", verdict=Verdict.PASS)
+        session.emit(Decided(check))
         doing(session)
     file = session.file
     return Outcome(file.verdict.value, file.reason, file.exit_status, bool(file.certified))

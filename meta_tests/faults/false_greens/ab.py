@@ -14,6 +14,7 @@ from typing import Any
 from meta_tests.fakes import servers
 from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.fakes.loopback import serving
+from meta_tests.fakes.run_events import new_file, with_events
 from meta_tests.texts import text_file
 from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
@@ -30,7 +31,7 @@ from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion, Hypothesis
 from sm121.regression.side_watch import SideWatch
 from sm121.run import beside
-from sm121.run.verdict_file import VerdictFile
+from sm121.run.machine_report import BoxReport
 
 from . import Case, Kit, Outcome
 
@@ -103,22 +104,20 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
     """The comparison and the hypothesis of one run, judged as the two tests do."""
     folder = kit.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
-    file = VerdictFile.model_construct(metrics={}, unproven=[], levels={}, profile="meta")
+    file = new_file(profile="meta", box=BoxReport(state="QUALIFIED", reason=""))
+    file.engine.version = "0.32.0"
     harness = SimpleNamespace(
-        say=lambda *_line: None, save=lambda: None, redact=str, pool=None, directory=folder,
+        say=lambda *_line: None, redact=str, pool=None, directory=folder,
         kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
         check_alive=lambda: None,
-        file=SimpleNamespace(
-            metrics=file.metrics, changes=[], unproven=[], levels={}, profile="meta",
-            box=SimpleNamespace(state="QUALIFIED", reason=""),
-            engine=SimpleNamespace(name="vllm", version="0.32.0"),
-        ),
+        file=file,
         profile=SimpleNamespace(
             under_test="base",
             path_of=lambda *_: KernelPathRequirement(moe=("MARLIN", "TRITON"), source="meta"),
             regression=Regression(),
         ),
     )  # fmt: skip
+    with_events(harness)
     parsed = ab.parse_sides(sides)
     run = _Starts(
         harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from meta_tests.fakes.run_events import with_events
 from meta_tests.faults.test_rounding_faults import _slow
 from meta_tests.unit.answers.price_limits import ALLOWING, KL, LIKELIEST, LIMITS, RIGHT
 from sm121.answers import oracle_making, oracle_texts, price
@@ -129,7 +130,8 @@ def conformance_of(prices, limits):
     profile = SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices))
     file = SimpleNamespace(engine=SimpleNamespace(), metrics={})
     recorder = SimpleNamespace(gates={})
-    return SimpleNamespace(recorder=recorder, remark=Mock(), file=file, profile=profile)
+    run = SimpleNamespace(recorder=recorder, remark=Mock(), file=file, profile=profile)
+    return with_events(run)
 
 
 def deciding(monkeypatch, conformance, priced):

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from meta_tests.fakes import servers
+from meta_tests.fakes.run_events import new_file
 from sm121.engines import memory, process_tree, server_memory
 from sm121.engines.endings import StopReport
 from sm121.engines.managed import ManagedServer
@@ -19,6 +20,7 @@ from sm121.engines.server_memory import ServerMemory, ServerMemoryReader
 from sm121.machine.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
+from sm121.run.event_log import EventLog
 from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
 
@@ -355,7 +357,7 @@ def a_session() -> tuple[Session, list[str]]:
     """One that only hears of servers that stop, and its remarks."""
     run = object.__new__(Session)
     remarks = []
-    run.stops, run.remark, run.file = {}, remarks.append, SimpleNamespace(tests=[])
+    run.stops, run.remark, run.log = {}, remarks.append, EventLog(new_file())
     return run, remarks
 
 

@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from meta_tests.fakes.run_events import with_events
 from meta_tests.fakes.servers import executable, program
 from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from meta_tests.folders import ROOT
@@ -147,6 +148,7 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
         file=SimpleNamespace(environment={}),
         remark=remarks.append,
     )
+    with_events(harness)
 
     def recorded() -> list[str]:
         Harness._note_nccl(harness)

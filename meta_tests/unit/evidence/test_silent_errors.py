@@ -437,7 +437,7 @@ def test_each_node_of_a_server_is_read(tmp_path, rank, managed, line, kinds):
     decisions = []
     run = SimpleNamespace(
         attached=server, pool=None, life=SimpleNamespace(accounted=False, state=lambda: None),
-        _errors={}, follow_log=lambda: None, save=lambda: None,
+        _errors={}, follow_log=lambda: None,
         decide_silent=lambda errors, source: decisions.extend((e.kind, source) for e in errors),
     )  # fmt: skip
     harness.Harness.judge_errors(run)

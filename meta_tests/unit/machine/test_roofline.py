@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import with_events
 from sm121.core import errors, profile
 from sm121.core.profile import load as load_profile
 from sm121.core.profile import shipped as shipped_profiles
@@ -184,11 +185,11 @@ def measured(
     path = KernelPath(speculative="none", **other)
     engine = SimpleNamespace(path=path, model=model)
     box = SimpleNamespace(state="QUALIFIED", reason="")
-    harness = SimpleNamespace(profile=of, attached=None, replaced=None, save=lambda: None)
+    harness = SimpleNamespace(profile=of, attached=None, replaced=None)
     harness.configurations = started if managed else {}
     harness.file = SimpleNamespace(metrics={}, unproven=[], box=box, engine=engine)
     harness.remark = lambda line, **_how: remarks.append(line)
-    run_box = RunBox(harness)
+    run_box = RunBox(with_events(harness))
     if bandwidth is not None:
         run_box.bounds.device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
     samples = [rate + 0.01 * (n % 3) for n in range(20)]

@@ -11,13 +11,13 @@ import pytest
 
 from meta_tests.fakes import servers
 from meta_tests.fakes.box_readings import reading
+from meta_tests.fakes.run_events import with_events
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server
 from sm121.engines.attached_processes import AttachedProcesses
 from sm121.machine import box, cpu_use
 from sm121.machine.cpu_use import CpuUse
 from sm121.performance.box import RunBox
-from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 
 
@@ -85,7 +85,7 @@ def run_box(monkeypatch):
             say=lambda *_line: None, remark=remarks.append, redact=str,
             unproven=lambda line: line in file.unproven or file.unproven.append(line),
         )  # fmt: skip
-        return RunBox(harness, also=urls), file, remarks
+        return RunBox(with_events(harness), also=urls), file, remarks
 
     return make
 
@@ -195,7 +195,7 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
 ):
     """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""
     mine, file, remarks = run_box(pool=pool_of())
-    ledger = mine.harness.ledger = Ledger(file)
+    ledger = mine.harness.ledger
     mine.read_before()
     for name, verdict, minimum in (("a", "PASS", 1.0), ("b", "FAIL", 9.0), ("c", "PASS", None)):
         file.metrics[name] = MetricReport(value=5.0, unit="tok/s", minimum=minimum, verdict=verdict)
@@ -211,7 +211,6 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
 
 def test_a_faster_machine_and_nothing_that_failed_is_a_remark(run_box, monkeypatch):
     mine, file, remarks = run_box(pool=pool_of())
-    mine.harness.ledger = Ledger(file)
     mine.harness.remark = lambda line, **_: remarks.append(line)
     mine.read_before()
     file.metrics["a"] = MetricReport(value=5.0, unit="tok/s", minimum=1.0, verdict="PASS")
@@ -243,7 +242,6 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
     run_box, monkeypatch, slow
 ):
     mine, file, _ = run_box(pool=pool_of())
-    mine.harness.ledger = Ledger(file)
     mine.harness.remark = lambda _line, **_how: None
     mine.read_before()
     mine.begin()
@@ -266,7 +264,6 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
 def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, slow_in):
     """--ab reads the machine for itself: the performance level had ended before it."""
     mine, file, _ = run_box(pool=pool_of())
-    mine.harness.ledger = Ledger(file)
     mine.harness.remark = lambda _line, **_how: None
     mine.read_before()
     for name, slow in (("rates", slow_in == "both"), ("comparison", slow_in != "neither")):

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from meta_tests.fakes.ab_visits import REVIEW
+from meta_tests.fakes.run_events import new_file, with_events
 from meta_tests.texts import text_file
 from sm121.core import profile
 from sm121.core.server import Endpoint, Server
@@ -195,10 +196,11 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
     ],
 )
 def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
-    harness = SimpleNamespace(
-        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
-        file=SimpleNamespace(metrics={}, changes=[]),
-    )  # fmt: skip
+    harness = with_events(
+        SimpleNamespace(
+            profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
+        )
+    )
     words = {"feature": "faster", "hypothesis": "This should improve much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
@@ -228,10 +230,11 @@ def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
     tmp_path, monkeypatch, slower, promise, pairs
 ):
     """TTFT stays open; the rate is decided after three pairs."""
-    harness = SimpleNamespace(
-        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
-        file=SimpleNamespace(metrics={}, changes=[]),
-    )  # fmt: skip
+    harness = with_events(
+        SimpleNamespace(
+            profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
+        )
+    )
     words = {"feature": "faster", "hypothesis": "This should improve much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
     run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)

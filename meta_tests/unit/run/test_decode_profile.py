@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from meta_tests.fakes.run_events import with_events
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
@@ -73,10 +74,11 @@ def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_pat
 
 def stub(directory: Path, chosen=CPU, **changes):
     """A run as far as profiling looks at it; `stop` counts the stops of its server."""
-    return SimpleNamespace(
+    run = SimpleNamespace(
         settings=settings(directory, **changes), profile=chosen, directory=directory, stop=Mock(),
         file=SimpleNamespace(engine=SimpleNamespace(kernels=None)),
     )  # fmt: skip
+    return with_events(run)
 
 
 def take(run, **changes: str) -> KernelProfile:

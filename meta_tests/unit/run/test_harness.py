@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+from meta_tests.fakes.run_events import new_file
 from sm121.core.profile import load
 from sm121.run.engine_report import EngineReport
+from sm121.run.event_log import EventLog
 from sm121.run.harness import Harness
 from sm121.run.record import Target
-from sm121.run.verdict_file import VerdictFile
 
 
 class UnsavedHarness(Harness):
@@ -15,9 +16,6 @@ class UnsavedHarness(Harness):
     @property
     def secrets(self) -> set[str]:
         return set()
-
-    def save(self) -> None:
-        pass
 
 
 class LateLife:
@@ -37,7 +35,7 @@ def test_the_memory_of_an_attached_server_is_looked_at_once(tmp_path: Path):
     engine = EngineReport(name="vllm", model="m", managed=False)
     harness = UnsavedHarness(
         directory=tmp_path,
-        file=VerdictFile(arch="cpu", profile="p", started="", engine=engine),
+        log=EventLog(new_file(engine=engine)),
         say=lambda *_: None,
         target=Target("cpu", load("cpu-tiny-gpt-oss"), None),
         attached_life=life,

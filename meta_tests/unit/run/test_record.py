@@ -12,16 +12,17 @@ import jsonschema
 import pytest
 
 from meta_tests.fakes.against_runs import OWN, a_run, stored
-from meta_tests.fakes.whole_run import waiver_file, whole
+from meta_tests.fakes.whole_run import waiver_file
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
 from sm121.core import unmet, waivers
+from sm121.core.printable import json_text
 from sm121.plugin import outcomes
+from sm121.report import summary
 from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, trusted_runs
 from sm121.session.given_judging import GivenJudging
-from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
@@ -92,31 +93,14 @@ def test_a_plain_run_reports_skips_and_stays_green_on_what_ran(attached):
 def test_after_sigkill_the_files_hold_what_was_decided(attached):
     verdicts = {"test_pass": "PASS", "test_invalid": "INVALID"}
     verdicts |= dict.fromkeys(("test_killed", "test_never_reached"), "NOT_RUN")
-    status, file, run = attached(*map(one, verdicts))
+    status, begun, run = attached(*map(one, verdicts))
     assert status == -signal.SIGKILL
+    assert begun["verdict"] == "NOT_RUN" and not begun["finished"], "verdict.json is never green"
+    file = json.loads(json_text(stored_run.file_of(run.report)))
     assert verdicts_of(file) == verdicts
     assert file["verdict"] == "INVALID" and not file["finished"]
-    assert "INVALID" in (run.report / "summary.md").read_text()
+    assert "INVALID" in summary.markdown(stored_run.file_of(run.report))
     jsonschema.validate(file, verdict_file.json_schema())
-
-
-def test_the_last_summary_is_written_however_soon_it_follows(tmp_path):
-    """It is written each second; what is decided in the last one is in it as well."""
-    first, second = (
-        TestReport(id=f"tests/test_x.py::{n}", level="correctness", verdict="FAIL", message=n)
-        for n in ("test_a", "test_b")
-    )
-    file = whole(tests=[first], finished=False)
-    run = SimpleNamespace(
-        file=file, directory=tmp_path, started=0.0, pool=None, sampler=None,
-        summarised=(None, 0.0), _judge=file.judge,
-    )  # fmt: skip
-    Session.save(run)
-    file.tests.append(second)
-    for file.finished in (False, True):
-        Session.save(run)
-        text = (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
-        assert ("test_b" in text) is file.finished
 
 
 def test_when_smoke_fails_nothing_else_runs(attached):

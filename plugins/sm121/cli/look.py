@@ -379,7 +379,7 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        "report.html and junit.xml of a stored run",
+        "report.html and junit.xml of a stored run; verdict.json of one that was killed",
     )
     parser.add_argument(
         "directory",
@@ -391,8 +391,12 @@ def _add_report(commands: Commands) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from sm121.core.files import write_text
-    from sm121.report import junit, page, stored
+    from sm121.report import junit, page, stored, summary
+    from sm121.run import events, stored_run, verdict_file
 
     run = stored.read(options.directory)
+    if not run.run.finished and (run.directory / events.NAME).is_file():
+        verdict_file.write(stored_run.file_of(run.directory), run.directory / verdict_file.NAME)
+        write_text(summary.markdown(run.run, run), run.directory / "summary.md")
     write_text(junit.xml(run), run.directory / junit.NAME)
     print(page.write(run))

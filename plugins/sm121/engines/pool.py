@@ -41,6 +41,10 @@ class PoolHooks:
 
     #: Called with a configuration's name and the phase of its server's start.
     notify: Callable[[str, starting.StartPhase], None] = lambda _name, _phase: None
+    #: Called with a configuration's name before its server is started.
+    on_start: Callable[[str], None] = lambda _name: None
+    #: Called with the report of each start that has ended, ready or not.
+    on_start_end: Callable[[StartReport], None] = lambda _start: None
     #: Called before a server that serves is stopped.
     before_stop: Callable[[], None] = lambda: None
     #: Called with a configuration's name and the report of every stop.
@@ -100,6 +104,7 @@ class ServerPool:
             raise self._failures[configuration.key].with_traceback(None)
         managed = self._make(configuration)
         self.secrets.update(managed.secrets)
+        self.hooks.on_start(configuration.name)
         self.latest = managed
         self._starting = managed
         began = time.monotonic()
@@ -160,6 +165,7 @@ class ServerPool:
             start.compiled = [*server.compiled]
             self.servers[configuration.name] = server
         self.starts.append(start)
+        self.hooks.on_start_end(start)
 
     def forget(self, configuration: ServerConfiguration) -> None:
         """Forget that a start failed: it is tried again when it is requested again.

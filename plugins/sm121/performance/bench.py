@@ -22,6 +22,7 @@ from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
 from sm121.performance.recorder import Recorder
 from sm121.performance.timed_texts import TimedTexts
+from sm121.run.events import EnvironmentNoted
 from sm121.run.harness import Harness
 from sm121.run.record import ProgressLine
 
@@ -92,8 +93,9 @@ class Bench:
             compiled=CompileWatch(server.log, server.reader, harness.follow_log).new,
         ) as measured:
             if measured.prompts.natural:  # another plan than one of random tokens
-                workload = harness.file.environment.setdefault("workload", {})
+                workload = dict(harness.file.environment.get("workload") or {})
                 workload["texts"] = list(measured.prompts.texts)
+                harness.emit(EnvironmentNoted("workload", workload))
             measured.slots = slots(harness, server)
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()

@@ -15,6 +15,7 @@ from sm121.machine.box import BoxState, Reading
 from sm121.machine.cpu_use import CpuUse
 from sm121.measure import measurement
 from sm121.performance.rate_bounds import RateBounds
+from sm121.run.events import BoxRead, Decided, Measured, Overruled
 from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
@@ -133,37 +134,37 @@ class RunBox:
 
     def _withdraw_verdicts(self, message: str) -> None:
         """Withdraw the verdicts on timed metrics; the message says why."""
-        ledger = self.harness.ledger
         gated: dict[str, MetricReport] = {}
-        for name, metric in self.harness.file.metrics.items():
+        for name, metric in list(self.harness.file.metrics.items()):
             if metric.unit in measurement.COUNTED:
                 continue
             if metric.gated:
                 gated[name] = metric
             elif metric.verdict is Verdict.PASS:
-                metric.verdict = Verdict.NOT_RUN
+                without = metric.model_copy(update={"verdict": Verdict.NOT_RUN})
+                self.harness.emit(Measured(name, without))
         refuted = self.refuted & {Verdict.PASS, Verdict.FAIL}
         all_pass = all(metric.verdict is Verdict.PASS for metric in gated.values())
         if all_pass and (not gated or Verdict.PASS not in refuted):
             self.harness.remark(f"rates and times were measured although {message}", at_once=False)
             return
-        for metric in gated.values():
+        for name, metric in gated.items():
             if metric.verdict in refuted:
-                metric.verdict = Verdict.INCONCLUSIVE
-                metric.grade = None
-        for test in ledger:  # each was decided while the machine may have been unfit
+                update = {"verdict": Verdict.INCONCLUSIVE, "grade": None}
+                self.harness.emit(Measured(name, metric.model_copy(update=update)))
+        # Each test was decided while the machine may have been unfit.
+        for test in list(self.harness.ledger):
             is_decided = test.verdict in refuted and not test.excused and not test.skipped
             is_timed = not test.metrics or not gated.keys().isdisjoint(test.metrics)
             if test.level == "performance" and is_decided and is_timed:
-                ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
-        ledger.decide(
-            TestReport(
-                id=f"{BESIDE}box",
-                level="performance",
-                verdict=Verdict.INCONCLUSIVE,
-                message=message,
-            )
+                self.harness.emit(Overruled(test.id, Verdict.INCONCLUSIVE, message))
+        decision = TestReport(
+            id=f"{BESIDE}box",
+            level="performance",
+            verdict=Verdict.INCONCLUSIVE,
+            message=message,
         )
+        self.harness.emit(Decided(decision))
 
     def _read_again(self, since: Reading | None) -> None:
         """Read the machine, and the CPU use of others since the window began.
@@ -181,18 +182,17 @@ class RunBox:
 
     def _conclude(self) -> None:
         """Judge the machine by both readings. Once it was DEGRADED, it stays so."""
-        report = self.harness.file.box
-        state_before = report.state
-        reason_before = report.reason
-        remedy_before = report.remedy
+        earlier = self.harness.file.box
+        report = earlier.model_copy()
         refuted = self._report_on(report, self.before)
-        if state_before == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
+        if earlier.state == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
             # It recovered, but was unfit while something was measured.
-            report.state = state_before
-            report.reason = reason_before
-            report.remedy = remedy_before
+            report.state = earlier.state
+            report.reason = earlier.reason
+            report.remedy = earlier.remedy
         else:
             self.refuted = refuted
+        self.harness.emit(BoxRead(report))
 
     def _report_on(self, report: BoxReport, before: Reading | None) -> frozenset[Verdict]:
         """Fill a report from two readings, and return the verdicts that they contradict."""

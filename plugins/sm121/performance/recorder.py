@@ -16,6 +16,7 @@ from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
 from sm121.run import beside, verdict_file
+from sm121.run.events import Measured
 from sm121.run.harness import Harness
 
 #: The fields of the kernel path that determine speed.
@@ -131,17 +132,16 @@ class Recorder:
             (fact,) = noted([fact], f"it reads {out_of_reach}")
         recorded = Recorded(measurement, estimate, verdict, fact)
         report = _report(recorded, threshold, decisions.in_force, memory.fields)
-        self.harness.file.metrics[name] = report
         own_gate = self._configuration_gate(name, threshold)
         if own_gate is not None and decisions.own is not None and verdict is Verdict.FAIL:
             own_verdict, _ = self._conclude(measurement, decisions.own, against, gated=True)
             report.configuration_gate = self._described_gate(own_gate, own_verdict)
+        self.harness.emit(Measured(name, report))
         self._note_lines(measurement)
         store(recorded)
         # The last look decides again on metrics that were decided before.
         others = [earlier for earlier in self.recorded if earlier.measurement.name != name]
         self.recorded[:] = [*others, recorded]
-        self.harness.save()
         _raise_unless_holding(recorded)
         return recorded
 

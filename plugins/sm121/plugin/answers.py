@@ -126,7 +126,7 @@ def conclude_golden(session: Session) -> None:
         session.cannot_write(error)
     if doubt is not None:
         session.remark(f"golden file {path}: not for a certificate: {doubt}")
-    session.save()
+    session.write_verdict()
 
 
 def _served_folder(session: Session) -> Path | None:
@@ -288,13 +288,14 @@ def price_of_rounding(
 ) -> Callable[[str], None]:
     """Measures the price of the server's rounding, once for all of `PRICES`, and decides on one."""
     recorder = conformance.recorder
-    engine = conformance.file.engine
     if _PRICED not in pytestconfig.stash:
         pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
     priced = pytestconfig.stash[_PRICED]
-    engine.rounding = priced.rounding.formats if priced.rounding else None
     recorder.gates = price.gates(conformance.profile.correctness.prices, priced.rounding)
-    engine.price_allowed = conformance.profile.regression.price_allowed
+    conformance.show_engine(
+        rounding=priced.rounding.formats if priced.rounding else None,
+        price_allowed=conformance.profile.regression.price_allowed,
+    )
     record = MetricRecorder(recorder, benchmark, metric_clock)
     return PriceDecision(conformance, priced, record).decide
 

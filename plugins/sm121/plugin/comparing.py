@@ -22,6 +22,7 @@ from sm121.plugin.benchmarks import HISTORY, history_of
 from sm121.plugin.stash import ID, LEVEL
 from sm121.regression.measured import MeasuredHistory
 from sm121.run import stored_benchmarks
+from sm121.run.events import Decided
 from sm121.run.verdict_file import TestReport
 from sm121.session.session import Session
 
@@ -171,9 +172,8 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
     history = config.stash.setdefault(HISTORY, history_of(config, session))
     for judged in _judged(history):
         name = f"{_COMPARE}::{judged.name}"
-        session.ledger.decide(
-            TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
-        )
+        decision = TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
+        session.emit(Decided(decision))
 
 
 def decide_what_broke(config: pytest.Config, session: Session) -> None:
@@ -189,7 +189,8 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
     line = config.stash.get(_BROKEN, None)
     if line is not None:
         fact = Fact("pytest-benchmark stores and compares the run", line)
-        session.ledger.decide(TestReport.of("--benchmark::pytest-benchmark", "regression", fact))
+        decision = TestReport.of("--benchmark::pytest-benchmark", "regression", fact)
+        session.emit(Decided(decision))
     if benchmarks is not None:
         benchmarks.compare_fail = None
         benchmarks.performance_regressions = []
@@ -227,9 +228,10 @@ def _decide_checks(config: pytest.Config, session: Session) -> None:
         name = f"{_FAIL}::{regression.subject[:80]}"
         if name in session.ledger:  # two checks of one benchmark
             name += f" #{number}"
-        session.ledger.decide(
-            TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=regression.line)
+        decision = TestReport(
+            id=name, level="regression", verdict=Verdict.FAIL, message=regression.line
         )
+        session.emit(Decided(decision))
 
 
 @dataclass(frozen=True)

@@ -146,15 +146,13 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
     by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
     detected = by_address.get(server.endpoint.base_url)
     if detected is None:
-        engine = conformance.file.engine
         named: str | None = server.engine
         given = conformance.settings.attached
         if given is not None:
             named = given.engine
-        detected = detect(server, named, identity=engine.identity)
+        detected = detect(server, named, identity=conformance.file.engine.identity)
         if not server.managed:
-            engine.name = detected.engine
-            engine.version = detected.version
+            conformance.show_engine(name=detected.engine, version=detected.version)
         by_address[server.endpoint.base_url] = detected
     return detected
 

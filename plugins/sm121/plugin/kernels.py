@@ -14,6 +14,7 @@ from sm121.evidence.kernel_profile import KernelProfile
 from sm121.kernels import builds, cases, child, registry, serving, under_test
 from sm121.plugin import selection, stash
 from sm121.run import decode_profile as decode
+from sm121.run.events import EnvironmentNoted
 from sm121.session import target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -189,8 +190,9 @@ def decode_profile(conformance: Session, server: Server) -> KernelProfile:
 def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> gb10.Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
     compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
-    conformance.file.environment["compilation"] = {
+    tools = {
         "compiler": str(compiler.tools.compiler),
         "disassembler": str(compiler.tools.disassembler),
     }
+    conformance.emit(EnvironmentNoted("compilation", tools))
     return compiler

@@ -26,7 +26,9 @@ from sm121.plugin import (
 )
 from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
+from sm121.run.events import Collected
 from sm121.run.record import Target
+from sm121.run.verdict_file import ShardTest
 from sm121.session import crashes, opening, signals
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -73,7 +75,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     prepare = functools.partial(
         opening.prepare,
         chosen=chosen,
-        tests=[(item.stash[ID], item.stash[LEVEL]) for item in tests],
+        collected=_collected(config, settings, tests),
         inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
         say=functools.partial(terminal.say, config),
         verbose=config.option.verbose > 0,
@@ -93,10 +95,16 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     session.deselected = selection.missed(config, chosen.arch)
     session.collected = config.stash[selection.COLLECTED]
     session.asks_for = wanted.asks_for(config, session)
-    session.file.shard = config.stash.get(SHARD, None)
-    if settings.worker is not None:
-        session.file.shard = workers.part(settings.worker, tests)
     return session
+
+
+def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Collected:
+    """The tests of a run, and the part of a whole run that they are."""
+    shard = config.stash.get(SHARD, None)
+    if settings.worker is not None:
+        shard = workers.part(settings.worker, tests)
+    listed = [ShardTest(id=item.stash[ID], level=item.stash[LEVEL]) for item in tests]
+    return Collected(listed, shard)
 
 
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:

@@ -21,6 +21,7 @@ from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.performance.recorder import Recorded
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
+from sm121.run.events import Decided
 from sm121.run.ledger import stands
 from sm121.run.verdict_file import JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
@@ -139,8 +140,7 @@ def take(
         finding.metrics = [one.measurement.name for one in _recorded(session, item)]
         finding.deviations = item.stash.get(DEVIATIONS, None)
         finding.symptoms = item.stash.get(SYMPTOMS, [])
-        session.ledger.decide(finding)
-        session.save()
+        session.emit(Decided(finding))
     report.user_properties.append(("verdict", finding.verdict.value))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gpu_arch.expression import architectures_asked_for
+from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
 from sm121.plugin import expressions, progress, reporting, terminal
@@ -17,7 +18,8 @@ from sm121.plugin.stash import REPORT, SESSION, SETTINGS
 from sm121.plugin.workers import GROUP, GROUPED, REFUSED
 from sm121.report import merging
 from sm121.run import directory as report_directory
-from sm121.run import verdict_file
+from sm121.run import stored_run
+from sm121.run.event_log import EventLog
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 from sm121.session import target
 from sm121.session.session import Session
@@ -117,7 +119,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
         target=target.resolve(settings, architectures),
         directory=settings.report_dir,
         lock=lock,
-        file=whole,
+        log=EventLog(whole),
         run_id=name,
         say=functools.partial(terminal.say, config),
         interrupted=interrupted,
@@ -131,9 +133,9 @@ def _parts(directory: Path) -> dict[str, VerdictFile]:
     parts = {}
     for folder in sorted((directory / report_directory.WORKERS).glob("*")):
         try:
-            parts[folder.name] = verdict_file.read(folder / verdict_file.NAME)
-        except (OSError, ValueError):
-            continue  # this worker died before it wrote its file: its part is missing
+            parts[folder.name] = stored_run.file_of(folder)
+        except UsageError:
+            continue  # this worker died before it opened the run: its part is missing
     return parts
 
 

@@ -23,6 +23,7 @@ from sm121.plugin.terminal import say
 from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
+from sm121.run.events import Decided
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
@@ -154,10 +155,8 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
         if isinstance(failure, Undecided):
             verdict = failure.verdict
         facts = [fact.mapped(session.redact) for fact in unmet.facts_of(failure)]
-        session.ledger.decide(
-            TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
-        )
-        session.save()
+        decision = TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
+        session.emit(Decided(decision))
 
 
 def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -181,7 +180,6 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     if any("record_metric" in getattr(each, "fixturenames", ()) for each in later):
         return False
     session.box.read_at_the_end()
-    session.save()
     return True
 
 

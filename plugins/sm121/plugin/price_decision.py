@@ -11,6 +11,7 @@ from sm121.core.unmet import Fact, Unmet
 from sm121.measure.measurement import Measurement
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.plugin.benchmarks import MetricRecorder
+from sm121.run.events import Measured
 from sm121.run.verdict_file import MetricReport
 from sm121.session.session import Session
 
@@ -80,7 +81,7 @@ class PriceDecision:
 
     def _note_unmeasured(self, name: str, metric: str) -> None:
         unit, _ = PRICES[metric]
-        self._conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
+        self._conformance.emit(Measured(name, MetricReport(value=None, unit=unit)))
         why = self._priced.reasons[name]
         self._conformance.remark(f"{name} was not measured: {why}", at_once=False)
 

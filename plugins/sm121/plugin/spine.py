@@ -168,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
-            run.save()
+            run.write_verdict()
             _step("opened")
     terminal.opened(config, run, session.items)
     result = yield

@@ -15,6 +15,7 @@ from sm121.regression import hypothesis
 from sm121.regression.ab import FILE, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
+from sm121.run.events import Changed, Measured
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
@@ -49,12 +50,12 @@ def note_outcomes(harness: Harness, outcomes: Sequence[Change]) -> None:
             report.minimum = 1.0 - allowed
         else:
             report.at_most = 1.0 + allowed
-        harness.file.metrics[metric_name.of_ab(outcome.metric)] = report
+        harness.emit(Measured(metric_name.of_ab(outcome.metric), report))
     changes = [change for change in harness.file.changes if change.beside != _A]
     for outcome in outcomes:
         if outcome.verdict is not Verdict.PASS:
             changes.append(outcome.report(_A))
-    harness.file.changes = changes
+    harness.emit(Changed(changes))
 
 
 def write_record(

@@ -200,7 +200,7 @@ class AbRun:
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
         outcomes, undecided = self._outcomes_or_why_none()
-        self.harness.save()  # which judges the levels by the tests that have ended
+        self.harness.file.judge()  # the levels, by the tests that have ended
         answers = self._evaluate(chosen.criteria, outcomes, undecided)
         gate = self._evaluate(_gate_criteria(chosen), outcomes, undecided)
         results = [*answers, *gate]
@@ -398,10 +398,9 @@ class AbRun:
         }
 
     def _write(self, outcomes: list[Change], void: str | None = None) -> None:
-        """Write the record and save the run; ``void`` says why the comparison does not count."""
+        """Write the record; ``void`` says why the comparison does not count."""
         ab_report.note_outcomes(self.harness, outcomes)
         ab_report.write_record(self.harness, self.sides, self.visits, outcomes, void)
-        self.harness.save()
 
 
 def _gate_criteria(chosen: Hypothesis) -> Sequence[Criterion]:

@@ -14,6 +14,7 @@ from sm121.performance.recorder import Recorder
 from sm121.regression import metric_levels, trend
 from sm121.regression.change import Change
 from sm121.run import stored_benchmarks
+from sm121.run.events import Changed
 from sm121.run.stored_run import StoredMetric, StoredRun
 
 #: The remedy if only the machine's state or the kernel path changed. A run that did not pass is no
@@ -193,11 +194,14 @@ class MeasuredHistory:
 
     def _note(self, changes: Sequence[Change]) -> None:
         """Add the changes that do not hold to verdict.json."""
+        harness = self.recorder.harness
+        worse = list(harness.file.changes)
         for change in changes:
             if change.holds:
                 continue
             beside = f"{change.pairs} stored runs" if change.pairs > 1 else "the stored run"
-            self.recorder.harness.file.changes.append(change.report(beside))
+            worse.append(change.report(beside))
+        harness.emit(Changed(worse))
 
     def _check_comparable(self) -> None:
         """Raise Inconclusive or Invalid if this run cannot be compared."""

@@ -12,7 +12,7 @@ from sm121.engines.life import Dead
 from sm121.evidence.failure import Cause
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import ErrorReader, SilentError
-from sm121.run.ledger import Ledger
+from sm121.run.events import Measured, Overruled
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
 #: Why a number is INVALID that was measured while the attached server was replaced.
@@ -46,20 +46,21 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
     return TestReport.of(f"{BESIDE}life of {name}", level, fact)
 
 
-def void(file: VerdictFile, ledger: Ledger, why: str) -> None:
-    """Make all measurements of a run INVALID, since they are of more than one server.
+def void(file: VerdictFile, why: str) -> list[Measured | Overruled]:
+    """Return the events that make all measurements INVALID: they are of more than one server.
 
     Args:
         file: The run's verdict file.
-        ledger: The decisions of the run.
         why: The sign of the other server.
     """
-    for metric in file.metrics.values():
-        metric.verdict = Verdict.INVALID
-        metric.grade = None
-    for test in ledger:
+    withdrawn: list[Measured | Overruled] = []
+    for name, metric in file.metrics.items():
+        update = {"verdict": Verdict.INVALID, "grade": None}
+        withdrawn.append(Measured(name, metric.model_copy(update=update)))
+    for test in file.tests:
         if test.metrics and test.executed:
-            ledger.overrule(test.id, Verdict.INVALID, f"{REPLACED}: {why}")
+            withdrawn.append(Overruled(test.id, Verdict.INVALID, f"{REPLACED}: {why}"))
+    return withdrawn
 
 
 def left_the_path(

@@ -47,7 +47,7 @@ def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
         report.with_suffix(".md"),
     )
     write_text(kernels.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
-    harness.file.engine.kernels = kernel_profile.shortened(kernels)
+    harness.show_engine(kernels=kernel_profile.shortened(kernels))
     if mode == "restart":
         harness.stop()
     return kernels

@@ -12,7 +12,7 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.lock_file import SERVERS, open_lock, try_lock
 from sm121.core.verdict import Verdict
-from sm121.run import stored_run, verdict_file
+from sm121.run import events, stored_run, verdict_file
 
 _LOCK = ".lock"
 #: The folder of the reports of earlier runs.
@@ -174,7 +174,7 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
 
 def _refuse_foreign(directory: Path) -> None:
     """Raise UsageError if a folder has files and is no report directory."""
-    is_report = (directory / _REPORT).is_file() or (directory / WORKERS).is_dir()
+    is_report = any((directory / name).exists() for name in (_REPORT, events.NAME, WORKERS))
     if is_report or not directory.is_dir():
         return
     foreign = sorted(entry.name for entry in directory.iterdir() if entry.name not in _KEPT)

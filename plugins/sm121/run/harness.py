@@ -32,6 +32,7 @@ from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.evidence.transport import Transport
 from sm121.machine import roofline
 from sm121.run import beside, served, spanning, start_checks
+from sm121.run.events import Decided, EnvironmentNoted, ServerStopped
 from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
@@ -275,7 +276,7 @@ class Harness(RunRecord):
         if judged is None:
             return
         if self._under_test in (None, server):
-            spanning.note_nodes(self.file.engine, judged, self.node_facts)
+            self.show_engine(nodes=spanning.rows(judged, self.node_facts))
         for line in judged.remarks:
             self.remark(line, at_once=False)
         for line in judged.silent:
@@ -288,7 +289,7 @@ class Harness(RunRecord):
             by_node.update(self.pool.nccl_elsewhere())
         by_node = {node: rows for node, rows in by_node.items() if rows}
         nccl = {node: [row.model_dump() for row in rows] for node, rows in by_node.items()}
-        self.file.environment["nccl"] = nccl
+        self.emit(EnvironmentNoted("nccl", nccl))
         for line in mapped.different(by_node):
             self.remark(line)
 
@@ -306,8 +307,7 @@ class Harness(RunRecord):
             if not wrong:
                 continue
             known.update(wrong)
-            self.ledger.decide(beside.left_the_path(name, wrong, server.log, self.phase[1]))
-            self.save()
+            self.emit(Decided(beside.left_the_path(name, wrong, server.log, self.phase[1])))
 
     def judge_errors(self) -> None:
         """Decide on errors that the running server's log has reported since the last call.
@@ -329,12 +329,11 @@ class Harness(RunRecord):
             errors = self._errors[log].read(log)
             if errors and not isinstance(life.state(), Dead):
                 self.decide_silent(errors, name)
-                self.save()
 
     def decide_silent(self, errors: Iterable[SilentError], source: str) -> None:
         """Decide on errors that killed no process (`beside.silent`)."""
         for decision in beside.silent(errors, source, self.phase, self.redact):
-            self.ledger.decide(decision)
+            self.emit(Decided(decision))
 
     def follow_log(self) -> None:
         """Copy the new lines of the attached server's log; report once that lines were lost."""
@@ -342,7 +341,7 @@ class Harness(RunRecord):
             lost_before = self.kept_log.lost
             self.kept_log.follow()
             if lost_before is None and self.kept_log.lost is not None:
-                self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
+                self.unproven(f"kernel path: {self.kept_log.lost}")
 
     def _contradictions(self, server: Server, name: str) -> list[Contradiction]:
         assert server.log is not None
@@ -392,16 +391,17 @@ class Harness(RunRecord):
         if server is self._under_test:
             return
         self._under_test = server
-        self.file.engine.path = self.kernel_path(server)
-        self.file.engine.base_url = server.endpoint.base_url
-        self.file.engine.startup_s = server.startup_s
+        path = self.kernel_path(server)
         if server.configuration is not None:  # a first start saves a set that was not there before
             variables = self.engine_environment(server.configuration)
-            self.file.environment["autotune"] = environment.autotune_sets(variables)
-        # The version that the running engine reports replaces the installed one.
-        version = server.version or self.file.engine.path.log.version
-        if version is not None:
-            self.file.engine.version = version
+            self.emit(EnvironmentNoted("autotune", environment.autotune_sets(variables)))
+        self.show_engine(
+            path=path,
+            base_url=server.endpoint.base_url,
+            startup_s=server.startup_s,
+            # The version that the running engine reports replaces the installed one.
+            version=server.version or path.log.version or self.file.engine.version,
+        )
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """Decide on the remains of a stopped server, like on a test.
@@ -411,8 +411,9 @@ class Harness(RunRecord):
         """
         earlier = list(self.stops.values())
         self.stops[report.log] = report
+        self.emit(ServerStopped(report.log, clean=report.clean))
         if not report.clean:
-            self.ledger.decide(beside.unclean(report.start or configuration, report))
+            self.emit(Decided(beside.unclean(report.start or configuration, report)))
         if not report.memory.unproven_bytes:
             return
         line = f"after server {configuration}: {report.memory}"
@@ -420,7 +421,7 @@ class Harness(RunRecord):
             self.remark(f"{line}. Who holds a GPU's memory is seen with docker run --pid=host")
             return
         self.remark(line)
-        self.ledger.decide(beside.unproven_memory(configuration, report))
+        self.emit(Decided(beside.unproven_memory(configuration, report)))
 
     @property
     def life(self) -> Life | None:
@@ -480,11 +481,12 @@ class Harness(RunRecord):
         if is_managed and state.evidence:
             name = state.evidence.stem
         life.accounted = True
-        self.ledger.decide(beside.unasked(name, state, self.crashed(state, None), self.phase))
+        decision = beside.unasked(name, state, self.crashed(state, None), self.phase)
+        self.emit(Decided(decision))
         if state.replaced:
             self.replaced = state.detail
-            beside.void(self.file, self.ledger, state.detail)
-        self.save()
+            for event in beside.void(self.file, state.detail):
+                self.emit(event)
         return self.stops.get(f"{name}.log")
 
     def abort(self, reason: str) -> None:

@@ -1,19 +1,20 @@
 """The target of a run, and its record: verdict file, report directory, remarks and progress."""
 
 import enum
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sm121.core.printable import printable
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.core.redaction import redact
-from sm121.core.verdict import Verdict
 from sm121.engines.registry import Installed
+from sm121.run import events
+from sm121.run.event_log import EventLog
+from sm121.run.events import Event
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import VerdictFile
 
@@ -60,7 +61,7 @@ class RunRecord(ABC):
     """The files and the lines that a run writes."""
 
     directory: Path
-    file: VerdictFile
+    log: EventLog
     #: Shows a line of progress.
     say: Say
     #: Whether all remarks are shown at once, too.
@@ -70,21 +71,41 @@ class RunRecord(ABC):
     #: Called when the report cannot be written (see `session.crashes`).
     on_unwritten: Callable[[OSError, str], None] | None = None
     #: Why the report could not be written; None if it could.
-    _unwritten: str | None = None
+    unwritten: str | None = None
 
     @property
     @abstractmethod
     def secrets(self) -> set[str]:
         """The values that no report may show."""
 
-    @abstractmethod
-    def save(self) -> None:
-        """Write verdict.json and summary.md of the current state."""
+    @property
+    def file(self) -> VerdictFile:
+        """The verdict file of the events so far. `emit` changes it, and nothing else."""
+        return self.log.fold.file
 
-    @functools.cached_property
+    @property
     def ledger(self) -> Ledger:
-        """The decision on each test."""
-        return Ledger(self.file)
+        """The decision on each test. `emit` changes it, and nothing else."""
+        return self.log.fold.ledger
+
+    def emit(self, event: Event) -> None:
+        """Let an event happen: append it to ``run.jsonl``, and fold it into the verdict file.
+
+        Args:
+            event: The event.
+        """
+        try:
+            self.log.append(event)
+        except OSError as error:
+            self.cannot_write(error)
+
+    def show_engine(self, **changed: Any) -> None:
+        """Change fields of the engine's report.
+
+        Args:
+            **changed: The fields.
+        """
+        self.emit(events.EngineShown(self.file.engine.model_copy(update=changed)))
 
     def redact(self, text: str) -> str:
         """Return a text without secrets.
@@ -104,7 +125,7 @@ class RunRecord(ABC):
         line = printable(self.redact(line))
         if line in self.file.remarks:
             return
-        self.file.remarks.append(line)
+        self.emit(events.Remarked(line))
         if at_once or self.verbose:
             self.say("note", line)
 
@@ -115,7 +136,7 @@ class RunRecord(ABC):
             line: The property and the reason.
         """
         if line not in self.file.unproven:
-            self.file.unproven.append(line)
+            self.emit(events.Unproven(line))
 
     def cannot_write(self, error: OSError) -> None:
         """Report once that the report cannot be written. The run is then never PASS.
@@ -123,12 +144,9 @@ class RunRecord(ABC):
         Args:
             error: The error of the write.
         """
-        if self._unwritten is None:
-            self._unwritten = f"the report cannot be written: {error.strerror or error}"
-            self.say("report", f"{self.directory}: {self._unwritten}")
+        if self.unwritten is None:
+            self.unwritten = f"the report cannot be written: {error.strerror or error}"
+            self.say("report", f"{self.directory}: {self.unwritten}")
             if self.on_unwritten is not None:
-                self.on_unwritten(error, self._unwritten)
-        self.unproven(self._unwritten)
-        if self.file.verdict is Verdict.PASS:
-            self.file.settle(Verdict.INCONCLUSIVE)
-            self.file.reason = self._unwritten
+                self.on_unwritten(error, self.unwritten)
+        self.unproven(self.unwritten)

@@ -19,7 +19,7 @@ from sm121.evidence.ranks import RankPath
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.transport import Transport
 from sm121.machine import roofline
-from sm121.run.engine_report import EngineReport, NodeReport
+from sm121.run.engine_report import NodeReport
 
 #: The transports that the counters of RDMA ports count.
 _RDMA = {"RoCE", "IB"}
@@ -181,19 +181,17 @@ def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> T
     return transport.by_counters(counted, least)
 
 
-def note_nodes(
-    engine: EngineReport, judged: Spanned, node_facts: Mapping[Node, Mapping[str, Any]]
-) -> None:
-    """Set the ranks of the engine's report.
+def rows(judged: Spanned, node_facts: Mapping[Node, Mapping[str, Any]]) -> list[NodeReport]:
+    """Return a row for each rank of the server under test, with the memory of its node.
 
     Args:
-        engine: The report.
-        judged: The ranks of the server under test.
+        judged: The ranks of the server.
         node_facts: The facts of each node before the start.
     """
     facts_by_name = {node.name: facts for node, facts in node_facts.items()}
-    engine.nodes = judged.rows()
-    for row in engine.nodes:
+    of_ranks = judged.rows()
+    for row in of_ranks:
         if row.node in facts_by_name:
             available = facts_by_name[row.node]["available_bytes"]
             row.memory_available_gib = available / 2**30
+    return of_ranks

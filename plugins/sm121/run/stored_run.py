@@ -21,7 +21,7 @@ from sm121.core.verdict import Verdict
 from sm121.machine import this_machine
 from sm121.machine.box import BoxState
 from sm121.measure.measurement import COUNTED
-from sm121.run import details, verdict_file
+from sm121.run import details, events, fold, verdict_file
 from sm121.run.details import Details, Samples
 from sm121.run.merge import contradiction
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
@@ -314,7 +314,10 @@ def _unfit_metrics(stored: StoredRun) -> Iterator[str]:
 
 
 def file_of(path: Path) -> VerdictFile:
-    """Read the verdict.json of a stored run; every module reads it here.
+    """Read the verdict file of a stored run; every module reads it here.
+
+    The verdict.json of a run that goes on, or was killed, is of its beginning. Its events tell
+    more.
 
     Args:
         path: A report directory, or its verdict.json.
@@ -323,15 +326,24 @@ def file_of(path: Path) -> VerdictFile:
         The file, of any version of the suite.
 
     Raises:
-        UsageError: There is no verdict.json, or not a sound one.
+        UsageError: There is no verdict.json, or not a sound one, or the events of an unfinished run
+            cannot be read.
     """
     directory = folder_of(path)
+    stream = directory / events.NAME
     try:
-        return verdict_file.read(directory / verdict_file.NAME)
+        file = verdict_file.read(directory / verdict_file.NAME)
+        if file.finished or not stream.is_file():
+            return file
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
-        ) from error
+        if not stream.is_file():
+            raise UsageError(
+                f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
+            ) from error
+    try:
+        return fold.fold(events.read(stream).events)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{directory}: expected the events of a run ({error})") from error
 
 
 def read(directory: Path) -> StoredRun:

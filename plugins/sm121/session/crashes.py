@@ -19,6 +19,7 @@ from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedO
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.kernel_messages import KernelMessages
+from sm121.run.events import Died
 from sm121.run.machine_report import CrashReport
 from sm121.session.session import Session
 from sm121.stress.checks import OWNERS, UnderLoad
@@ -65,6 +66,7 @@ class CrashDesk:
             self._session.judge_errors()
             self._session.judge_paths_again()
             self._session.judge_kernel()
+            self._session.note_resources()
         self._look(level, f"before {test}")
         self._session.phase = (level, f"in {test}")
         self._test_began = time.monotonic()
@@ -280,7 +282,7 @@ class CrashDesk:
             crash.bundle = str(bundle)
             if bundle.is_relative_to(session.directory):
                 crash.bundle = str(bundle.relative_to(session.directory))
-        session.file.crashes.append(crash)
+        session.emit(Died(crash))
         where = str(bundle or elsewhere)
         if bundle is not None and elsewhere:
             where += f" ({elsewhere})"

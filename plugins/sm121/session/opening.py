@@ -5,8 +5,9 @@ import datetime
 import json
 import os
 import sys
+import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.core.server import Server
-from sm121.core.verdict import Verdict
 from sm121.engines import (
     dead_runs,
     nodes,
@@ -36,9 +36,11 @@ from sm121.engines.server_memory import ServerMemoryReader
 from sm121.evidence import environment, resources
 from sm121.machine import this_machine
 from sm121.run import directory as report_directory
+from sm121.run import events, fold
 from sm121.run.engine_report import EngineReport
+from sm121.run.event_log import EventLog
+from sm121.run.events import Collected, EnvironmentRead, Opened, ServerStarting, StartEnded
 from sm121.run.record import ProgressLine, Say, Target
-from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
 from sm121.session.session import Session
@@ -67,7 +69,7 @@ def open_session(settings: Settings) -> Session:
 def prepare(
     settings: Settings,
     chosen: Target | None = None,
-    tests: Sequence[tuple[str, str]] = (),
+    collected: Collected | None = None,
     *,
     inapplicable: Collection[str] = (),
     say: Say = _print,
@@ -78,7 +80,7 @@ def prepare(
     Args:
         settings: The settings of the run.
         chosen: The target; resolved from the settings if it is not given.
-        tests: Id and level of each test that will be decided.
+        collected: The tests that will be decided; None without any.
         inapplicable: Ids of tests that no certificate needs.
         say: Shows a line of progress.
         verbose: Whether remarks are shown at once, too.
@@ -91,13 +93,8 @@ def prepare(
             somebody else's.
     """
     chosen = chosen or targets.resolve(settings, ())
-    followed: FollowedLog | None = None
-    if chosen.obstacle is None:
-        followed = _follow(settings)
-    if followed is not None:
-        assert settings.attached is not None
-        given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)
-        settings = dataclasses.replace(settings, attached=given)
+    followed = _follow(settings) if chosen.obstacle is None else None
+    settings = _with_log(settings, followed)
     try:
         chosen, attached, engine = _look_at_engine(settings, chosen)
         settings, run_id, taken = _take_directory(settings)
@@ -105,6 +102,8 @@ def prepare(
         if followed is not None:
             followed.close()
         raise
+    opened = _opened(settings, chosen, engine)
+    started = time.monotonic()
     session = Session(
         settings=settings,
         target=chosen,
@@ -117,8 +116,11 @@ def prepare(
         attached=attached,
         followed_log=followed,
         inapplicable=set(inapplicable),
-        file=_verdict_file(settings, chosen, engine, tests),
+        started=started,
+        log=EventLog(fold.begun(opened), settings.report_dir / events.NAME, started),
     )
+    session.emit(opened)
+    session.emit(collected or Collected([]))
     _remark_on(session, engine)
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(session, chosen.profile)
@@ -126,10 +128,16 @@ def prepare(
     return session
 
 
-def _verdict_file(
-    settings: Settings, chosen: Target, engine: EngineReport, tests: Sequence[tuple[str, str]]
-) -> VerdictFile:
-    """The verdict file of a run of which no test was reached."""
+def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
+    """The settings with the copy of a stream as the attached server's log, where there is one."""
+    if followed is None or settings.attached is None:
+        return settings
+    given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)
+    return dataclasses.replace(settings, attached=given)
+
+
+def _opened(settings: Settings, chosen: Target, engine: EngineReport) -> Opened:
+    """The first event of a run."""
     profile = chosen.profile
     profile_name = "none"
     certificate_levels: list[str] | None = None
@@ -137,19 +145,13 @@ def _verdict_file(
         profile_name = profile.name
         if settings.judging.certify:
             certificate_levels = list(profile.certify.levels)
-    undecided = []
-    for name, level in tests:
-        undecided.append(
-            TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
-        )
-    return VerdictFile(
+    return Opened(
         arch=chosen.arch,
         profile=profile_name,
         question=_question(settings, profile),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         engine=engine,
         certificate_levels=certificate_levels,
-        tests=undecided,
     )
 
 
@@ -240,7 +242,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
     if session.attached is None:
         _make_pool(session, profile)
         under_test = session.configurations[profile.under_test]
-        session.file.engine.model = under_test.model
+        session.show_engine(model=under_test.model)
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
@@ -256,8 +258,8 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         workload=_workload(settings, profile),
     )
     record = look()
-    session.file.environment = record.model_dump(mode="json")
-    session.file.fingerprint = fingerprinting.of(session, record, variables)
+    fingerprint = fingerprinting.of(session, record, variables)
+    session.emit(EnvironmentRead(record.model_dump(mode="json"), fingerprint))
     session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
 
 
@@ -270,11 +272,11 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
     session.attached_life = life
     unwatched = life.unwatched
     if unwatched is not None:
-        session.file.engine.unwatched = unwatched
+        session.show_engine(unwatched=unwatched)
         session.unproven(unwatched)
     session.sampler = _sampler(session, profile, life.processes.find)
     if attached.log is None:
-        session.file.unproven.append(f"kernel path: {attached.why_no_log}")
+        session.unproven(f"kernel path: {attached.why_no_log}")
         return
     session.kept_log = KeptLog(attached.log, session.directory / "server-attached.log")
     session.attached = dataclasses.replace(attached, log=session.kept_log.path)
@@ -316,6 +318,8 @@ def _make_pool(session: Session, profile: Profile) -> None:
         run_id=session.run_id,
         hooks=pool.PoolHooks(
             notify=starting.StartProgress(partial(_show_start, session), begins=session.verbose),
+            on_start=lambda name: session.emit(ServerStarting(name)),
+            on_start_end=lambda start: session.emit(StartEnded(start)),
             before_stop=session.judge_errors,
             on_stop=session.server_stopped,
             hidden=lambda: session.secrets,

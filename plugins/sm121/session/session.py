@@ -26,9 +26,9 @@ from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import directory as report_directory
-from sm121.run import harness, served, verdict_file
+from sm121.run import events, harness, served, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
-from sm121.run.verdict_file import TestReport
+from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import against, certification
 from sm121.session.settings import Settings
 
@@ -72,8 +72,6 @@ class Session(harness.Harness):
     followed_log: FollowedLog | None = None
     #: The remark on kernel messages that cannot be read; None if they can.
     kernel_unread: str | None = None
-    #: The verdict in summary.md, and when it was written.
-    summarised: tuple[Verdict | None, float] = (None, 0.0)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -119,31 +117,48 @@ class Session(harness.Harness):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine.python
 
-    def save(self) -> None:
-        """Write verdict.json as it stands; summary.md at most each second, and at the end."""
-        self.file.duration_s = round(time.monotonic() - self.started, 3)
-        if self.pool is not None:
-            for start in self.pool.starts:
-                stop = self.stops.get(start.log)
-                if stop is not None:
-                    start.clean_stop = stop.clean
-            self.file.starts = self.pool.starts
-        if self.sampler is not None:
-            self.file.environment["resources"] = self.sampler.resources.model_dump(mode="json")
-        self._judge()
+    def write_verdict(self) -> None:
+        """Write verdict.json and summary.md of the events so far."""
+        self.log.fold.settle()
         try:
-            verdict_file.write(self.file, self.directory / "verdict.json")
-            verdict, written_at = self.summarised
-            is_due = self.file.finished or time.monotonic() - written_at > 1.0
-            if is_due or verdict is not self.file.verdict:
-                files.write_text(summary.markdown(self.file), self.directory / "summary.md")
-                self.summarised = self.file.verdict, time.monotonic()
+            verdict_file.write(self.file, self.directory / verdict_file.NAME)
+            files.write_text(summary.markdown(self.file), self.directory / "summary.md")
         except OSError as error:
             self.cannot_write(error)
 
-    def _judge(self) -> None:
-        file = self.file
+    def note_resources(self) -> None:
+        """Note the memory of the server and of the machine so far."""
+        if self.sampler is not None:
+            resources = self.sampler.resources.model_dump(mode="json")
+            self.emit(events.EnvironmentNoted("resources", resources))
+
+    def _end(self, *, finished: bool) -> None:
+        """Decide on the run, and write it down. A report that cannot be written is never PASS."""
+        self.note_resources()
+        self.emit(self._closed(finished=finished))
+        self.write_verdict()
+        if self.unwritten is not None:
+            self.emit(self._closed(finished=finished))
+            self.write_verdict()
+
+    def _closed(self, *, finished: bool) -> events.Closed:
+        """Return the end of the run: its verdict by all decisions."""
+        file = self.file.model_copy(deep=True)
+        file.finished = finished
         file.judge()
+        self._judge(file)
+        if self.unwritten is not None and file.verdict is Verdict.PASS:
+            file.settle(Verdict.INCONCLUSIVE)
+            file.reason = self.unwritten
+        return events.Closed(
+            finished=finished,
+            verdict=file.verdict,
+            reason=file.reason,
+            certified=file.certified,
+            duration_s=round(time.monotonic() - self.started, 3),
+        )
+
+    def _judge(self, file: VerdictFile) -> None:
         if file.finished and self.target.obstacle is not None:
             file.settle(Verdict.NOT_RUN)
             file.reason = self.target.obstacle
@@ -155,10 +170,9 @@ class Session(harness.Harness):
             if gates:
                 file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
         if file.finished and self.settings.judging.certify:
-            self._certify()
+            self._certify(file)
 
-    def _certify(self) -> None:
-        file = self.file
+    def _certify(self, file: VerdictFile) -> None:
         certification.certify(
             file,
             self.profile,
@@ -259,9 +273,9 @@ class Session(harness.Harness):
             self._judged_paths.setdefault(name, (server, set()))
         self.judge_paths_again()
         if server is not None:  # now from the whole log
-            self.file.engine.path = self.kernel_path(server)
+            self.show_engine(path=self.kernel_path(server))
         if self.target.profile is not None:
-            self.file.engine.served = served.judge(self.file, self.path_to_judge())
+            self.show_engine(served=served.judge(self.file, self.path_to_judge()))
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
         if self.followed_log is not None:
@@ -269,10 +283,11 @@ class Session(harness.Harness):
                 self.unproven(f"kernel path: {self.followed_log.lost}")
             self.followed_log.close()
         if self.settings.worker is not None:
-            self.ledger.drop_undecided()
-        self.file.finished = self.ledger.complete and not self.interrupted
-        self._hold_against()
-        self.save()
+            self.emit(events.UndecidedDropped())
+        finished = self.ledger.complete and not self.interrupted
+        if finished:
+            self._hold_against()
+        self._end(finished=finished)
 
     def _judge_what_was_started(self) -> None:
         """Decide INVALID if what computes, or the checkpoint, changed since the run began.
@@ -294,24 +309,29 @@ class Session(harness.Harness):
         if changed:
             fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
             name = f"{verdict_file.BESIDE}what was started"
-            self.ledger.decide(TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID))
+            decision = TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID)
+            self.emit(events.Decided(decision))
 
     def _hold_against(self) -> None:
         """Decide what is worse than in the run that this one is compared with."""
         settings = self.settings
-        nothing_ran = self.target.obstacle is not None
-        if settings.judging.against is None or not self.file.finished or nothing_ran:
+        if settings.judging.against is None or self.target.obstacle is not None:
             return
-        for entry in self.worse_than_trusted(self.file):
+        compared = self.file.model_copy(deep=True)
+        worse = self.worse_than_trusted(compared)
+        assert compared.against is not None
+        self.emit(events.Compared(compared.against))
+        self.emit(events.Changed(compared.changes))
+        for entry in worse:
             # A certificate is absolute, and says how the run compares.
             if not settings.judging.certify:
-                self.ledger.decide(entry)
+                self.emit(events.Decided(entry))
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
         """Return what is worse than in the trusted run and shows in no test.
 
         Args:
-            file: A verdict file of this run.
+            file: A copy of this run's verdict file. Its ``against`` and ``changes`` are set.
         """
         trusted = self.settings.judging.against
         now = measured.of_this_run(self.recorder)
@@ -321,8 +341,9 @@ class Session(harness.Harness):
 
     def release(self) -> None:
         """Stop a server that was started after the end, and free the report directory."""
+        finished = self.file.finished
         if self.stop() is not None:
-            self.save()
+            self._end(finished=finished)
         self.lock.close()
 
     def say_where_the_earlier_report_is(self) -> None:

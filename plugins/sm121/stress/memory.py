@@ -15,6 +15,7 @@ from sm121.core.verdict import Verdict, worst
 from sm121.machine.timeline import Sample, Timeline
 from sm121.measure import growth
 from sm121.measure.growth import Growth
+from sm121.run.events import MemoryRead
 from sm121.run.machine_report import MemoryReport
 from sm121.run.record import RunRecord
 
@@ -145,7 +146,7 @@ def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
     for sample in samples[::step]:
         held = sample.pss_bytes or sample.rss_bytes
         curve.append((sample.at_s, held, sample.available_bytes, sample.cache_usage))
-    record.file.memory = MemoryReport(
+    report = MemoryReport(
         file=target.name,
         device_memory=timeline.device.source,
         samples=len(samples),
@@ -155,3 +156,4 @@ def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
         curve=curve,
         verdict=worst(g.verdict for g in growths),
     )
+    record.emit(MemoryRead(report))

@@ -1,0 +1,63 @@
+"""The events that a stored run may have been told by, and a check of those of a run."""
+
+from pathlib import Path
+
+from sm121.core.printable import json_text
+from sm121.run import events, fold, verdict_file
+from sm121.run.events import Event
+from sm121.run.verdict_file import ShardTest, VerdictFile
+
+
+def events_of(file: VerdictFile) -> list[Event]:
+    """Events that make a verdict file."""
+    told: list[Event] = [
+        events.Opened(
+            arch=file.arch,
+            profile=file.profile,
+            question=file.question,
+            started=file.started,
+            certificate_levels=file.certificate_levels,
+            engine=file.engine.model_copy(update={"path": type(file.engine.path)()}),
+        ),
+        events.Collected([ShardTest(id=test.id, level=test.level) for test in file.tests]),
+        events.EnvironmentRead({}, None),
+        events.EnvironmentRead(file.environment, file.fingerprint),
+        events.EngineShown(file.engine),
+        events.BoxRead(file.box),
+        events.Changed(file.changes),
+    ]
+    if file.shard is not None:
+        told[1] = events.Collected(told[1].tests, file.shard)
+    for start in file.starts:
+        told.append(events.ServerStarting(start.configuration))
+        told.append(events.StartEnded(start.model_copy(update={"clean_stop": None})))
+        if start.clean_stop is not None:
+            told.append(events.ServerStopped(start.log, start.clean_stop))
+    told += [events.Died(crash) for crash in file.crashes]
+    told += [events.Measured(name, metric) for name, metric in file.metrics.items()]
+    told += [events.Decided(test) for test in file.tests]
+    told += [events.Unproven(line) for line in file.unproven]
+    told += [events.Remarked(line) for line in file.remarks]
+    if file.memory is not None:
+        told.append(events.MemoryRead(file.memory))
+    if file.against is not None:
+        told.append(events.Compared(file.against))
+    closed = events.Closed(
+        finished=file.finished,
+        verdict=file.verdict,
+        reason=file.reason,
+        certified=file.certified,
+        duration_s=file.duration_s,
+    )
+    return [*told, closed]
+
+
+def require_same(report: Path) -> None:
+    """Require that the events of a closed run make its verdict.json, byte for byte."""
+    stream = report / events.NAME
+    written = report / verdict_file.NAME
+    if not stream.is_file() or not written.is_file():
+        return
+    told = events.read(stream).events
+    if any(isinstance(each.event, events.Closed) for each in told):
+        assert written.read_text("utf-8") == json_text(fold.fold(told)) + "\n"

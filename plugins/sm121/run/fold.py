@@ -1,0 +1,162 @@
+"""The content of verdict.json as a fold of a run's events."""
+
+from collections.abc import Iterable
+
+from sm121.core.verdict import Verdict
+from sm121.run import events
+from sm121.run.events import Event, Opened, Stamped
+from sm121.run.ledger import Ledger
+from sm121.run.verdict_file import TestReport, VerdictFile
+
+
+def begun(opened: Opened) -> VerdictFile:
+    """Return the verdict file of a run that has begun.
+
+    Args:
+        opened: The first event.
+    """
+    return VerdictFile(
+        arch=opened.arch,
+        profile=opened.profile,
+        question=opened.question,
+        started=opened.started,
+        engine=opened.engine,
+        certificate_levels=opened.certificate_levels,
+    )
+
+
+def fold(stream: Iterable[Stamped]) -> VerdictFile:
+    """Return the verdict file that a run's events make.
+
+    Args:
+        stream: The events, `Opened` first.
+
+    Returns:
+        The file. Without `Closed` the run has not finished: it is judged by its decisions so far.
+
+    Raises:
+        ValueError: The first event is not `Opened`.
+    """
+    result: Fold | None = None
+    at_s = 0.0
+    for stamped in stream:
+        at_s = stamped.at_s
+        if result is not None:
+            result.apply(stamped.event)
+        elif isinstance(stamped.event, Opened):
+            result = Fold(begun(stamped.event))
+        else:
+            raise ValueError(f"expected the event opened first, got {stamped.event.kind}")
+    if result is None:
+        raise ValueError("expected events, got none")
+    if result.closed is None:
+        result.file.duration_s = at_s
+    result.settle()
+    return result.file
+
+
+class Fold:
+    """The verdict file of a run by its events so far.
+
+    Args:
+        file: The file that the first events made.
+
+    Attributes:
+        file: The verdict file. `settle` brings its verdicts up to date.
+        ledger: The decision on each test.
+        closed: The end of the run; None while it goes on.
+    """
+
+    def __init__(self, file: VerdictFile) -> None:
+        self.file = file
+        self.ledger = Ledger(file)
+        self.closed: events.Closed | None = None
+        self._clean_stops: dict[str, bool] = {}
+
+    def settle(self) -> None:
+        """Set the verdicts of the levels and of the run. An end that was decided stands."""
+        self.file.judge()
+        self.file.reason = self.file.why()
+        if self.closed is not None:
+            self.file.settle(self.closed.verdict)
+            self.file.reason = self.closed.reason
+
+    def apply(self, event: Event) -> None:
+        """Add an event.
+
+        Args:
+            event: The event, which is not `Opened`.
+        """
+        file = self.file
+        match event:
+            case events.Collected():
+                self._collect(event)
+            case events.EnvironmentRead():
+                file.environment = event.environment
+                file.fingerprint = event.fingerprint
+            case events.EnvironmentNoted():
+                file.environment[event.name] = event.value
+            case events.EngineShown():
+                file.engine = event.engine
+            case events.StartEnded() | events.ServerStopped():
+                self._note_server(event)
+            case events.Died():
+                file.crashes.append(event.crash)
+            case events.Measured():
+                file.metrics[event.name] = event.metric
+            case events.BoxRead():
+                file.box = event.box
+            case events.MemoryRead():
+                file.memory = event.memory
+            case events.Changed():
+                file.changes = event.changes
+            case events.Compared():
+                file.against = event.against
+            case events.Remarked():
+                file.remarks.append(event.line)
+            case events.Unproven():
+                file.unproven.append(event.line)
+            case events.Opened() | events.ServerStarting():
+                pass
+            case _:
+                self._decide(event)
+
+    def _collect(self, event: events.Collected) -> None:
+        for test in event.tests:
+            self.file.tests.append(
+                TestReport(
+                    id=test.id, level=test.level, verdict=Verdict.NOT_RUN, message="not reached"
+                )
+            )
+        self.ledger = Ledger(self.file)
+        self.file.shard = event.shard
+
+    def _note_server(self, event: events.StartEnded | events.ServerStopped) -> None:
+        """Add a start or a stop. A start that failed was stopped before it is noted."""
+        if isinstance(event, events.StartEnded):
+            self.file.starts.append(event.start)
+        else:
+            self._clean_stops[event.log] = event.clean
+        for start in self.file.starts:
+            start.clean_stop = self._clean_stops.get(start.log)
+
+    def _decide(
+        self,
+        event: events.Decided | events.Overruled | events.UndecidedDropped | events.Closed,
+    ) -> None:
+        """Add a decision on a test, or on the run."""
+        if isinstance(event, events.Closed):
+            self.closed = event
+            self.file.finished = event.finished
+            self.file.certified = event.certified
+            self.file.duration_s = event.duration_s
+            return
+        self.closed = None
+        self.file.finished = False
+        match event:
+            case events.Decided():
+                self.ledger.decide(event.test)
+            case events.Overruled():
+                self.ledger.overrule(event.test, event.verdict, event.message)
+            case events.UndecidedDropped():
+                self.ledger.drop_undecided()
