@@ -137,6 +137,7 @@ def test_every_registered_option_is_refused_but_for_the_allowed(certified):
             (("--reference", ".cache/canary/bf16"), ""),
             (("--reference", "pytest_timeout"), ""),
             (("--ab", "", "X=1"), ""),
+            (("--resume",), ""),
         )
     ],
 )
@@ -147,7 +148,7 @@ def test_a_word_is_refused_and_named(certified, words, named):
         certificate.refuse_options(given(config))
 
 
-@pytest.mark.parametrize("word", ["-n2", "--lf", "--ff", "--sw", "--resume", "--share-machine"])
+@pytest.mark.parametrize("word", ["-n2", "--lf", "--ff", "--sw", "--share-machine"])
 def test_a_certified_run_does_not_know_the_word(certified, word):
     """Its plugin is not loaded, or it is no option."""
     with pytest.raises(pytest.UsageError, match=r"unrecognized argument|package pytest-xdist"):

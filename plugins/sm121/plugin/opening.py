@@ -72,6 +72,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
         return None
+    resume = config.getoption("--resume")
     prepare = functools.partial(
         opening.prepare,
         chosen=chosen,
@@ -79,12 +80,13 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
         say=functools.partial(terminal.say, config),
         verbose=config.option.verbose > 0,
+        resume=resume,
     )
     settings = _with_report_folder(config, settings, chosen)
     try:
         session = prepare(settings)
     except directory.InUse as error:
-        if settings.worker is not None:
+        if settings.worker is not None or resume:
             raise
         # A wrong request is refused first: see `withdrawing`.
         session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))

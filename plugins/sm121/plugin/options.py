@@ -172,6 +172,8 @@ def read(config: pytest.Config) -> settings.Settings:
     if strength is not None:
         covering.parse_strength(strength)
     shards.parse(config.getoption("--shard"))
+    if config.getoption("--resume") and workers.is_parallel(config):
+        raise errors.UsageError("--resume with -n: expected one of them. Leave out -n.")
     refuse_numbers(config)
     options = given(config)
     if config.getoption("--certify"):

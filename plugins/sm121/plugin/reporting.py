@@ -48,6 +48,8 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
     return details.Details(
         command=run_again.whole(config, session),
         requirements=requirements,
+        # Of a run that is resumed.
+        failures=details.read(session.directory).failures,
     )
 
 

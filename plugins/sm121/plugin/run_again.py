@@ -34,6 +34,7 @@ _NOT_REPEATED = {
     "--sw": 0,
     "-q": 0,
     "-v": 0,
+    "--resume": 0,
     "--shard": 1,  # another test is in the part
 }
 #: The expression that selects tests by name: a command that names the tests needs none.

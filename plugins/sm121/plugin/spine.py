@@ -30,6 +30,7 @@ from sm121.plugin import (
     planning,
     progress,
     reporting,
+    resuming,
     selection,
     shards,
     stash,
@@ -165,9 +166,11 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                     against.refuse(run.settings.judging.against, run.file)
                 matrix.refuse_wrong_arguments(config, run, session.items)
                 opening.take_machine(config, run, session.items)
+                resuming.take_up(config, run)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
+            resuming.leave_out_decided(config, run, session.items)
             run.write_verdict()
             _step("opened")
     terminal.opened(config, run, session.items)

@@ -44,19 +44,20 @@ class ReportDirectory:
     earlier: Path | None = None
 
 
-def take(directory: Path, share: str | None = None) -> ReportDirectory:
+def take(directory: Path, share: str | None = None, *, resume: bool = False) -> ReportDirectory:
     """Take the directory for this run. Files of an earlier run are moved to ``earlier/``.
 
     Args:
         directory: The folder; it is made if it is not there.
         share: Name of a run of several processes, which may take it at the same time.
+        resume: Whether the run of the directory goes on: its files stay.
 
     Raises:
         InUse: Another run has it.
         UsageError: It is no report directory, or it cannot be written.
     """
     try:
-        return _take(directory, share)
+        return _take(directory, share, resume=resume)
     except OSError as error:
         raise UsageError(
             f"--report-dir {directory}: expected a folder that can be written ({error})"
@@ -142,7 +143,7 @@ def is_shared(directory: Path, share: str) -> bool:
         return False
 
 
-def _take(directory: Path, share: str | None) -> ReportDirectory:
+def _take(directory: Path, share: str | None, *, resume: bool) -> ReportDirectory:
     _refuse_foreign(directory)
     directory.mkdir(parents=True, exist_ok=True)
     lock = open_lock(directory / _LOCK, 0o644)
@@ -162,7 +163,8 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
     earlier = None
     if share is None or _name(lock) != share:
         _wait_for_supervisors(directory)
-        earlier = _move_earlier(directory)
+        if not resume:
+            earlier = _move_earlier(directory)
         lock.seek(0)
         lock.truncate()
         lock.write(share or "")

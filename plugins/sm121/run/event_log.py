@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from sm121.run import events
+from sm121.run import events, fold
 from sm121.run.events import Event, Stamped
 from sm121.run.fold import Fold
 from sm121.run.verdict_file import VerdictFile
@@ -22,21 +22,45 @@ class EventLog:
 
     Args:
         file: The verdict file that the events so far make.
-        path: The ``run.jsonl``; None if the run is joined of parts, which have their own.
-        began: The time of ``time.monotonic`` when the run began.
+        path: The ``run.jsonl``; None if nothing is written: the run is joined of parts, which have
+            their own, or it will be resumed.
 
     Attributes:
         fold: The verdict file of the events so far.
+        path: As given.
     """
 
-    def __init__(self, file: VerdictFile, path: Path | None = None, began: float = 0.0) -> None:
+    def __init__(self, file: VerdictFile, path: Path | None = None) -> None:
         self.fold = Fold(file)
-        self._path = path
-        self._began = began
+        self.path = path
+        self._began = time.monotonic()
         #: Bytes that could not be written yet.
         self._pending = b""
         # The sampler of the memory makes remarks, too.
         self._lock = threading.RLock()
+
+    @classmethod
+    def resume(cls, path: Path, stream: events.Stream) -> "EventLog":
+        """Go on with the events of a run that was killed. A torn last line is removed.
+
+        Args:
+            path: The ``run.jsonl``.
+            stream: Its events.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        replayed = fold.replay(stream.events)
+        os.truncate(path, stream.size)
+        log = cls(replayed.file, path)
+        log.fold = replayed
+        log._began -= stream.events[-1].at_s
+        return log
+
+    @property
+    def age_s(self) -> float:
+        """The seconds since the run began, without the time between a kill and its resumption."""
+        return round(time.monotonic() - self._began, 3)
 
     def append(self, event: Event) -> None:
         """Fold an event, and append it to the file.
@@ -49,15 +73,15 @@ class EventLog:
             OSError: The file cannot be written. The line is written before the next one.
         """
         with self._lock:
-            line = events.to_line(Stamped(round(time.monotonic() - self._began, 3), event))
+            line = events.to_line(Stamped(self.age_s, event))
             self.fold.apply(events.from_line(line).event)
-            if self._path is None:
+            if self.path is None:
                 return
             self._pending += line.encode("ascii")
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
             if isinstance(event, events.Opened):
                 flags |= os.O_CREAT
-            descriptor = os.open(self._path, flags, 0o644)
+            descriptor = os.open(self.path, flags, 0o644)
             try:
                 while self._pending:
                     written = os.write(descriptor, self._pending)

@@ -199,6 +199,22 @@ class UndecidedDropped:
     kind: Literal["undecided_dropped"] = "undecided_dropped"
 
 
+@dataclass(frozen=True)
+class Distrusted:
+    """Later results cannot be trusted: a crash left the GPU or the machine in doubt."""
+
+    why: str
+    kind: Literal["distrusted"] = "distrusted"
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Another process goes on with the run. The tests in ``again`` are run again, or at last."""
+
+    again: list[str]
+    kind: Literal["resumed"] = "resumed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Closed:
     """The run ended. An event that decides something opens it again."""
@@ -221,6 +237,7 @@ Event: TypeAlias = Annotated[
     | StartEnded
     | ServerStopped
     | Died
+    | Distrusted
     | Decided
     | Overruled
     | Measured
@@ -231,6 +248,7 @@ Event: TypeAlias = Annotated[
     | Remarked
     | Unproven
     | UndecidedDropped
+    | Resumed
     | Closed,
     Field(discriminator="kind"),
 ]

@@ -37,6 +37,20 @@ def fold(stream: Iterable[Stamped]) -> VerdictFile:
     Raises:
         ValueError: The first event is not `Opened`.
     """
+    result = replay(stream)
+    result.settle()
+    return result.file
+
+
+def replay(stream: Iterable[Stamped]) -> "Fold":
+    """Return the state of a run after its events.
+
+    Args:
+        stream: The events, `Opened` first.
+
+    Raises:
+        ValueError: The first event is not `Opened`.
+    """
     result: Fold | None = None
     at_s = 0.0
     for stamped in stream:
@@ -51,8 +65,7 @@ def fold(stream: Iterable[Stamped]) -> VerdictFile:
         raise ValueError("expected events, got none")
     if result.closed is None:
         result.file.duration_s = at_s
-    result.settle()
-    return result.file
+    return result
 
 
 class Fold:
@@ -116,7 +129,7 @@ class Fold:
                 file.remarks.append(event.line)
             case events.Unproven():
                 file.unproven.append(event.line)
-            case events.Opened() | events.ServerStarting():
+            case events.Opened() | events.ServerStarting() | events.Distrusted():
                 pass
             case _:
                 self._decide(event)
@@ -142,7 +155,11 @@ class Fold:
 
     def _decide(
         self,
-        event: events.Decided | events.Overruled | events.UndecidedDropped | events.Closed,
+        event: events.Decided
+        | events.Overruled
+        | events.UndecidedDropped
+        | events.Resumed
+        | events.Closed,
     ) -> None:
         """Add a decision on a test, or on the run."""
         if isinstance(event, events.Closed):
@@ -160,3 +177,5 @@ class Fold:
                 self.ledger.overrule(event.test, event.verdict, event.message)
             case events.UndecidedDropped():
                 self.ledger.drop_undecided()
+            case events.Resumed():
+                self.ledger.reopen(event.again)

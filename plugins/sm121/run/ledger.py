@@ -1,6 +1,6 @@
 """The decision on each test of a run, by its id."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sm121.core.verdict import Verdict, worst
 from sm121.run.verdict_file import TestReport, VerdictFile
@@ -37,6 +37,8 @@ class Ledger:
         self._file = file
         self._places = {test.id: position for position, test in enumerate(file.tests)}
         self._decided: set[str] = set()
+        #: Tests that are run again, and were decided before.
+        self._reopened: set[str] = set()
 
     def __contains__(self, test_id: object) -> bool:
         return test_id in self._places
@@ -47,6 +49,14 @@ class Ledger:
     def __iter__(self) -> Iterator[TestReport]:
         return iter(self._file.tests)
 
+    def has(self, test_id: str) -> bool:
+        """Return whether a test was decided, and waits for no other decision.
+
+        Args:
+            test_id: The id of the test.
+        """
+        return test_id in self._decided
+
     @property
     def complete(self) -> bool:
         """Whether every selected test was decided."""
@@ -55,7 +65,8 @@ class Ledger:
     def decide(self, decision: TestReport) -> None:
         """Add the decision on a test, or a decision beside the tests.
 
-        The first decision on a test replaces "not reached". `stands` chooses between two decisions.
+        The first decision on a test replaces "not reached". `stands` chooses between two decisions,
+        also where the test was reopened.
 
         Args:
             decision: The decision.
@@ -64,11 +75,21 @@ class Ledger:
         if position is None:
             self._places[decision.id] = len(self._file.tests)
             self._file.tests.append(decision)
-        elif decision.id in self._decided:
+        elif decision.id in self._decided | self._reopened:
             self._file.tests[position] = stands(self._file.tests[position], decision)
         else:
             self._file.tests[position] = decision
         self._decided.add(decision.id)
+
+    def reopen(self, tests: Iterable[str]) -> None:
+        """Wait for another decision on tests. An earlier one stays until then.
+
+        Args:
+            tests: The ids of the tests.
+        """
+        reopened = self._decided.intersection(tests)
+        self._reopened |= reopened
+        self._decided -= reopened
 
     def drop_undecided(self) -> None:
         """Remove the tests that were not decided: another worker has them."""

@@ -19,7 +19,7 @@ from sm121.engines.server_errors import ServerError, ServerStalled, ServerTimedO
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.run.events import Died
+from sm121.run.events import Died, Distrusted
 from sm121.run.machine_report import CrashReport
 from sm121.session.session import Session
 from sm121.stress.checks import OWNERS, UnderLoad
@@ -295,13 +295,13 @@ class CrashDesk:
         session = self._session
         xids = evidence.kernel.xids
         if xids:
-            session.distrusted = (
+            self._distrust(
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
                 "measured or computed after it can be trusted; reset the GPU or reboot"
             )
         if session.pool is None:
             if session.life is not None and not session.life.answers():
-                session.distrusted = (
+                self._distrust(
                     "the attached server answers no more, and is not the suite's to restart"
                 )
             return
@@ -309,13 +309,18 @@ class CrashDesk:
             session.life.accounted = True  # the bundle has its log
         report = session.pool.stop()
         if report is not None and not report.clean:
-            session.distrusted = (
+            self._distrust(
                 "the machine is not as it was before the crash: "
                 f"{len(report.survivors)} processes left, port free: {report.port_free}, "
                 f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
             )
         if session.box is not None and session.aborted is None:
             session.box.doubt()
+
+    def _distrust(self, why: str) -> None:
+        """Run no further test: its result would not be sure."""
+        self._session.distrusted = why
+        self._session.emit(Distrusted(why))
 
     def _cause(
         self, error: Exception | Dead | None, dead: ManagedServer | None, tree: list[dict[str, Any]]

@@ -5,10 +5,10 @@ import datetime
 import json
 import os
 import sys
-import time
 import uuid
 from collections.abc import Callable, Collection
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -74,6 +74,7 @@ def prepare(
     inapplicable: Collection[str] = (),
     say: Say = _print,
     verbose: bool = False,
+    resume: bool = False,
 ) -> Session:
     """Attach to the server, or prepare to start servers; take the report directory.
 
@@ -84,6 +85,7 @@ def prepare(
         inapplicable: Ids of tests that no certificate needs.
         say: Shows a line of progress.
         verbose: Whether remarks are shown at once, too.
+        resume: Whether the run of the directory goes on. The caller sets the `log` of its events.
 
     Returns:
         The session, which has started nothing.
@@ -97,13 +99,12 @@ def prepare(
     settings = _with_log(settings, followed)
     try:
         chosen, attached, engine = _look_at_engine(settings, chosen)
-        settings, run_id, taken = _take_directory(settings)
+        settings, run_id, taken = _take_directory(settings, resume=resume)
     except BaseException:
         if followed is not None:
             followed.close()
         raise
     opened = _opened(settings, chosen, engine)
-    started = time.monotonic()
     session = Session(
         settings=settings,
         target=chosen,
@@ -116,16 +117,20 @@ def prepare(
         attached=attached,
         followed_log=followed,
         inapplicable=set(inapplicable),
-        started=started,
-        log=EventLog(fold.begun(opened), settings.report_dir / events.NAME, started),
+        log=_log(settings.report_dir, opened, resume=resume),
     )
     session.emit(opened)
     session.emit(collected or Collected([]))
-    _remark_on(session, engine)
-    if chosen.obstacle is None and chosen.profile is not None:
-        _prepare_engine(session, chosen.profile)
+    _remark_on(session)
+    _prepare_engine(session)
     os.environ[process_tree.RUN_ID] = run_id
     return session
+
+
+def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
+    """The events of a run; they are written later if another run goes on."""
+    path = None if resume else directory / events.NAME
+    return EventLog(fold.begun(opened), path)
 
 
 def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
@@ -155,8 +160,9 @@ def _opened(settings: Settings, chosen: Target, engine: EngineReport) -> Opened:
     )
 
 
-def _remark_on(session: Session, engine: EngineReport) -> None:
+def _remark_on(session: Session) -> None:
     """Note faults of the machine, and an engine whose version names no release."""
+    engine = session.file.engine
     for line in this_machine.faults(session.target.arch):
         session.remark(line)
     if engine.version is not None and engine.identity is None:
@@ -207,7 +213,7 @@ def _look_at_engine(
 
 
 def _take_directory(
-    settings: Settings,
+    settings: Settings, *, resume: bool
 ) -> tuple[Settings, str, report_directory.ReportDirectory]:
     """Take the report directory, or a worker's folder in it.
 
@@ -217,7 +223,7 @@ def _take_directory(
     worker = settings.worker
     run_id = uuid.uuid4().hex[:12]
     if worker is None:
-        return settings, run_id, report_directory.take(settings.report_dir)
+        return settings, run_id, report_directory.take(settings.report_dir, resume=resume)
     directory = report_directory.take(settings.report_dir, worker.run)
     folder = directory.path / report_directory.WORKERS / worker.id
     folder.mkdir(parents=True)
@@ -234,9 +240,12 @@ def _question(settings: Settings, profile: Profile | None) -> str | None:
     return ", and ".join(questions) or None
 
 
-def _prepare_engine(session: Session, profile: Profile) -> None:
+def _prepare_engine(session: Session) -> None:
     """Watch the attached server, or prepare to start servers; record what there is."""
     settings = session.settings
+    profile = session.target.profile
+    if session.target.obstacle is not None or profile is None:
+        return
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if session.attached is None:

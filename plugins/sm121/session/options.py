@@ -62,6 +62,22 @@ def add_plan(add: AddOption) -> None:
     )
 
 
+def add_resume(add: AddOption) -> None:
+    """Add the option that goes on with a run that was killed.
+
+    Args:
+        add: Adds an option.
+    """
+    add(
+        "--resume",
+        action="store_true",
+        help=(
+            "go on with the run of --report-dir that was killed or interrupted: its checks of the "
+            "kernel and correctness levels that were decided are not run again"
+        ),
+    )
+
+
 def add_shard(add: AddOption) -> None:
     """Add the option that divides a run.
 

@@ -21,7 +21,7 @@ from sm121.matrix.options import add_options as add_matrix
 from sm121.performance.options import add_options as add_performance
 from sm121.regression.options import add_options as add_regression
 from sm121.report.options import add_options as add_report
-from sm121.session.options import add_plan, add_shard, add_target
+from sm121.session.options import add_plan, add_resume, add_shard, add_target
 from sm121.stress.options import add_options as add_stress
 
 #: Adds the options of a package.
@@ -70,7 +70,7 @@ GROUPS = (
     Group("engine", (add_engines,)),
     Group(
         "what is asked",
-        (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard),
+        (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard, add_resume),
     ),
     Group("measuring", (add_performance,)),
     Group("comparing", (add_regression,)),

@@ -155,7 +155,7 @@ class Session(harness.Harness):
             verdict=file.verdict,
             reason=file.reason,
             certified=file.certified,
-            duration_s=round(time.monotonic() - self.started, 3),
+            duration_s=self.log.age_s,
         )
 
     def _judge(self, file: VerdictFile) -> None:
@@ -357,7 +357,8 @@ class Session(harness.Harness):
             self.sampler.stop()
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
-        report_directory.restore(self.directory, self.earlier)
+        if self.log.path is not None:  # otherwise the report is of the run to be resumed
+            report_directory.restore(self.directory, self.earlier)
         self.lock.close()
         if self.in_use is not None:
             shutil.rmtree(self.directory)

@@ -1,0 +1,182 @@
+"""Runs that are killed at any moment: what is on the disk, and what `--resume` makes of it."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meta_tests.fakes.told_runs import require_same
+from sm121.run import events, stored_run
+from sm121.run.events import Decided
+from sm121.run.verdict_file import VerdictFile
+
+SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
+#: Fields of a test that differ between two runs of it.
+TIMES = {"seconds": True}
+
+
+def shown(file: VerdictFile) -> dict[str, Any]:
+    """What two runs of the same tests have in common: all but times."""
+    every = {"verdict", "exit_status", "reason", "finished", "arch", "profile", "levels", "metrics"}
+    every |= {"starts", "unproven", "crashes", "changes", "against", "certified", "shard"}
+    common = file.model_dump(mode="json", include=every)
+    tests = [test.model_dump(mode="json", exclude=TIMES) for test in file.tests]
+    return {**common, "tests": tests, "path": file.engine.path.model_dump(mode="json")}
+
+
+class Runs:
+    """Runs of the scenario on one attached server."""
+
+    def __init__(self, start_pytest: Any, options: tuple[str, ...], ran: Path) -> None:
+        self._start = start_pytest
+        self._options = options
+        self._ran = ran
+
+    def start(self, report: Path, *more: str, warm: bool = True) -> Any:
+        words = ("--arch", "cpu", *self._options, "--report-dir", str(report), *more, SCENARIO)
+        environment = {"SM121_META_RAN": str(self._ran)}
+        return self._start(*words, environment=environment, warm=warm)
+
+    def ran(self) -> list[str]:
+        """The tests that ran since the last call."""
+        names = self._ran.read_text().splitlines() if self._ran.is_file() else []
+        self._ran.unlink(missing_ok=True)
+        return names
+
+
+@pytest.fixture
+def runs(start_pytest, fault_server, tmp_path) -> Runs:
+    return Runs(start_pytest, fault_server().options, tmp_path / "ran")
+
+
+def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
+    """Resume a killed run, and require the verdict of the unbroken one."""
+    before = stored_run.file_of(report)
+    stream = events.read(report / events.NAME)
+    decided = [each.event.test.id for each in stream.events if isinstance(each.event, Decided)]
+    reached = {test.id for test in before.tests if test.message != "not reached"}
+    assert reached == {*decided}, "the fold has what was decided"
+    assert not before.finished
+    runs.ran()
+    resumed = runs.start(report, "--resume")
+    assert resumed.wait() == whole.exit_status, resumed.output
+    require_same(report)
+    after = stored_run.file_of(report)
+    assert shown(after) == shown(whole), resumed.output
+    kept = {name for name in decided if "test_kernel" in name or "test_correctness" in name}
+    again = {name for name in runs.ran() if name.startswith(("kernel", "correctness"))}
+    assert len(again) == 16 - len(kept), (again, kept)
+
+
+def kill_after(run: Any, report: Path, lines: int, pause_s: float) -> bool:
+    """Kill a run a moment after its events have so many lines; whether it was still there."""
+    stream = report / events.NAME
+    deadline = time.monotonic() + 60
+    while run.process.poll() is None and time.monotonic() < deadline:
+        if stream.is_file() and stream.read_bytes().count(b"\n") >= lines:
+            break
+        time.sleep(0.002)
+    time.sleep(pause_s)
+    if run.process.poll() is not None:
+        return False
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.wait()
+    return not stored_run.file_of(report).finished
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(3, id="three moments"),
+        pytest.param(50, id="fifty moments", marks=pytest.mark.slow("fifty runs, each twice")),
+    ],
+)
+def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
+    """Moments are drawn: after so many events, and a part of a test later."""
+    whole_report = tmp_path / "whole"
+    unbroken = runs.start(whole_report)
+    unbroken.wait()
+    whole = stored_run.file_of(whole_report)
+    assert whole.finished and len(runs.ran()) == 19, unbroken.output
+    last = len(events.read(whole_report / events.NAME).events)
+    first = 6  # opened, collected, the environment, what is not proven
+    draw = random.Random(48)
+    killed = 0
+    for number in range(moments):
+        report = tmp_path / f"killed-{number}"
+        run = runs.start(report)
+        if kill_after(run, report, draw.randint(first, last - 2), draw.uniform(0.0, 0.08)):
+            killed += 1
+            require_resumed(runs, whole, report)
+        shutil.rmtree(report)
+    assert killed >= moments * 0.8
+
+
+@pytest.fixture
+def killed(runs, tmp_path):
+    """A run that was killed in the middle, with its report directory."""
+    report = tmp_path / "report"
+    assert kill_after(runs.start(report), report, 12, 0.0)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        pytest.param(("--plan", "quick"), "it asked for something else", id="another plan"),
+        pytest.param(("-k", "not stress"), "19 tests, now 17", id="other tests"),
+        pytest.param(("--shard", "1/2"), "tests", id="a shard"),
+        pytest.param(("-n", "2"), "--resume with -n", id="several processes"),
+    ],
+)
+def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says):
+    """In one line, and the run can still be resumed."""
+    before = (killed / events.NAME).read_bytes()
+    refused = runs.start(killed, "--resume", *more)
+    assert refused.wait() == 4 and says in refused.output, refused.output
+    assert (killed / events.NAME).read_bytes() == before
+    assert not (killed / "earlier").exists()
+
+
+def test_a_run_that_has_ended_is_not_resumed(runs, tmp_path):
+    report = tmp_path / "report"
+    runs.start(report).wait()
+    written = (report / "verdict.json").read_bytes()
+    refused = runs.start(report, "--resume")
+    assert refused.wait() == 4 and "it has ended with FAIL" in refused.output, refused.output
+    assert (report / "verdict.json").read_bytes() == written
+
+
+def test_there_must_be_a_run_to_resume(runs, tmp_path):
+    refused = runs.start(tmp_path / "nothing", "--resume")
+    assert refused.wait() == 4 and "expected a run in" in refused.output, refused.output
+
+
+def test_a_torn_line_is_removed_and_a_second_kill_is_resumed_too(runs, killed, tmp_path):
+    whole = tmp_path / "whole"
+    runs.start(whole).wait()
+    with (killed / events.NAME).open("a") as stream:
+        stream.write('{"at_s": 1.0, "kind": "decided", "te')
+    lines = (killed / events.NAME).read_bytes().count(b"\n")
+    assert kill_after(runs.start(killed, "--resume"), killed, lines + 6, 0.0)
+    require_resumed(runs, stored_run.file_of(whole), killed)
+
+
+def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
+    """The smoke level is run again; it failed in the process that was killed."""
+    stream = killed / events.NAME
+    told = stream.read_text()
+    smoke = '"id": "meta_tests/whole/scenarios/many_decisions.py::test_smoke"'
+    (line,) = [line for line in told.splitlines() if '"decided"' in line and smoke in line]
+    failed = line.replace('"verdict": "PASS"', '"verdict": "FAIL"')
+    assert failed != line
+    stream.write_text(told.replace(line, failed))
+    resumed = runs.start(killed, "--resume")
+    assert resumed.wait() == 1, resumed.output
+    (test,) = [t for t in stored_run.file_of(killed).tests if t.level == "smoke"]
+    assert test.verdict == "FAIL"
