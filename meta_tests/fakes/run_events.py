@@ -15,16 +15,10 @@ def new_file(**fields: Any) -> VerdictFile:
 
 
 def with_events(run: Any) -> Any:
-    """Give a stand-in of a run `emit`, `show_engine` and its ledger, on its ``file``."""
+    """Give a stand-in of a run `emit` and its ledger, on its ``file``."""
     if isinstance(run.file, SimpleNamespace) and not hasattr(run.file, "tests"):
         run.file.tests = []
     folded = Fold(run.file)
     run.emit = folded.apply
     run.ledger = folded.ledger
-
-    def show_engine(**changed: Any) -> None:
-        for name, value in changed.items():
-            setattr(run.file.engine, name, value)
-
-    run.show_engine = show_engine
     return run

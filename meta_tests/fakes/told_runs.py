@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sm121.core.printable import json_text
+from sm121.core.json_text import json_text
 from sm121.run import events, fold, verdict_file
 from sm121.run.events import Event
 from sm121.run.verdict_file import ShardTest, VerdictFile

@@ -207,8 +207,8 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
     def doing(session):
         for arch in ("cpu", "sm121", "sm121"):
             session.target = dataclasses.replace(session.target, arch=arch)
-            session.judge_kernel()
-            unread.append(session.kernel_unread)
+            session.kernel.judge()
+            unread.append(session.kernel.unread)
         remarks.extend(session.file.remarks)
 
     outcome = outcome_of(tmp_path, doing, PATH=path)
@@ -240,7 +240,7 @@ def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
         executable(tmp_path / "dmesg", "cat <<E\n" + "\n".join(["[    0.1] boot", *lines]) + "\nE")
         session.target = dataclasses.replace(session.target, arch="sm121")
         session.pool.start_spans.append((session.started, session.started + 1))
-        session.judge_kernel()
+        session.kernel.judge()
         assert bool(offsets) == any("vllm#56824" in remark for remark in session.file.remarks)
 
     path = f"{tmp_path}:{os.environ['PATH']}"

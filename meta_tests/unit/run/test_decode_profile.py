@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from meta_tests.fakes.run_events import with_events
+from meta_tests.fakes.run_events import new_file, with_events
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
@@ -76,7 +76,7 @@ def stub(directory: Path, chosen=CPU, **changes):
     """A run as far as profiling looks at it; `stop` counts the stops of its server."""
     run = SimpleNamespace(
         settings=settings(directory, **changes), profile=chosen, directory=directory, stop=Mock(),
-        file=SimpleNamespace(engine=SimpleNamespace(kernels=None)),
+        file=new_file(),
     )  # fmt: skip
     return with_events(run)
 

@@ -15,7 +15,7 @@ from meta_tests.fakes.told_runs import events_of
 from meta_tests.folders import DATA, ROOT
 from sm121.cli import main
 from sm121.core.errors import UsageError
-from sm121.core.printable import json_text
+from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
 from sm121.run import events, fold, stored_run, verdict_file
 from sm121.run.event_log import EventLog
@@ -79,6 +79,8 @@ def test_every_kind_of_event_is_read_as_it_was_written(tmp_path):
         events.EnvironmentNoted("nccl", {"node": ["libnccl.so.2"]}),
         events.Overruled("t", Verdict.INVALID, "why"),
         events.UndecidedDropped(),
+        events.Distrusted("the GPU reported an error"),
+        events.Resumed(["t"]),
     ]
     kinds = {event.kind for event in told}
     union, _ = typing.get_args(events.Event)

@@ -16,7 +16,7 @@ from meta_tests.fakes.whole_run import waiver_file
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
 from sm121.core import unmet, waivers
-from sm121.core.printable import json_text
+from sm121.core.json_text import json_text
 from sm121.plugin import outcomes
 from sm121.report import summary
 from sm121.run import stored_run, verdict_file

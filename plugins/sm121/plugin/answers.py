@@ -39,6 +39,7 @@ from sm121.oracles.formats import EXACT, Rounding
 from sm121.plugin.benchmarks import MetricRecorder, ReplayClock
 from sm121.plugin.price_decision import Priced, PriceDecision
 from sm121.regression.ab import MetricOfStart
+from sm121.run.events import EngineShown
 from sm121.session import certification, signals
 from sm121.session.session import Session
 
@@ -292,10 +293,12 @@ def price_of_rounding(
         pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
     priced = pytestconfig.stash[_PRICED]
     recorder.gates = price.gates(conformance.profile.correctness.prices, priced.rounding)
-    conformance.show_engine(
+    shown = EngineShown.of(
+        conformance.file.engine,
         rounding=priced.rounding.formats if priced.rounding else None,
         price_allowed=conformance.profile.regression.price_allowed,
     )
+    conformance.emit(shown)
     record = MetricRecorder(recorder, benchmark, metric_clock)
     return PriceDecision(conformance, priced, record).decide
 

@@ -26,6 +26,7 @@ from sm121.engines.detection import detect
 from sm121.engines.endings import StopReport
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin.stash import DEVIATIONS, SESSION, SYMPTOMS
+from sm121.run.events import EngineShown
 from sm121.session.session import Session
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
             named = given.engine
         detected = detect(server, named, identity=conformance.file.engine.identity)
         if not server.managed:
-            conformance.show_engine(name=detected.engine, version=detected.version)
+            before = conformance.file.engine
+            shown = EngineShown.of(before, name=detected.engine, version=detected.version)
+            conformance.emit(shown)
         by_address[server.endpoint.base_url] = detected
     return detected
 

@@ -8,6 +8,7 @@ from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, kernel_trace
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import profile_decode
+from sm121.run.events import EngineShown
 from sm121.run.harness import Harness
 
 
@@ -47,7 +48,7 @@ def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
         report.with_suffix(".md"),
     )
     write_text(kernels.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
-    harness.show_engine(kernels=kernel_profile.shortened(kernels))
+    harness.emit(EngineShown.of(harness.file.engine, kernels=kernel_profile.shortened(kernels)))
     if mode == "restart":
         harness.stop()
     return kernels

@@ -83,6 +83,16 @@ class EngineShown:
     engine: EngineReport
     kind: Literal["engine_shown"] = "engine_shown"
 
+    @classmethod
+    def of(cls, before: EngineReport, **changed: Any) -> "EngineShown":
+        """Return the event that fields of the engine's report changed.
+
+        Args:
+            before: The report so far.
+            **changed: The fields.
+        """
+        return cls(before.model_copy(update=changed))
+
 
 @dataclass(frozen=True)
 class ServerStarting:

@@ -32,7 +32,7 @@ from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.evidence.transport import Transport
 from sm121.machine import roofline
 from sm121.run import beside, served, spanning, start_checks
-from sm121.run.events import Decided, EnvironmentNoted, ServerStopped
+from sm121.run.events import Decided, EngineShown, EnvironmentNoted, ServerStopped
 from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
@@ -63,8 +63,9 @@ class Harness(RunRecord):
     distrusted: str | None = None
     #: Set while a server is under load, for a crash bundle.
     load: Load | None = None
-    #: Called after an abnormal end (see `session.crashes`).
-    on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
+    #: Writes a bundle of an abnormal end in a test, prints one line, and checks what the server
+    #: left (see `session.crashes`). It returns the cause.
+    crashed: Callable[[ServerError | Dead, str | None], Cause] = lambda end, _test: end.cause
     #: By configuration: the server whose path was judged, and the known contradictions.
     _judged_paths: dict[str, tuple[Server, set[Contradiction]]] = field(default_factory=dict)
     #: By log: when it was last written before it was judged.
@@ -173,10 +174,6 @@ class Harness(RunRecord):
         """Stop the suite's running server, or report its earlier end; None if none runs."""
         return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
 
-    def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
-        """Write a bundle of an abnormal end, print one line, and check what the server left."""
-        return self.on_crash(end, test) if self.on_crash is not None else end.cause
-
     def managed_configuration(self, name: str) -> ServerConfiguration:
         """Return a configuration that the suite starts itself; NotRun if the server is attached."""
         if self.target.obstacle is not None:
@@ -276,7 +273,8 @@ class Harness(RunRecord):
         if judged is None:
             return
         if self._under_test in (None, server):
-            self.show_engine(nodes=spanning.rows(judged, self.node_facts))
+            rows = spanning.rows(judged, self.node_facts)
+            self.emit(EngineShown.of(self.file.engine, nodes=rows))
         for line in judged.remarks:
             self.remark(line, at_once=False)
         for line in judged.silent:
@@ -395,13 +393,15 @@ class Harness(RunRecord):
         if server.configuration is not None:  # a first start saves a set that was not there before
             variables = self.engine_environment(server.configuration)
             self.emit(EnvironmentNoted("autotune", environment.autotune_sets(variables)))
-        self.show_engine(
+        shown = EngineShown.of(
+            self.file.engine,
             path=path,
             base_url=server.endpoint.base_url,
             startup_s=server.startup_s,
             # The version that the running engine reports replaces the installed one.
             version=server.version or path.log.version or self.file.engine.version,
         )
+        self.emit(shown)
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """Decide on the remains of a stopped server, like on a test.

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sm121.core.printable import printable
 from sm121.core.profile import Profile
@@ -98,14 +98,6 @@ class RunRecord(ABC):
             self.log.append(event)
         except OSError as error:
             self.cannot_write(error)
-
-    def show_engine(self, **changed: Any) -> None:
-        """Change fields of the engine's report.
-
-        Args:
-            **changed: The fields.
-        """
-        self.emit(events.EngineShown(self.file.engine.model_copy(update=changed)))
 
     def redact(self, text: str) -> str:
         """Return a text without secrets.

@@ -44,12 +44,12 @@ class CrashDesk:
     """Reports each abnormal end of a session once, and replaces the server.
 
     Args:
-        session: The session. The desk sets its `on_crash` and `on_unwritten`.
+        session: The session. The desk sets its `crashed` and `on_unwritten`.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        session.on_crash = self.after_crash
+        session.crashed = self.after_crash
         session.on_unwritten = self.after_unwritten
         #: Logs of servers already reported: all tests that want such a server have its error.
         self._reported: set[Path] = set()
@@ -65,7 +65,7 @@ class CrashDesk:
         if level != self._session.phase[0]:
             self._session.judge_errors()
             self._session.judge_paths_again()
-            self._session.judge_kernel()
+            self._session.kernel.judge()
             self._session.note_resources()
         self._look(level, f"before {test}")
         self._session.phase = (level, f"in {test}")

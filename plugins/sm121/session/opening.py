@@ -39,7 +39,14 @@ from sm121.run import directory as report_directory
 from sm121.run import events, fold
 from sm121.run.engine_report import EngineReport
 from sm121.run.event_log import EventLog
-from sm121.run.events import Collected, EnvironmentRead, Opened, ServerStarting, StartEnded
+from sm121.run.events import (
+    Collected,
+    EngineShown,
+    EnvironmentRead,
+    Opened,
+    ServerStarting,
+    StartEnded,
+)
 from sm121.run.record import ProgressLine, Say, Target
 from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
@@ -251,7 +258,7 @@ def _prepare_engine(session: Session) -> None:
     if session.attached is None:
         _make_pool(session, profile)
         under_test = session.configurations[profile.under_test]
-        session.show_engine(model=under_test.model)
+        session.emit(EngineShown.of(session.file.engine, model=under_test.model))
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
@@ -281,7 +288,7 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
     session.attached_life = life
     unwatched = life.unwatched
     if unwatched is not None:
-        session.show_engine(unwatched=unwatched)
+        session.emit(EngineShown.of(session.file.engine, unwatched=unwatched))
         session.unproven(unwatched)
     session.sampler = _sampler(session, profile, life.processes.find)
     if attached.log is None:

@@ -4,22 +4,20 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from sm121.checkpoint import identity
-from sm121.core import architecture, files
+from sm121.core import files
 from sm121.core.redaction import secrets_of
 from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
-from sm121.engines.attached_processes import AttachedProcesses
 from sm121.engines.endings import StopReport
 from sm121.engines.followed_log import FollowedLog
-from sm121.evidence import cgroup, kernel_messages, silent_errors
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence import cgroup
 from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
@@ -28,14 +26,10 @@ from sm121.report import summary
 from sm121.run import directory as report_directory
 from sm121.run import events, harness, served, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
-from sm121.run.verdict_file import TestReport, VerdictFile
-from sm121.session import against, certification
+from sm121.run.verdict_file import TestReport
+from sm121.session import against, ending
+from sm121.session.kernel_judge import KernelJudge
 from sm121.session.settings import Settings
-
-_NO_MEMORY_AT_START = (
-    "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
-    "NV_ERR_NO_MEMORY at healthy starts, too (vllm#56824)"
-)
 
 
 @dataclass(kw_only=True)
@@ -70,8 +64,6 @@ class Session(harness.Harness):
     box: RunBox | None = None
     #: The attached server's log, if it comes as a stream.
     followed_log: FollowedLog | None = None
-    #: The remark on kernel messages that cannot be read; None if they can.
-    kernel_unread: str | None = None
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -132,97 +124,34 @@ class Session(harness.Harness):
             resources = self.sampler.resources.model_dump(mode="json")
             self.emit(events.EnvironmentNoted("resources", resources))
 
+    @functools.cached_property
+    def kernel(self) -> KernelJudge:
+        """Judges the messages of the kernels."""
+        launcher = self.settings.engine.launcher
+        return KernelJudge(self, launcher, self.started, self.cgroup_before)
+
     def _end(self, *, finished: bool) -> None:
         """Decide on the run, and write it down. A report that cannot be written is never PASS."""
         self.note_resources()
-        self.emit(self._closed(finished=finished))
-        self.write_verdict()
-        if self.unwritten is not None:
-            self.emit(self._closed(finished=finished))
+        for _attempt in range(2):
+            file = self.file.model_copy(deep=True)
+            file.finished = finished
+            gaps = ending.CertificateGaps(self.deselected, self.inapplicable, self.kernel.unread)
+            ending.judge(file, self.settings, self.target, gaps)
+            if self.unwritten is not None and file.verdict is Verdict.PASS:
+                file.settle(Verdict.INCONCLUSIVE)
+                file.reason = self.unwritten
+            closed = events.Closed(
+                finished=finished,
+                verdict=file.verdict,
+                reason=file.reason,
+                certified=file.certified,
+                duration_s=self.log.age_s,
+            )
+            self.emit(closed)
             self.write_verdict()
-
-    def _closed(self, *, finished: bool) -> events.Closed:
-        """Return the end of the run: its verdict by all decisions."""
-        file = self.file.model_copy(deep=True)
-        file.finished = finished
-        file.judge()
-        self._judge(file)
-        if self.unwritten is not None and file.verdict is Verdict.PASS:
-            file.settle(Verdict.INCONCLUSIVE)
-            file.reason = self.unwritten
-        return events.Closed(
-            finished=finished,
-            verdict=file.verdict,
-            reason=file.reason,
-            certified=file.certified,
-            duration_s=self.log.age_s,
-        )
-
-    def _judge(self, file: VerdictFile) -> None:
-        if file.finished and self.target.obstacle is not None:
-            file.settle(Verdict.NOT_RUN)
-            file.reason = self.target.obstacle
-            file.certified = False if self.settings.judging.certify else None
-            return
-        file.reason = file.why()
-        if self.target.profile is not None:
-            gates = self.settings.without_number(self.target.profile)
-            if gates:
-                file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
-        if file.finished and self.settings.judging.certify:
-            self._certify(file)
-
-    def _certify(self, file: VerdictFile) -> None:
-        certification.certify(
-            file,
-            self.profile,
-            certification.inventory(),
-            deselected=self.deselected,
-            inapplicable=self.inapplicable,
-        )
-        if file.against is not None and not file.certified:
-            file.reason += f"; {file.against}"
-        if file.certified and self.kernel_unread is not None:
-            file.reason += f"; {self.kernel_unread}"
-
-    def judge_kernel(self) -> None:
-        """Judge the messages of the kernels since the run began.
-
-        After an error of the GPU or of memory no result is sure. These are remarks instead:
-
-        - messages about a GPU in a run on a CPU, which uses none;
-        - messages that cannot be read. A certificate lists them.
-
-        The messages of a crash are in its bundle.
-        """
-        if self.target.obstacle is not None:
-            return
-        faults = []
-        kills = cgroup.kills(self.cgroup_before)
-        if kills:
-            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
-        self._judge_messages(self._kernel_here(), "", faults)
-        unread = KernelMessages(unavailable="it is read on this machine alone")
-        for rank in range(1, self._unread_nodes()):
-            self._judge_messages(unread, f" of node {rank}")
-
-    def _kernel_here(self) -> KernelMessages:
-        """The messages of this machine's kernel, if the server runs on it."""
-        attached = self.attached
-        if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
-            return KernelMessages(unavailable="the server runs on another machine")
-        spans = self.pool.start_spans if self.pool is not None else ()
-        return kernel_messages.since(self.started, spans)
-
-    def _unread_nodes(self) -> int:
-        """The number of nodes of the server if only the kernel of this machine is read, else 0."""
-        profile = self.target.profile
-        if profile is None or profile.nodes is None:
-            return 0
-        launcher = self.settings.engine.launcher or profile.nodes.launcher
-        if self.attached is None and launcher == "nnodes":
-            return 0  # each node reports its messages when the server stops
-        return profile.nodes.count
+            if self.unwritten is None:
+                return
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
         """Judge what a stopped server left, the kernels of its nodes, and its whole path.
@@ -233,27 +162,8 @@ class Session(harness.Harness):
         """
         self.note_stop(configuration, report)
         for node, kernel in report.kernels.items():
-            self._judge_messages(kernel, f" of {node}")
+            self.kernel.judge_messages(kernel, f" of {node}")
         self.judge_paths_again()
-
-    def _judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
-        """Judge the messages of one kernel. ``of``: words that name its node; ``faults``: more."""
-        uses_gpu = self.target.arch != architecture.CPU
-        faults = [*faults, *kernel.host_faults]
-        if uses_gpu and kernel.unavailable is not None:
-            why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
-            self.kernel_unread = why
-            self.remark(why, at_once=False)
-        if uses_gpu and kernel.no_memory_at_start:
-            self.remark(_NO_MEMORY_AT_START, at_once=False)
-        of_gpu = kernel.xids or kernel.no_memory
-        if uses_gpu:
-            faults += of_gpu
-        elif of_gpu:
-            line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
-            self.remark(line, at_once=False)
-        if faults and not self.file.crashes:
-            self.decide_silent(silent_errors.of_the_kernel(faults), f"messages of the kernel{of}")
 
     def close(self) -> None:
         """Stop what runs and write the final report.
@@ -263,7 +173,7 @@ class Session(harness.Harness):
         if self.sampler is not None:
             self.sampler.stop()
         self.judge_errors()  # of an attached server, which is not stopped
-        self.judge_kernel()
+        self.kernel.judge()
         self.stop()
         self._judge_what_was_started()
         server = self._under_test
@@ -273,9 +183,10 @@ class Session(harness.Harness):
             self._judged_paths.setdefault(name, (server, set()))
         self.judge_paths_again()
         if server is not None:  # now from the whole log
-            self.show_engine(path=self.kernel_path(server))
+            self.emit(events.EngineShown.of(self.file.engine, path=self.kernel_path(server)))
         if self.target.profile is not None:
-            self.show_engine(served=served.judge(self.file, self.path_to_judge()))
+            kernels = served.judge(self.file, self.path_to_judge())
+            self.emit(events.EngineShown.of(self.file.engine, served=kernels))
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
         if self.followed_log is not None:

@@ -1,0 +1,96 @@
+"""Judges what the kernels of a server's machines logged while a run went on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sm121.core import architecture
+from sm121.engines.attached_processes import AttachedProcesses
+from sm121.evidence import cgroup, kernel_messages, silent_errors
+from sm121.evidence.kernel_messages import KernelMessages
+from sm121.run.harness import Harness
+
+_NO_MEMORY_AT_START = (
+    "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
+    "NV_ERR_NO_MEMORY at healthy starts, too (vllm#56824)"
+)
+
+
+@dataclass
+class KernelJudge:
+    """The messages of the kernels since a run began."""
+
+    run: Harness
+    #: The launcher of a server that spans machines, by the options; None for the profile's.
+    launcher: str | None
+    #: The time of ``time.monotonic`` when the run began.
+    began: float
+    #: The control group's memory events when the run began.
+    cgroup_before: Mapping[str, int] | str
+    #: The remark on messages that cannot be read; None if they can.
+    unread: str | None = None
+
+    def judge(self) -> None:
+        """Judge the messages of the kernels since the run began.
+
+        After an error of the GPU or of memory no result is sure. These are remarks instead:
+
+        - messages about a GPU in a run on a CPU, which uses none;
+        - messages that cannot be read. A certificate lists them.
+
+        The messages of a crash are in its bundle.
+        """
+        if self.run.target.obstacle is not None:
+            return
+        faults = []
+        kills = cgroup.kills(self.cgroup_before)
+        if kills:
+            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
+        self.judge_messages(self._kernel_here(), "", faults)
+        unread = KernelMessages(unavailable="it is read on this machine alone")
+        for rank in range(1, self._unread_nodes()):
+            self.judge_messages(unread, f" of node {rank}")
+
+    def _kernel_here(self) -> KernelMessages:
+        """The messages of this machine's kernel, if the server runs on it."""
+        attached = self.run.attached
+        if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
+            return KernelMessages(unavailable="the server runs on another machine")
+        spans = self.run.pool.start_spans if self.run.pool is not None else ()
+        return kernel_messages.since(self.began, spans)
+
+    def _unread_nodes(self) -> int:
+        """The number of nodes of the server if only the kernel of this machine is read, else 0."""
+        profile = self.run.target.profile
+        if profile is None or profile.nodes is None:
+            return 0
+        launcher = self.launcher or profile.nodes.launcher
+        if self.run.attached is None and launcher == "nnodes":
+            return 0  # each node reports its messages when the server stops
+        return profile.nodes.count
+
+    def judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
+        """Judge the messages of one kernel.
+
+        Args:
+            kernel: The messages.
+            of: Words that name its node, such as " of node 1".
+            faults: Faults that are no message.
+        """
+        uses_gpu = self.run.target.arch != architecture.CPU
+        faults = [*faults, *kernel.host_faults]
+        if uses_gpu and kernel.unavailable is not None:
+            why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
+            self.unread = why
+            self.run.remark(why, at_once=False)
+        if uses_gpu and kernel.no_memory_at_start:
+            self.run.remark(_NO_MEMORY_AT_START, at_once=False)
+        of_gpu = kernel.xids or kernel.no_memory
+        if uses_gpu:
+            faults += of_gpu
+        elif of_gpu:
+            line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
+            self.run.remark(line, at_once=False)
+        if faults and not self.run.file.crashes:
+            self.run.decide_silent(
+                silent_errors.of_the_kernel(faults), f"messages of the kernel{of}"
+            )
