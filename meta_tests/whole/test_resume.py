@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meta_tests.fakes.told_runs import require_same
+from sm121.report import merging
 from sm121.run import events, stored_run
 from sm121.run.events import Decided
 from sm121.run.verdict_file import VerdictFile
@@ -180,3 +181,38 @@ def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
     assert resumed.wait() == 1, resumed.output
     (test,) = [t for t in stored_run.file_of(killed).tests if t.level == "smoke"]
     assert test.verdict == "FAIL"
+
+
+def test_merged_shards_workers_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
+    """One shard was killed, and resumed."""
+    whole = tmp_path / "whole"
+    runs.start(whole).wait()
+    expected = shown(stored_run.file_of(whole))
+    shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
+    for number, shard in enumerate(shards, start=1):
+        run = runs.start(shard, "--shard", f"{number}/2")
+        if number == 1:
+            assert kill_after(run, shard, 10, 0.0)
+            run = runs.start(shard, "--shard", "1/2", "--resume")
+        run.wait()
+    merged = merging.write(merging.read(shards), tmp_path / "merged")
+    assert shown(merged) == expected
+    workers = tmp_path / "workers"
+    run = runs.start(workers, "-n", "2")
+    assert run.wait() == stored_run.file_of(whole).exit_status, run.output
+    with_workers = stored_run.file_of(workers)
+    for test in stored_run.file_of(whole).tests:
+        (other,) = [each for each in with_workers.tests if each.id == test.id]
+        # With workers no time is measured, and no stress is put on a server.
+        assert other.verdict == ("NOT_RUN" if test.level == "stress" else test.verdict), other
+
+
+def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
+    """What it decided counts; the run is not green, and the rest is NOT_RUN."""
+    shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
+    assert kill_after(runs.start(shards[0], "--shard", "1/2"), shards[0], 10, 0.0)
+    runs.start(shards[1], "--shard", "2/2").wait()
+    decided = {t.id for t in stored_run.file_of(shards[0]).tests if t.message != "not reached"}
+    merged = merging.write(merging.read(shards), tmp_path / "merged")
+    assert decided and not merged.finished
+    assert decided <= {test.id for test in merged.tests if test.message != "not reached"}
