@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import typing
 from pathlib import Path
 
@@ -215,3 +216,20 @@ def test_the_report_of_a_killed_run_has_what_was_decided(tmp_path):
     written = (tmp_path / verdict_file.NAME).read_text("utf-8")
     assert written == json_text(stored_run.file_of(tmp_path)) + "\n" and '"FAIL"' in written
     assert "FAIL" in (tmp_path / "summary.md").read_text("utf-8")
+
+
+#: A change of a run's verdict file past its events.
+PAST_THE_EVENTS = re.compile(
+    r"\.file\.[\w.]+(?:\[[^\]]*\])? (?:[-+|]?=) |\.file\.\w+\.(?:append|extend|update|setdefault)\("
+)
+
+
+def test_nothing_changes_the_file_of_a_run_but_its_events():
+    assert PAST_THE_EVENTS.search("self.run.file.metrics[name] = MetricReport(value=None)")
+    assert PAST_THE_EVENTS.search("harness.file.remarks.append(line)")
+    changes = []
+    for module in {*(ROOT / "plugins" / "sm121").rglob("*.py")} - {Path(fold.__file__)}:
+        for number, line in enumerate(module.read_text("utf-8").splitlines(), start=1):
+            if PAST_THE_EVENTS.search(line):
+                changes.append(f"{module.name}:{number}: {line.strip()}")
+    assert changes == []
