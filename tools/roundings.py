@@ -44,7 +44,8 @@ from sm121.core.server import Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines.detection import detect
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer
+from sm121.engines.starting import StartLimits
 from sm121.engines.vllm import Vllm
 from sm121.oracles import gpt_oss, rounding
 from sm121.oracles.formats import Rounding

@@ -24,7 +24,8 @@ from meta_tests.folders import ROOT
 from sm121.checkpoint import canary
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, environment_items
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer
+from sm121.engines.starting import StartLimits
 from sm121.engines.vllm import Vllm
 from sm121.evidence import environment
 

@@ -22,6 +22,7 @@ from sm121.engines import life, pool, registry
 from sm121.engines.managed import ManagedServer
 from sm121.engines.sign_reader import SignReader
 from sm121.engines.signs import Signs
+from sm121.engines.starting import StartLimits
 from sm121.evidence import death, failure, kernel_messages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
@@ -114,7 +115,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
             return SimpleNamespace(startup_s=1.0, compiled=())
 
     monkeypatch.setattr(pool, "ManagedServer", Starting)
-    limits = pool.StartLimits(1, 1, 1)
+    limits = StartLimits(1, 1, 1)
 
     servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="x")
     assert servers.processes() == []
@@ -195,12 +196,12 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
 
 def test_each_start_has_a_status_of_its_own(tmp_path):
     engine = registry.engine("llama-cpp")
-    first = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    first = ManagedServer(CONFIGURATION, engine, StartLimits(1, 1, 1), tmp_path, "x")
     first.launch.log.write_text("it ran")
     first.launch.supervision.status_file.write_text(
         json.dumps({"exit_status": -9, "exits": [], "pid": 7})
     )
-    second = ManagedServer(CONFIGURATION, engine, pool.StartLimits(1, 1, 1), tmp_path, "x")
+    second = ManagedServer(CONFIGURATION, engine, StartLimits(1, 1, 1), tmp_path, "x")
     assert second.launch.log.name == "server-x-2.log" and second.launch.exit_status is None
     status = {"exit_status": None, "exits": [], "pid": 8}
     second.launch.supervision.status_file.write_text(json.dumps(status))

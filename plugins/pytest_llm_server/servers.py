@@ -21,8 +21,9 @@ from sm121.engines import attached, dead_runs, given_key, protocol, registry
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
 from sm121.engines.life import Dead, Life, ManagedLife
-from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
+from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import StartError
+from sm121.engines.starting import StartHooks, StartLimits
 from sm121.evidence import cgroup
 from sm121.evidence.failure import Cause
 

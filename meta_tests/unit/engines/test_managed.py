@@ -23,8 +23,10 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import ports, process_tree, registry, supervision
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
+from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import PortTaken, ServerExited, ServerStalled, ServerTimedOut
+from sm121.engines.start_watch import StartWatch
+from sm121.engines.starting import StartHooks, StartLimits
 
 FAULT_SERVER = FAKES / "fault_server.py"
 
@@ -210,13 +212,14 @@ def test_a_start_over_its_time_goes_on_while_it_compiles(
     server.launch.log.touch()
     latest = None if since_file_s is None else time.time() - since_file_s
     server.launch.compilation = SimpleNamespace(latest=lambda: latest)
+    watch = StartWatch(server.launch, "x", server.limits, server.hooks, server.fault)
     now = time.monotonic()
     if granted_s is not None:
-        later = server._later_deadline(now - since_start_s, now)
+        later = watch._later_deadline(now - since_start_s, now)
         assert later - now == pytest.approx(granted_s, abs=0.5)
         return
     with pytest.raises(ServerTimedOut) as caught:
-        server._later_deadline(now - since_start_s, now)
+        watch._later_deadline(now - since_start_s, now)
     said = "after the last file that it compiled" in str(caught.value)
     assert said is (since_file_s is not None), caught.value
 

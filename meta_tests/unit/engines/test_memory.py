@@ -14,7 +14,6 @@ from meta_tests.fakes import servers
 from meta_tests.fakes.run_events import new_file
 from sm121.engines import memory, process_tree, server_memory
 from sm121.engines.endings import StopReport
-from sm121.engines.managed import ManagedServer
 from sm121.engines.memory import DeviceUse, Memory, Returned
 from sm121.engines.server_memory import ServerMemory, ServerMemoryReader
 from sm121.machine.timeline import ServerDeviceMemory
@@ -410,16 +409,15 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
     free = 110
     used = 4
     for number, lost in enumerate(losses):
-        server = object.__new__(ManagedServer)
         device = {"used": None if unified else used, "held": 3 if seen else None}
-        server._memory_before = at(available=free, **device)
+        before = at(available=free, **device)
         at_work = at(available=free - took, **device | ({} if unified else {"used": used + took}))
         free = free - lost * unified
         used = used + lost
         after = at(available=free, **device | ({} if unified else {"used": used}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Memory, "now", lambda after=after: after)
-            returned = server._memory_returned(at_work, patience_s=0.0)
+            returned = before.returned_within(0.0, at_work)
         report = StopReport(0, (), True, returned, 1.0, log=f"server-{number}.log")
         run.note_stop("marlin", report)
     return [test.verdict.value for test in run.file.tests], remarks

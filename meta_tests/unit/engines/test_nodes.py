@@ -28,9 +28,9 @@ from sm121.core.configuration import Span
 from sm121.core.errors import UsageError
 from sm121.engines import nodes, ports, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
+from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
 from sm121.run.harness import Harness
 

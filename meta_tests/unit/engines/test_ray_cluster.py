@@ -17,9 +17,9 @@ from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.engines import ports, ray_cluster
-from sm121.engines.managed import StartLimits
 from sm121.engines.pool import ServerPool
 from sm121.engines.ray_cluster import RayServer
+from sm121.engines.starting import StartLimits
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget

@@ -11,10 +11,10 @@ from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_
 from sm121.core import waiting
 from sm121.core.configuration import Rank
 from sm121.engines import node_process, ports, spanning
-from sm121.engines.managed import StartLimits
 from sm121.engines.node_process import NodeProcess
 from sm121.engines.server_errors import ServerError
 from sm121.engines.spanning import SpanningServer
+from sm121.engines.starting import StartLimits
 from sm121.evidence.unanswered import Connection, End
 
 #: How long something lasts before it is a fault, and how long no fault is waited for. Seconds.

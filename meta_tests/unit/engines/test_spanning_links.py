@@ -8,8 +8,8 @@ from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.unit.engines.two_nodes import RUN, configuration
 from sm121.core import waiting
 from sm121.engines import nodes, registry
-from sm121.engines.managed import StartLimits
 from sm121.engines.spanning import SpanningServer
+from sm121.engines.starting import StartLimits
 from sm121.evidence.unanswered import Connection, End
 
 

@@ -20,7 +20,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.unmet import Fact, Unmet
-from sm121.engines import managed, pool
+from sm121.engines import pool, starting
 from sm121.engines.attached import attach
 from sm121.engines.life import ServerDied
 from sm121.engines.server_errors import StartError
@@ -438,7 +438,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
 
     Once.launch.log.write_text("")
     monkeypatch.setattr(pool, "ManagedServer", Once)
-    limits = managed.StartLimits(1, 1, 1)
+    limits = starting.StartLimits(1, 1, 1)
     servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r")
     for _ in range(2):
         with pytest.raises(StartError):

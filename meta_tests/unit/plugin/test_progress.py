@@ -271,7 +271,7 @@ def test_a_failed_start_fits_a_screen(run_pytest):
     assert re.search("^(remedy|read): ", run.output, re.M), run.output
     assert len(run.output.splitlines()) < 50, run.output
     _status, run = run_pytest(*arguments, "--tb=long", environment=environment)
-    assert "def _wait_until_ready" in run.output, "who asks for it gets pytest's own"
+    assert "def wait_until_ready" in run.output, "who asks for it gets pytest's own"
 
 
 @pytest.mark.slow("four runs; what a level says is asked in this process above")

@@ -83,8 +83,8 @@ class Launch:
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
         self._mark = mark
-        #: What it compiles; None before the start.
-        self.compilation: StartCompilation | None = None
+        #: What it compiles; set by `start`.
+        self.compilation: StartCompilation
         #: Every process that was ever found in the tree.
         self._by_pid: dict[int, psutil.Process] = {}
         #: Whether our own tree has listened. If not, another process may have the port.

@@ -8,6 +8,7 @@
 import os
 import re
 import resource
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "
 _SHARED = ("Shmem", "Unevictable")
 #: The page cache and other processes change what is available. A smaller loss is not reported.
 _SLACK_BYTES = 1 << 30
+#: The time between two looks while memory is awaited.
+_LOOK_EVERY_S = 0.2
 #: Share of a server's memory: a smaller loss may be due to any process.
 _LITTLE = 0.05
 
@@ -144,6 +147,20 @@ class Memory:
             where=largest.where,
             usual=largest.unproven <= self._usual(later, at_work),
         )
+
+    def returned_within(self, patience_s: float, at_work: "Memory | None" = None) -> "Returned":
+        """Wait until all memory came back, and return what did not in time.
+
+        Args:
+            patience_s: How long to wait, in seconds.
+            at_work: As of `returned`.
+        """
+        deadline = time.monotonic() + patience_s
+        while True:
+            returned = self.returned(Memory.now(), at_work)
+            if returned.is_whole or time.monotonic() >= deadline:
+                return returned
+            time.sleep(_LOOK_EVERY_S)
 
     def _usual(self, later: "Memory", at_work: "Memory | None") -> int:
         """Return how many bytes a healthy stop may seem to leave.

@@ -29,7 +29,8 @@ import psutil
 from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.engines import dead_runs, registry
-from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.managed import ManagedServer
+from sm121.engines.starting import StartLimits
 from sm121.engines.supervision import scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered

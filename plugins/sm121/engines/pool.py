@@ -14,10 +14,11 @@ from sm121.core.server import Server
 from sm121.engines import registry, starting
 from sm121.engines.endings import StopReport
 from sm121.engines.life import ManagedLife
-from sm121.engines.managed import ManagedServer, StartHooks, StartLimits
+from sm121.engines.managed import ManagedServer
 from sm121.engines.ray_cluster import RayServer
 from sm121.engines.server_errors import StartError
 from sm121.engines.spanning import SpanningServer
+from sm121.engines.starting import StartHooks, StartLimits
 from sm121.evidence.mapped import MappedLibrary
 
 _LAUNCHERS: Mapping[str, type[ManagedServer]] = {"nnodes": SpanningServer, "ray": RayServer}

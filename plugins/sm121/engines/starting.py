@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,29 @@ class StartPhase:
     text: str
     #: True for the last phase of a start: it serves.
     ready: bool = False
+
+
+@dataclass(frozen=True)
+class StartLimits:
+    """How long a server may take, in seconds."""
+
+    ready_s: float
+    stalled_s: float
+    stop_s: float
+    #: For a start that compiles. Less than `ready_s`: no more than that.
+    cold_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StartHooks:
+    """What a server calls while it starts, and asks when it has ended."""
+
+    #: Called on each change of progress, and when something is amiss.
+    notify: Callable[[StartPhase], None] = lambda _progress: None
+    #: Returns the texts that its log must not show, beside its key.
+    other_secrets: Callable[[], Collection[str]] = tuple
+    #: Called with the seconds that a start which compiles gets beyond the limit.
+    on_cold: Callable[[float], None] = lambda _seconds: None
 
 
 def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) -> int:

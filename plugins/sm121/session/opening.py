@@ -31,8 +31,8 @@ from sm121.engines import (
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.followed_log import FollowedLog
 from sm121.engines.kept_log import KeptLog
-from sm121.engines.managed import StartLimits
 from sm121.engines.server_memory import ServerMemoryReader
+from sm121.engines.starting import StartLimits
 from sm121.evidence import environment, resources
 from sm121.machine import this_machine
 from sm121.run import directory as report_directory

@@ -1,0 +1,125 @@
+"""Wait until a launch serves, within its limits."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sm121.core.server import Endpoint
+from sm121.engines.launch import Launch
+from sm121.engines.server_errors import (
+    PortTaken,
+    ServerError,
+    ServerExited,
+    ServerStalled,
+    ServerTimedOut,
+    StartError,
+)
+from sm121.engines.starting import Activity, ReadinessProbe, StartHooks, StartLimits, StartPhase
+from sm121.evidence import failure
+from sm121.evidence.signatures import startup_progress
+
+_POLL_S = 0.1
+#: The time between two looks at the files that are being compiled.
+_CACHES_EVERY_S = 2.0
+#: When rank 0 has ended, other nodes get this time to report their faults.
+_FAULT_SETTLES_S = 3.0
+
+
+@dataclass
+class StartWatch:
+    """Watches one launch while it starts."""
+
+    launch: Launch
+    #: The engine's name.
+    engine: str
+    limits: StartLimits
+    hooks: StartHooks
+    #: Returns the fault of another node of the server (`ManagedServer.fault`).
+    fault: Callable[..., ServerError | None]
+    _progress: str = field(init=False, default="not started")
+
+    def wait_until_ready(self, endpoint: Endpoint, started: float) -> None:
+        """Return when the server has served a token.
+
+        Args:
+            endpoint: Its address.
+            started: When the start began (``time.monotonic``).
+
+        Raises:
+            StartError: The server, or another node of it, has ended, or it takes too long.
+        """
+        deadline = started + self.limits.ready_s
+        caches_at = started
+        activity = Activity(self.launch.log, self.launch.engine_processes)
+        probe = ReadinessProbe(endpoint)
+        probe.start()
+        try:
+            while True:
+                self._check()
+                for line in activity.new_lines():
+                    self._note(startup_progress(line, self.engine))
+                self._note(probe.progress)
+                if time.monotonic() >= caches_at:
+                    caches_at = time.monotonic() + _CACHES_EVERY_S
+                    building = self.launch.compilation.building()
+                    if building is not None:
+                        self._note(f"building kernels (JIT): {building}")
+                if probe.ready and self.launch.listens():
+                    return
+                if time.monotonic() >= deadline:
+                    deadline = self._later_deadline(started, deadline)
+                idle_s = activity.idle_s()
+                if idle_s >= self.limits.stalled_s:
+                    message = f"the server neither logged nor used the processor for {idle_s:.0f} s"
+                    raise self._failed(ServerStalled, message)
+                time.sleep(_POLL_S)
+        finally:
+            probe.cancelled.set()
+
+    def _check(self) -> None:
+        """Raise the error of a start if the server, or another node of it, has ended."""
+        exit_status = self.launch.exit_status
+        fault = self.fault(settle_s=0.0 if exit_status is None else _FAULT_SETTLES_S)
+        if fault is not None:
+            raise fault
+        if exit_status is None:
+            return
+        log = self.launch.log
+        cause = failure.classify(log, exit_status)
+        kind = PortTaken if cause.kind == "port" else ServerExited
+        raise kind(
+            f"the server ended with status {exit_status} during start-up "
+            f"(last progress: {self._progress})",
+            cause,
+            log,
+        )
+
+    def _later_deadline(self, started: float, deadline: float) -> float:
+        """Return when a start that is over its time must be ready.
+
+        It may take as long after the last file that it compiled as a warm start, or from now on
+        while a compiler runs. The sum is limited by the time of a cold start.
+
+        Raises:
+            ServerTimedOut: It did not compile for so long, or has had all of a cold start's time.
+        """
+        latest = self.launch.compilation.latest()
+        if latest is not None:
+            since = time.monotonic() - (time.time() - latest)
+            later = min(since + self.limits.ready_s, started + self.limits.cold_s)
+            if later > time.monotonic():
+                self.hooks.on_cold(later - deadline)
+                return later
+        message = f"the server was not ready within {time.monotonic() - started:.0f} s"
+        if latest is not None:
+            message += f", {time.time() - latest:.0f} s after the last file that it compiled"
+        raise self._failed(ServerTimedOut, message)
+
+    def _failed(self, kind: type[StartError], what: str) -> StartError:
+        log = self.launch.log
+        return kind(f"{what}; last progress: {self._progress}", failure.classify(log), log)
+
+    def _note(self, progress: str | None) -> None:
+        if progress is not None and progress != self._progress:
+            self._progress = progress
+            self.hooks.notify(StartPhase(progress))
