@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TextIO
 
 import pytest
@@ -33,6 +33,71 @@ _LINE_EVERY_S = 8.0
 #: A test that runs for so long is shown with its time.
 _LONG_S = 10.0
 _MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class _BegunLine:
+    """A line that pytest has begun: its width, and the test that it is about."""
+
+    width: int = 0
+    test: str = ""
+
+
+class _Lines:
+    """The lines of a file, to which pytest may write, too.
+
+    Args:
+        file: The file.
+        width: The width of pytest's begun line in the file; None where pytest writes none.
+    """
+
+    def __init__(self, file: TextIO, width: Callable[[], int] | None) -> None:
+        self.file = file
+        self.width = width
+        #: The line of pytest's that was ended for one of ours.
+        self._broken = _BegunLine()
+
+    def write(self, line: str, test: str) -> None:
+        """Write a line. `test`: the test that pytest's begun line is about."""
+        width = 0
+        if self.width is not None:
+            width = self.width()
+        begun = _BegunLine(width, test)
+        if begun.width > 0 and begun != self._broken:
+            self.file.write("\n")
+        self.file.write(f"{line}\n")
+        self.file.flush()
+        self._broken = begun
+
+
+@dataclass
+class _Level:
+    """The level that runs.
+
+    Attributes:
+        name: Its name; empty if several run.
+        began: When it began, by the clock of the progress.
+        verdicts: How many of its checks ended with each verdict.
+    """
+
+    name: str
+    began: float
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+
+
+@dataclass
+class _Results:
+    """The results of the ended checks.
+
+    Attributes:
+        verdicts: How many ended with each verdict.
+        by_level: How many ended of each level.
+        reasons: The messages of the failures so far.
+    """
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    by_level: Counter[str] = field(default_factory=Counter)
+    reasons: set[str] = field(default_factory=set)
 
 
 class Progress:
@@ -63,19 +128,12 @@ class Progress:
         self._every_s = every_s
         now = clock()
         self._began = now
-        self._level_began = now
         self._written = now
-        self._level = ""
+        self._level = _Level("", now)
         self._waits = ""
         self._running: dict[str, float] = {}
-        self._verdicts: Counter[Verdict] = Counter()
-        self._of_level: Counter[Verdict] = Counter()
-        self._ended_of: Counter[str] = Counter()
-        self._reasons: set[str] = set()
-        self._width = width
-        #: The line of pytest's that was ended for a line of progress.
-        self._broken = _BegunLine()
-        self._file = file
+        self._results = _Results()
+        self._lines = _Lines(file, width)
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._live: Live | None = None
@@ -102,7 +160,7 @@ class Progress:
     @property
     def is_alone(self) -> bool:
         """Whether pytest writes nothing of its own for a test."""
-        return self._width is None
+        return self._lines.width is None
 
     def begin(self, level: str, test: str) -> None:
         """Note that a check begins, or waits for its turn.
@@ -112,7 +170,7 @@ class Progress:
             test: Its id.
         """
         with self._lock:
-            if level != self._level:
+            if level != self._level.name:
                 self._begin_level(level)
             if level:
                 self._running.clear()
@@ -133,13 +191,13 @@ class Progress:
             self._waits = ""
             self._running.pop(name or test.id, None)
             self._remaining.end(name or test.id)
-            self._ended_of[test.level] += 1
+            self._results.by_level[test.level] += 1
             verdict = test.counted
-            self._verdicts[verdict] += 1
-            self._of_level[verdict] += 1
-        if verdict in (Verdict.PASS, Verdict.NOT_RUN) or test.message in self._reasons:
+            self._results.verdicts[verdict] += 1
+            self._level.verdicts[verdict] += 1
+        if verdict in (Verdict.PASS, Verdict.NOT_RUN) or test.message in self._results.reasons:
             return
-        self._reasons.add(test.message)
+        self._results.reasons.add(test.message)
         if self.is_alone:
             self.say(verdict.value, f"{test.id}: {test.message}"[:_MOST_CHARACTERS])
 
@@ -169,7 +227,7 @@ class Progress:
         with self._lock:
             if self._live is not None:
                 self._live.stop()
-            self._file.close()
+            self._lines.file.close()
 
     def line(self) -> str:
         """Return the line: time, time left, level, test, current wait, and failures.
@@ -181,7 +239,7 @@ class Progress:
             self._level_line(),
             self._tests(),
             self._waits,
-            self._counts(self._verdicts, left_out=(Verdict.PASS, Verdict.NOT_RUN)),
+            self._counts(self._results.verdicts, left_out=(Verdict.PASS, Verdict.NOT_RUN)),
         ]
         return printable(" | ".join(part for part in parts if part))
 
@@ -191,17 +249,18 @@ class Progress:
     def _level_line(self) -> str:
         """The level with the numbers of its ended and of all checks; of the run without a level."""
         levels = list(self._levels)
-        if self._level:
-            levels = [self._level]
+        name = self._level.name
+        if name:
+            levels = [name]
         if not set(levels) <= set(self._levels):
-            return self._level
+            return name
         count = 0
         ended = 0
         for level in levels:
             checks = len(self._levels[level])
             count += checks
-            ended += min(self._ended_of[level], checks)
-        return f"{self._level} {ended}/{count} ended".strip()
+            ended += min(self._results.by_level[level], checks)
+        return f"{name} {ended}/{count} ended".strip()
 
     def _tests(self) -> str:
         """The test that runs longest, and the number of the others."""
@@ -235,8 +294,7 @@ class Progress:
     def _begin_level(self, level: str) -> None:
         self._running.clear()
         self._end_level()
-        self._level = level
-        self._level_began = self._clock()
+        self._level = _Level(level, self._clock())
         if level not in self._levels:
             return
         checks = self._levels[level]
@@ -247,11 +305,12 @@ class Progress:
         self.say(level, f"{number}{about}{remaining}")
 
     def _end_level(self) -> None:
-        if self._level and self._of_level:
-            took = clock(self._clock() - self._level_began)
+        level = self._level
+        if level.name and level.verdicts:
+            took = clock(self._clock() - level.began)
             remaining = self._left("; {} left of the run")
-            self.say(self._level, f"{self._counts(self._of_level)}, {took}{remaining}")
-        self._of_level.clear()
+            self.say(level.name, f"{self._counts(level.verdicts)}, {took}{remaining}")
+        level.verdicts.clear()
 
     def _write(self, line: str) -> None:
         if self._ended.is_set():
@@ -260,36 +319,16 @@ class Progress:
         if self._live is not None:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        begun = self._begun_line()
-        if begun.width > 0 and begun != self._broken:
-            self._file.write("\n")
-        self._file.write(f"{line}\n")
-        self._file.flush()
-        self._broken = begun
-
-    def _begun_line(self) -> "_BegunLine":
-        """The line that pytest has begun, and ends with its test."""
-        width = 0
-        if self._width is not None:
-            width = self._width()
         test = ""
-        if self._level:
+        if self._level.name:
             test = next(iter(self._running), "")
-        return _BegunLine(width, test)
+        self._lines.write(line, test)
 
     def _keep_saying(self) -> None:
         while not self._ended.wait(min(self._every_s, 1.0)):
             with self._lock:
                 if self._clock() - self._written >= self._every_s:
                     self._write(f"[{time.strftime('%H:%M:%S')}] {self.line()}")
-
-
-@dataclass(frozen=True)
-class _BegunLine:
-    """A line that pytest has begun: its width, and the test that it is about."""
-
-    width: int = 0
-    test: str = ""
 
 
 def _between(time: TimeRange) -> str:
