@@ -182,7 +182,7 @@ def test_a_connection_that_was_ended_costs_its_time_and_shows(timed_server, tmp_
     server = timed_server("--rate", "200", "--drop-every", "5", "--drop-after-ms", "30")
     cell = measure(server.base_url, tmp_path)
     ttft = metrics.find("ttft", quantile=0.5).of(cell)
-    again = [answer.retries for answer in [*cell.answers, *cell.short]].count(1)
+    again = [answer.retries for answer in [*cell.timed.answers, *cell.timed.short]].count(1)
     assert again and ttft.extra["retries"] >= again
     assert any("sent twice" in line for line in ttft.remarks)
     assert sum(time > 71.2 + 30 for time in ttft.samples) == again, "512 tokens take 71.2 ms"
@@ -194,13 +194,14 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
     with opened(server.base_url, tmp_path) as measured:
         first = MeasuredCell(measured, 0).gather(2)
         again = MeasuredCell(measured, 0, short_rounds=0, warm=True).gather(1)
-        first.left_out += again.answers  # as where the client was late for it
+        first.timed.left_out += again.timed.answers  # as where the client was late for it
         first.gather(3)
     names = [DecodeRate(16).of(cell).records.name for cell in (first, again)]
     assert names == ["d0-c1.jsonl", "d0-c1-2.jsonl"]
     lines = [len((tmp_path / name).read_text("utf-8").splitlines()) for name in names]
-    counts = [len(c.answers) + len(c.short) + len(c.left_out) for c in (first, again)]
-    assert lines == counts and counts[0] >= 5 and len(again.answers) == 1
+    kept = [cell.timed for cell in (first, again)]
+    counts = [len(one.answers) + len(one.short) + len(one.left_out) for one in kept]
+    assert lines == counts and counts[0] >= 5 and len(again.timed.answers) == 1
 
 
 @pytest.mark.slow("five depths")
@@ -237,10 +238,10 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
         measurement = DecodeRate(32).settle(cell)
         assert not measurement.invalid and "second_clock" in measurement.remarks[0]
         httpx.post(f"{server.base_url}/admin", json={"early_token": True, "content_free": 1})
-        measurement = DecodeRate(32).settle(cell.gather(4 * len(cell.long)))
+        measurement = DecodeRate(32).settle(cell.gather(4 * len(cell.timed.long)))
         assert "second_clock" in {each.reason for each in measurement.invalid}, "a lie after it"
         httpx.post(f"{server.base_url}/admin", json={"early_token": False, "content_free": 0})
-    more = lambda metric, cell: metric.of(cell.gather(len(cell.long) + 1))  # noqa: E731
+    more = lambda metric, cell: metric.of(cell.gather(len(cell.timed.long) + 1))  # noqa: E731
     monkeypatch.setattr(DecodeRate, "settle", more)
     harness = SimpleNamespace(directory=tmp_path, follow_log=lambda *_: None)
     comparison = SimpleNamespace(harness=harness, plan=plan, visits=[])
@@ -258,4 +259,4 @@ def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path)
         rate = DecodeRate(32).of(cell)
     assert not rate.invalid and not [line for line in rate.unproven if "second" in line]
     assert rate.extra["second_clock_tok_s"] == pytest.approx(200, rel=0.02)
-    assert min(answer.asked_tokens for answer in cell.short) == 8
+    assert min(answer.asked_tokens for answer in cell.timed.short) == 8

@@ -52,7 +52,9 @@ def waited(kit: Kit, *options: str) -> Outcome:
 
     def read(cell: cells.MeasuredCell) -> Measurement:
         time = metrics.find("ttft", quantile=0.99).of(cell)
-        errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
+        errors = [
+            answer.error for answer in [*cell.timed.answers, *cell.timed.short] if answer.error
+        ]
         return replace(time, remarks=[*errors, *time.remarks])
 
     time = measured(kit, ("--rate", "200", *options), read)

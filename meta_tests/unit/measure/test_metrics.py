@@ -36,7 +36,7 @@ def cell() -> cells.MeasuredCell:
         ]
         answer.completion_tokens = 8
         answer.ended_ns = answer.chunks[-1].at_ns
-        measured.long.append([answer])
+        measured.timed.long.append([answer])
     return measured
 
 

@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from sm121.client.timed import TimedBatch, TimedRequest
-from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.client.timed_answer import TimedAnswer
+from sm121.core.measuring_settings import MeasuringSettings
 from sm121.core.server import require_context
 from sm121.measure import cell_records, counters, rate_checks, timing, validity
+from sm121.measure.cell_answers import CellAnswers
 from sm121.measure.cell_shape import CellShape
 from sm121.measure.draft_counts import DraftCounts
 from sm121.measure.measured_server import MeasuredServer
 
-#: A cell with this many failed requests sends no more: each may take minutes to fail.
-_FAILURES = 2
 #: Extra rounds of a cell whose clocks disagree.
 _EXTRA_ROUNDS = 8
 
@@ -71,12 +70,7 @@ class MeasuredCell:
     short_rounds: int | None = None
     #: Whether the warm-up is over.
     warm: bool = False
-    #: The long answers, by round.
-    long: list[list[TimedAnswer]] = field(default_factory=list)
-    short: list[TimedAnswer] = field(default_factory=list)
-    #: Answers of the rounds that a delay of the client disturbed.
-    left_out: list[TimedAnswer] = field(default_factory=list)
-    rounds_left_out: int = 0
+    timed: CellAnswers = field(default_factory=CellAnswers)
     drafts: DraftCounts = field(default_factory=DraftCounts)
     #: The file of the raw answers; None before the first ones are written.
     records: Path | None = None
@@ -88,32 +82,11 @@ class MeasuredCell:
     siblings: "dict[tuple[int, int], MeasuredCell]" = field(default_factory=dict, repr=False)
     #: The extra rounds, once there were any.
     repetition: Repetition | None = None
-    _batches: list[TimedBatch] = field(default_factory=list)
 
     @property
     def shape(self) -> CellShape:
         """Lengths and names of the requests."""
         return CellShape(self.server.plan, self.depth, self.concurrency, self.server.slots)
-
-    @property
-    def answers(self) -> list[TimedAnswer]:
-        """The long answers of all rounds."""
-        return [answer for batch in self.long for answer in batch]
-
-    @property
-    def all_answers(self) -> list[TimedAnswer]:
-        """The long answers of all rounds, then the short ones."""
-        return [*self.answers, *self.short]
-
-    @property
-    def clock(self) -> Clock | None:
-        """The clock that all of its answers allow."""
-        return timing.clock_of(self.all_answers)
-
-    @property
-    def counted_by(self) -> Clock:
-        """The clock; chunks if no answer has a token."""
-        return self.clock or "chunks"
 
     def rounds_of(
         self, tokens: int, answers: Sequence[TimedAnswer] | None = None
@@ -125,15 +98,10 @@ class MeasuredCell:
             answers: The answers to divide; None for all answers of this length.
         """
         if answers is None:
-            answers = self.answers_of(tokens)
+            answers = self.timed.answers_of(tokens)
         per_round = len(self.server.prompts.texts)
         starts = range(0, len(answers), per_round)
         return [[*answers[start : start + per_round]] for start in starts]
-
-    def answers_of(self, tokens: int) -> list[TimedAnswer]:
-        """Return the answers of at least ``tokens`` requested tokens, in the order of sending."""
-        answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
-        return sorted(answers, key=lambda answer: answer.sent_ns)
 
     def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> "MeasuredCell":
         """Measure until there are enough valid rounds, or the server fails.
@@ -151,18 +119,18 @@ class MeasuredCell:
             rounds = max(rounds, readings)
             readings = 0
         missing = self._missing(rounds, readings, tokens)
-        if not missing.total or self._has_failed:
+        if not missing.total or self.timed.has_failed:
             return self
         require_context(self.server.context, self.shape.prompt_tokens, self.shape.tokens)
         self.server.compiled()  # drop the kernels that were compiled before these requests
         before = counters.fetch_quiet(self.server.endpoint)
-        self._check_idle(before)
+        _check_idle(before, self.doubts)
         sent = [] if self.warm else self._warm_up()
         # The warm-up may have given short answers.
         attempts = 2 * self._missing(rounds, readings, tokens).total + 2
         began_s = time.monotonic()
-        rounds_before = len(self.long) + len(self.short)
-        while attempts > 0 and not self._has_failed:
+        rounds_before = len(self.timed.long) + len(self.timed.short)
+        while attempts > 0 and not self.timed.has_failed:
             missing = self._missing(rounds, readings, tokens)
             if not missing.total:
                 break
@@ -170,7 +138,7 @@ class MeasuredCell:
             attempts -= len(batches)
             for batch in batches:
                 sent += batch.answers
-            done = len(self.long) + len(self.short) - rounds_before
+            done = len(self.timed.long) + len(self.timed.short) - rounds_before
             round_s = (time.monotonic() - began_s) / done if done else 0.0
             self._show_rounds(self._missing(rounds, readings, tokens).total, round_s)
         self._account(before, sent)
@@ -188,10 +156,10 @@ class MeasuredCell:
         """
         if self.repetition is not None:
             return False
-        last_sent_ns = max(answer.sent_ns for answer in self.all_answers)
+        last_sent_ns = max(answer.sent_ns for answer in self.timed.all_answers)
         self.repetition = Repetition(why, last_sent_ns)
-        self.short_rounds = len(self.short) + _EXTRA_ROUNDS * len(self.server.prompts.texts)
-        self.gather(len(self.long) + _EXTRA_ROUNDS)
+        self.short_rounds = len(self.timed.short) + _EXTRA_ROUNDS * len(self.server.prompts.texts)
+        self.gather(len(self.timed.long) + _EXTRA_ROUNDS)
         return True
 
     def findings(self, *, failures: bool) -> validity.Findings:
@@ -204,23 +172,13 @@ class MeasuredCell:
             [*self.doubts.invalid, *self.server.invalid],
             [*self.doubts.unproven, *self.server.unproven],
         )
-        answers = [answer for answer in self.all_answers if failures or answer.ok]
-        validity.check_answers(answers, self.clock, findings)
-        validity.check_client(self._batches, findings)
-        validity.check_lag(self.rounds_left_out, len(self.long), self._worst_lag_ns, findings)
+        answers = [answer for answer in self.timed.all_answers if failures or answer.ok]
+        validity.check_answers(answers, self.timed.clock, findings)
+        validity.check_client(self.timed.batches, findings)
+        validity.check_lag(
+            self.timed.rounds_left_out, len(self.timed.long), self.timed.worst_lag_ns, findings
+        )
         return findings
-
-    def client_account(self) -> dict[str, Any]:
-        """Return the client's event loop, CPU share, worst lag (ms) and retries, for `extra`."""
-        wall_s = sum(batch.wall_s for batch in self._batches)
-        cpu_s = sum(batch.cpu_s for batch in self._batches)
-        return {
-            "client_loop": self._batches[-1].event_loop if self._batches else None,
-            "client_cpu": round(cpu_s / wall_s, 4) if wall_s else 0.0,
-            "client_worst_lag_ms": round(self._worst_lag_ns / 1e6, 3),
-            "rounds_left_out": self.rounds_left_out,
-            "retries": self._retries or None,
-        }
 
     def remarks(self, name: str) -> list[str]:
         """Return notes on the requests of a metric, for the reader of a report.
@@ -237,20 +195,12 @@ class MeasuredCell:
             )
         if self.repetition is not None and self.repetition.why:
             remarks.append(f"{title}: measured once more, since {self.repetition.why}")
-        if self._retries:
+        if self.timed.retries:
             remarks.append(
-                f"{title}: {self._retries} requests were sent twice, since the server had "
+                f"{title}: {self.timed.retries} requests were sent twice, since the server had "
                 "ended the idle connection; their clock is that of the first sending"
             )
         return remarks
-
-    @property
-    def _retries(self) -> int:
-        return sum(answer.retries for batch in self._batches for answer in batch.answers)
-
-    @property
-    def _worst_lag_ns(self) -> int:
-        return max((batch.worst_lag_ns for batch in self._batches), default=0)
 
     def _warm_up(self) -> list[TimedAnswer]:
         """Send requests of the measured shape until their times agree; return their answers.
@@ -279,9 +229,9 @@ class MeasuredCell:
         self.warm = True
         if self._short_rounds and is_flat(times, measuring.warm_bound):
             for batch, lines in zip(sent[-2:], compiled[-2:], strict=True):
-                if not self._is_disturbed(batch) and not lines:
-                    self.short += batch.answers
-                    self._batches.append(batch)
+                if not _is_disturbed(batch, self.server.plan.measuring) and not lines:
+                    self.timed.short += batch.answers
+                    self.timed.batches.append(batch)
         return [answer for batch in sent for answer in batch.answers]
 
     def _missing(self, rounds: int, readings: int, tokens: int) -> _Missing:
@@ -290,21 +240,10 @@ class MeasuredCell:
         if readings:
             missing_readings = max(readings - len(self.rounds_of(tokens)), 0)
         return _Missing(
-            long=max(rounds - len(self.long), 0),
-            short=max(self._short_rounds - len(self.short), self._missing_witnesses()),
+            long=max(rounds - len(self.timed.long), 0),
+            short=max(self._short_rounds - len(self.timed.short), self._missing_witnesses()),
             readings=missing_readings,
         )
-
-    def _check_idle(self, before: counters.Counters | None) -> None:
-        """Note requests of other clients before the first own one."""
-        if before is None:
-            return
-        running = before.values.get("running", 0)
-        waiting = before.values.get("waiting", 0)
-        busy = int(running + waiting)
-        if busy:
-            evidence = f"{busy} requests run or wait before the first of ours"
-            self.doubts.against("other_clients", evidence)
 
     def _send_round(self, missing: _Missing, tokens: int) -> list[TimedBatch]:
         """Send a long answer, a short one and one of ``tokens`` tokens, each if it is missing."""
@@ -314,10 +253,10 @@ class MeasuredCell:
             batch = self._send(self.shape.tokens, self.concurrency)
             batches.append(batch)
             if not self._left_out(batch):
-                self.long.append(batch.answers)
-        if missing.short and not self._has_failed:
+                self.timed.long.append(batch.answers)
+        if missing.short and not self.timed.has_failed:
             batches.append(self._send_short(short_tokens))
-        if missing.readings and not self._has_failed:
+        if missing.readings and not self.timed.has_failed:
             batches.append(self._send_short(tokens))
         return batches
 
@@ -325,15 +264,15 @@ class MeasuredCell:
         """Send requests of one stream, and keep their answers among the short ones."""
         batch = self._send(tokens, 1)
         if not self._left_out(batch):
-            self.short += batch.answers
+            self.timed.short += batch.answers
         return batch
 
     def _left_out(self, batch: TimedBatch) -> bool:
         """Leave a batch out if the client disturbed it; return whether it was left out."""
-        if not self._is_disturbed(batch):
+        if not _is_disturbed(batch, self.server.plan.measuring):
             return False
-        self.rounds_left_out += 1
-        self.left_out += batch.answers
+        self.timed.rounds_left_out += 1
+        self.timed.left_out += batch.answers
         return True
 
     def _send(
@@ -369,7 +308,7 @@ class MeasuredCell:
                 self.drafts.add(group[0].text, delta)
                 before = after
         if keep:
-            self._batches += batches
+            self.timed.batches += batches
             validity.check_compiled(self.server.compiled(), self.doubts)
         answers = [answer for batch in batches for answer in batch.answers]
         return replace(batches[-1], answers=answers)
@@ -391,16 +330,6 @@ class MeasuredCell:
             validity.check_drafts(delta, sent, clock, self.doubts)
         self.drafts.add("", delta or {})
 
-    def _is_disturbed(self, batch: TimedBatch) -> bool:
-        """Whether the client was late for a batch; one with a failure is never left out."""
-        if not all(answer.ok for answer in batch.answers):
-            return False
-        measuring = self.server.plan.measuring
-        return any(
-            validity.disturbed(answer, answer.clock() or "chunks", measuring)
-            for answer in batch.answers
-        )
-
     @property
     def _short_rounds(self) -> int:
         if self.concurrency > 1:
@@ -414,9 +343,9 @@ class MeasuredCell:
 
         Only an answer that is longer than those can check the rate.
         """
-        if self.concurrency > 1 or not self.long or self.clock is None:
+        if self.concurrency > 1 or not self.timed.long or self.timed.clock is None:
             return 0
-        return timing.bunched(self.answers, self.clock)
+        return timing.bunched(self.timed.answers, self.timed.clock)
 
     def _short_tokens(self) -> int:
         """Return the length of a short answer, beyond the tokens that the clocks leave out."""
@@ -431,19 +360,14 @@ class MeasuredCell:
         bunched = self._bunched()
         if not bunched:
             return 0
-        witnesses = sum(answer.asked_tokens > bunched for answer in self.short)
+        witnesses = sum(answer.asked_tokens > bunched for answer in self.timed.short)
         return max(self.server.plan.measuring.short_rounds - witnesses, 0)
-
-    @property
-    def _has_failed(self) -> bool:
-        failed = [answer for answer in self.all_answers if not answer.ok]
-        return len(failed) >= _FAILURES
 
     def _show_rounds(self, remaining: int, round_s: float) -> None:
         """Show the progress. `remaining`: missing rounds; `round_s`: seconds of one round."""
-        clock = self.counted_by
-        done = len(self.long) + len(self.short)
-        rates = [timing.decode_rate(answer, clock) for answer in self.answers]
+        clock = self.timed.counted_by
+        done = len(self.timed.long) + len(self.timed.short)
+        rates = [timing.decode_rate(answer, clock) for answer in self.timed.answers]
         text = f"{self.shape.title}: {done}/{done + remaining} rounds"
         if rates:
             text += f", {median(rates):.4g} tok/s a stream [{min(rates):.4g}, {max(rates):.4g}]"
@@ -454,8 +378,34 @@ class MeasuredCell:
         if self.records is None:
             stem = f"d{self.depth}-c{self.concurrency}"
             self.records = cell_records.fresh_file(self.server.directory, stem)
-        kinds = {"long": self.answers, "short": self.short, "left_out": self.left_out}
+        kinds = {
+            "long": self.timed.answers,
+            "short": self.timed.short,
+            "left_out": self.timed.left_out,
+        }
         cell_records.write(self.records, kinds)
+
+
+def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> None:
+    """Note requests of other clients before the first own one."""
+    if before is None:
+        return
+    running = before.values.get("running", 0)
+    waiting = before.values.get("waiting", 0)
+    busy = int(running + waiting)
+    if busy:
+        evidence = f"{busy} requests run or wait before the first of ours"
+        doubts.against("other_clients", evidence)
+
+
+def _is_disturbed(batch: TimedBatch, measuring: MeasuringSettings) -> bool:
+    """Whether the client was late for a batch; one with a failure is never left out."""
+    if not all(answer.ok for answer in batch.answers):
+        return False
+    return any(
+        validity.disturbed(answer, answer.clock() or "chunks", measuring)
+        for answer in batch.answers
+    )
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Bench:
             _, cell = self.recorded[names[0]]
             if cell is not first and gated.isdisjoint(names):
                 continue
-            rounds = len(cell.long)
+            rounds = len(cell.timed.long)
             if not (unless_latest and cell is self._latest):
                 rounds += _LAST_LOOK
             for name in names:

@@ -152,8 +152,8 @@ class PerformanceChecks:
         samples = []
         for answer in answers:
             samples.append(1e3 * (answer.completion_tokens or 0) / timing.e2e_ms(answer))
-        last = cell.answers[-len(answers) :]
-        beside = [timing.decode_rate(answer, cell.counted_by) for answer in last]
+        last = cell.timed.answers[-len(answers) :]
+        beside = [timing.decode_rate(answer, cell.timed.counted_by) for answer in last]
         self.record(
             Measurement(
                 name="tg_chat",
@@ -200,7 +200,7 @@ class PerformanceChecks:
                 greedy=False,
                 stream=is_streamed,
             )
-            cell.gather(len(cell.long) + 1)
+            cell.gather(len(cell.timed.long) + 1)
             server.show(f"chats as users have them: {len(answers) + 1}/{rounds}")
             server.compiled()
             before = counters.fetch_quiet(server.endpoint)

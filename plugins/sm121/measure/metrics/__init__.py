@@ -75,8 +75,8 @@ class Metric(ABC):
         """
         # Several streams wait for the prompts of the other streams.
         if self.of_first_token and cell.concurrency == 1:
-            good = [answer for answer in cell.all_answers if answer.ok]
-            rate_checks.check_first_chunk(good, cell.counted_by, findings)
+            good = [answer for answer in cell.timed.all_answers if answer.ok]
+            rate_checks.check_first_chunk(good, cell.timed.counted_by, findings)
         if self.higher_is_better:
             bound = cell.server.plan.measuring.drift_bound
             rate_checks.check_drift(measurement.samples, bound, findings)
@@ -96,7 +96,7 @@ class Metric(ABC):
             unit=self.unit,
             samples=self.samples(cell),
             higher_is_better=self.higher_is_better,
-            clock=cell.clock,
+            clock=cell.timed.clock,
             quantile=self.quantile,
             remarks=cell.remarks(self.name(cell)),
             records=cell.records,
@@ -104,7 +104,7 @@ class Metric(ABC):
         # A failed request is an infinite time. A rate beside one is not believed.
         findings = cell.findings(failures=self.higher_is_better)
         self.examine(cell, measurement, findings)
-        extra = measurement.extra | cell.client_account()
+        extra = measurement.extra | cell.timed.client_account()
         measurement.extra = {key: value for key, value in extra.items() if value is not None}
         measurement.invalid = findings.invalid
         measurement.unproven = findings.unproven
@@ -135,10 +135,10 @@ class Metric(ABC):
             cell: The cell.
             samples: Samples in all.
         """
-        rounds = len(cell.long)
+        rounds = len(cell.timed.long)
         if self.of_first_token and cell.concurrency == 1:
             # For percentiles of what happens before the first token the new requests are short.
-            cell.short_rounds = max(samples - rounds, len(cell.short))
+            cell.short_rounds = max(samples - rounds, len(cell.timed.short))
             cell.gather(rounds)
             return
         measurement = self.of(cell)

@@ -45,19 +45,21 @@ class PrefillRate(Metric):
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "
                 f"asked to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
             )
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         if cell.concurrency > 1:
-            return [common_prefill_rate(answers, clock) for answers in cell.long]
-        answers = sorted(cell.all_answers, key=lambda answer: answer.sent_ns)
+            return [common_prefill_rate(answers, clock) for answers in cell.timed.long]
+        answers = sorted(cell.timed.all_answers, key=lambda answer: answer.sent_ns)
         return [prefill_rate(answer, clock) for answer in answers]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Add TTFT, and for one stream the slope over the lengths of the measured prompts."""
         super().examine(cell, measurement, findings)
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         measurement.extra = {
             "prompt_tokens": cell.shape.prompt_tokens,
-            "ttft_ms": median_or_none(timing.ttft_ms(answer, clock) for answer in cell.all_answers),
+            "ttft_ms": median_or_none(
+                timing.ttft_ms(answer, clock) for answer in cell.timed.all_answers
+            ),
         }
         if cell.concurrency == 1:
             cells = cell.siblings.values()
@@ -111,8 +113,8 @@ def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
     """
     points = []
     for cell in cells:
-        clock = cell.counted_by
-        times = [timing.ttft_ms(answer, clock) for answer in cell.all_answers]
+        clock = cell.timed.counted_by
+        times = [timing.ttft_ms(answer, clock) for answer in cell.timed.all_answers]
         if times:
             points.append((cell.shape.prompt_tokens, median(times)))
     if len(points) < 2:

@@ -37,9 +37,9 @@ class StreamsRate(Metric):
 
     def samples(self, cell: cells.MeasuredCell) -> list[float]:
         """Return one rate of each round whose streams decoded at the same time."""
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         if cell.shape.queued:
-            return [rate_in_turns(answers, clock) for answers in cell.long]
+            return [rate_in_turns(answers, clock) for answers in cell.timed.long]
         rates = []
         for answers in self._together(cell):
             windows = common_windows(answers, clock) or []
@@ -62,12 +62,12 @@ class StreamsRate(Metric):
         """
         apart = 0
         if not cell.shape.queued:
-            apart = len(cell.long) - len(self._together(cell))
-        if apart and not findings.invalid and 2 * apart >= len(cell.long):
+            apart = len(cell.timed.long) - len(self._together(cell))
+        if apart and not findings.invalid and 2 * apart >= len(cell.timed.long):
             self._raise_apart(cell, measurement.name, apart)
         super().examine(cell, measurement, findings)
-        clock = cell.counted_by
-        rates = [timing.decode_rate(answer, clock) for answer in cell.answers]
+        clock = cell.timed.counted_by
+        rates = [timing.decode_rate(answer, clock) for answer in cell.timed.answers]
         measurement.extra = {
             "per_stream_tok_s": median_or_none(rates),
             "rounds_apart": apart,
@@ -82,13 +82,14 @@ class StreamsRate(Metric):
     def _raise_apart(cell: cells.MeasuredCell, name: str, apart: int) -> NoReturn:
         """Raise NotRun or Unmet for streams that did not decode together in ``apart`` rounds."""
         tokens = cell.shape.tokens_together // 2
+        rounds = len(cell.timed.long)
         why = (
-            f"{name}: in {apart} of {len(cell.long)} rounds the {cell.concurrency} streams did not "
+            f"{name}: in {apart} of {rounds} rounds the {cell.concurrency} streams did not "
             f"decode {tokens} tokens at the same time: the server runs fewer at once, or one after "
             "another. Let it run as many (--max-num-seqs, --parallel), or take them off "
             "[performance.measuring] concurrency"
         )
-        most = max(_most_at_once(answers, cell.counted_by) for answers in cell.long)
+        most = max(_most_at_once(answers, cell.timed.counted_by) for answers in cell.timed.long)
         if cell.server.slots_sure and 2 * most <= cell.concurrency:
             side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
             raise unmet.Unmet(unmet.Fact(side_by_side, f"{most} at most", evidence=why))
@@ -97,9 +98,9 @@ class StreamsRate(Metric):
     @staticmethod
     def _together(cell: cells.MeasuredCell) -> list[list[TimedAnswer]]:
         """Return the rounds whose streams decode half of their tokens together, or failed."""
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         together = []
-        for answers in cell.long:
+        for answers in cell.timed.long:
             windows = common_windows(answers, clock) or []
             fewest = min((window.tokens for window in windows), default=0)
             complete = all(answer.ok for answer in answers)

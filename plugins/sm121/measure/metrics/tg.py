@@ -51,7 +51,7 @@ class DecodeRate(Metric):
 
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the rate of each round: of its only answer, or of its slowest text."""
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         samples = []
         for answers in cell.rounds_of(self.tokens):
             rates = [timing.decode_rate(answer, clock, self.tokens) for answer in self._of(answers)]
@@ -71,10 +71,10 @@ class DecodeRate(Metric):
             findings: Gets the reasons against its samples.
         """
         super().examine(cell, measurement, findings)
-        clock = cell.counted_by
-        answers = self._of(cell.answers_of(self.tokens))
+        clock = cell.timed.counted_by
+        answers = self._of(cell.timed.answers_of(self.tokens))
         good = [answer for answer in answers if answer.ok]
-        pairs = second_clock(self._of(cell.answers), cell.short, clock, self.tokens)
+        pairs = second_clock(self._of(cell.timed.answers), cell.timed.short, clock, self.tokens)
         self._check_clocks(cell, good, pairs, findings)
         measurement.extra = self._extra(cell, answers, pairs)
         measurement.track = self._track(cell, measurement.samples)
@@ -89,7 +89,7 @@ class DecodeRate(Metric):
     ) -> None:
         """Check the rates against the second clock and against the parts of each answer."""
         tokens = self.tokens
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
         # If the rate drifts, requests of different times differ. If an answer is too short, its
@@ -111,7 +111,7 @@ class DecodeRate(Metric):
         self, cell: MeasuredCell, answers: Sequence[TimedAnswer], pairs: Sequence[RatePair]
     ) -> dict[str, Any]:
         """Return other definitions of the rate, and what belongs beside it."""
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         late_ns = []
         for answer in answers:
             window = timing.window(answer, clock, self.tokens)
@@ -132,8 +132,8 @@ class DecodeRate(Metric):
 
     def _bounds_left_out(self, cell: MeasuredCell) -> list[tuple[float, float]]:
         """Return the lowest and highest possible rate of each round that was left out."""
-        clock = cell.counted_by
-        left_out = [answer for answer in cell.left_out if answer.asked_tokens >= self.tokens]
+        clock = cell.timed.counted_by
+        left_out = [answer for answer in cell.timed.left_out if answer.asked_tokens >= self.tokens]
         bounds = []
         for answers in cell.rounds_of(self.tokens, left_out):
             lowest = []
@@ -151,11 +151,13 @@ class DecodeRate(Metric):
         if cell.repetition is None:
             return []
         after_ns = cell.repetition.after_ns
-        long = [each for each in self._of(cell.answers) if each.sent_ns > after_ns and each.ok]
-        short = [each for each in self._of(cell.short) if each.sent_ns > after_ns and each.ok]
+        long = [
+            each for each in self._of(cell.timed.answers) if each.sent_ns > after_ns and each.ok
+        ]
+        short = [each for each in self._of(cell.timed.short) if each.sent_ns > after_ns and each.ok]
         pairs = []
         for long_answer, short_answer in zip(long, short, strict=False):
-            pairs += second_clock([long_answer], [short_answer], cell.counted_by, self.tokens)
+            pairs += second_clock([long_answer], [short_answer], cell.timed.counted_by, self.tokens)
         return pairs
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
@@ -182,9 +184,9 @@ class DecodeRate(Metric):
         """
         if cell.server.prompts.natural:
             return []
-        clock = cell.counted_by
+        clock = cell.timed.counted_by
         typical_gaps = {}
-        for answer in cell.short:
+        for answer in cell.timed.short:
             if answer.asked_tokens >= self.tokens or not answer.ok:
                 continue
             gaps = timing.gaps_ms(answer, clock)
@@ -192,7 +194,7 @@ class DecodeRate(Metric):
                 typical_gaps[answer.sent_ns] = min(fmean(gaps), median(gaps))
         usual = median(typical_gaps.values() or (0.0,))
         level = median(rates or (0.0,))
-        stamps = [answer.sent_ns for answer in cell.answers_of(self.tokens)]
+        stamps = [answer.sent_ns for answer in cell.timed.answers_of(self.tokens)]
         series = dict(zip(stamps, rates, strict=True))
         for sent_ns, gap in typical_gaps.items():
             if gap > 0.0:

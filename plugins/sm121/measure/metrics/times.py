@@ -24,13 +24,13 @@ class TimeToFirstToken(TimeMetric):
 
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the time of each request, the short ones included."""
-        clock = cell.counted_by
-        return [timing.ttft_ms(answer, clock) for answer in cell.all_answers]
+        clock = cell.timed.counted_by
+        return [timing.ttft_ms(answer, clock) for answer in cell.timed.all_answers]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Add the time to the first visible text."""
         super().examine(cell, measurement, findings)
-        times = [timing.visible_ms(answer) for answer in cell.answers if answer.ok]
+        times = [timing.visible_ms(answer) for answer in cell.timed.answers if answer.ok]
         measurement.extra["visible_ms"] = median_or_none(time for time in times if time is not None)
 
 
@@ -45,8 +45,8 @@ class TimePerToken(TimeMetric):
 
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the time of each long answer."""
-        clock = cell.counted_by
-        rates = [timing.decode_rate(answer, clock) for answer in cell.answers]
+        clock = cell.timed.counted_by
+        rates = [timing.decode_rate(answer, clock) for answer in cell.timed.answers]
         return [1e3 / rate if rate else timing.NEVER for rate in rates]
 
 
@@ -63,8 +63,8 @@ class InterTokenLatency(TimeMetric):
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return all gaps of the long answers."""
         gaps = []
-        for answer in cell.answers:
-            gaps += timing.gaps_ms(answer, cell.counted_by)
+        for answer in cell.timed.answers:
+            gaps += timing.gaps_ms(answer, cell.timed.counted_by)
         return gaps
 
 
@@ -76,4 +76,4 @@ class EndToEnd(TimeMetric):
 
     def samples(self, cell: MeasuredCell) -> list[float]:
         """Return the time of each long answer."""
-        return [timing.e2e_ms(answer) for answer in cell.answers]
+        return [timing.e2e_ms(answer) for answer in cell.timed.answers]

@@ -1,0 +1,78 @@
+"""The answers of a cell, and the client's own part in their times."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm121.client.timed import TimedBatch
+from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.measure import timing
+
+#: A cell with this many failed requests sends no more.
+_FAILURES = 2
+
+
+@dataclass
+class CellAnswers:
+    """The timed answers of a cell."""
+
+    #: The long answers, by round.
+    long: list[list[TimedAnswer]] = field(default_factory=list)
+    short: list[TimedAnswer] = field(default_factory=list)
+    #: Answers of the rounds that a delay of the client disturbed.
+    left_out: list[TimedAnswer] = field(default_factory=list)
+    rounds_left_out: int = 0
+    #: The measured batches, those that are left out too.
+    batches: list[TimedBatch] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[TimedAnswer]:
+        """The long answers of all rounds."""
+        return [answer for batch in self.long for answer in batch]
+
+    @property
+    def all_answers(self) -> list[TimedAnswer]:
+        """The long answers of all rounds, then the short ones."""
+        return [*self.answers, *self.short]
+
+    @property
+    def clock(self) -> Clock | None:
+        """The clock that all of its answers allow."""
+        return timing.clock_of(self.all_answers)
+
+    @property
+    def counted_by(self) -> Clock:
+        """The clock; chunks if no answer has a token."""
+        return self.clock or "chunks"
+
+    def answers_of(self, tokens: int) -> list[TimedAnswer]:
+        """Return the answers of at least ``tokens`` requested tokens, in the order of sending."""
+        answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
+        return sorted(answers, key=lambda answer: answer.sent_ns)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no more requests are sent: each may take minutes to fail."""
+        failed = [answer for answer in self.all_answers if not answer.ok]
+        return len(failed) >= _FAILURES
+
+    @property
+    def retries(self) -> int:
+        """The requests that were sent twice."""
+        return sum(answer.retries for batch in self.batches for answer in batch.answers)
+
+    @property
+    def worst_lag_ns(self) -> int:
+        """The client's worst delay in its timestamps."""
+        return max((batch.worst_lag_ns for batch in self.batches), default=0)
+
+    def client_account(self) -> dict[str, Any]:
+        """Return the client's event loop, CPU share, worst lag (ms) and retries, for `extra`."""
+        wall_s = sum(batch.wall_s for batch in self.batches)
+        cpu_s = sum(batch.cpu_s for batch in self.batches)
+        return {
+            "client_loop": self.batches[-1].event_loop if self.batches else None,
+            "client_cpu": round(cpu_s / wall_s, 4) if wall_s else 0.0,
+            "client_worst_lag_ms": round(self.worst_lag_ns / 1e6, 3),
+            "rounds_left_out": self.rounds_left_out,
+            "retries": self.retries or None,
+        }
