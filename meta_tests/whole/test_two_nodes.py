@@ -62,15 +62,15 @@ def float32(name: str) -> ServerConfiguration:
 
 def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
     """The process that has its part of the model."""
-    assert waiting.until(lambda: managed.others[0].state.get("tree"), 20.0)
-    tree = managed.others[0].state["tree"]
+    assert waiting.until(lambda: managed.watch.others[0].state.get("tree"), 20.0)
+    tree = managed.watch.others[0].state["tree"]
     return psutil.Process(max(tree, key=lambda entry: entry["rss_bytes"])["pid"])
 
 
 def shared_memory(managed: SpanningServer) -> set[Path]:
     """Of both ranks. What has ended since the agent's last look maps nothing any more."""
     maps = []
-    others = [entry["pid"] for entry in managed.others[0].state["tree"]]
+    others = [entry["pid"] for entry in managed.watch.others[0].state["tree"]]
     for pid in (*(process.pid for process in managed.launch.processes()), *others):
         with contextlib.suppress(psutil.NoSuchProcess):
             maps += [mapped.path for mapped in psutil.Process(pid).memory_maps()]

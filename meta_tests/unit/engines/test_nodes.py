@@ -71,10 +71,10 @@ def rank_1(server: SpanningServer) -> psutil.Process:
     """Its process on the other node."""
 
     def pids() -> list[int]:
-        tree = server.others[0].state.get("tree", ())
+        tree = server.watch.others[0].state.get("tree", ())
         return process_of(1, {entry["pid"]: entry["command"] for entry in tree})
 
-    assert waiting.until(pids, 5.0), server.others[0].state
+    assert waiting.until(pids, 5.0), server.watch.others[0].state
     return psutil.Process(pids()[0])
 
 
@@ -85,7 +85,7 @@ def rank_0(server: SpanningServer) -> psutil.Process:
 
 def agent(server: SpanningServer) -> subprocess.Popen:
     rank_1(server)
-    return server.others[0]._process
+    return server.watch.others[0]._process
 
 
 def asked(server: SpanningServer) -> tuple[str, float]:

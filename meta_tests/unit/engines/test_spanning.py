@@ -10,7 +10,7 @@ from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_bounds
 from sm121.core import waiting
 from sm121.core.configuration import Rank
-from sm121.engines import node_process, ports, spanning
+from sm121.engines import node_process, node_watch, ports
 from sm121.engines.node_process import NodeProcess
 from sm121.engines.server_errors import ServerError
 from sm121.engines.spanning import SpanningServer
@@ -49,7 +49,7 @@ def fault_of(monkeypatch, tmp_path) -> Iterator[Callable[..., ServerError | None
         nodes.append(node)
         limits = StartLimits(20, 20, 5)
         server = SpanningServer(configuration(), TwoRanks(), limits, tmp_path, "meta-states")
-        server.others = [node]
+        server.watch.others = [node]
         return server.fault(settle_s=within_s)
 
     yield find
@@ -121,10 +121,10 @@ def test_rank_0_has_no_answer_from_the_node(fault_of, monkeypatch):
     here = End("10.77.0.1", 6)
     to_node = Connection(here, End("10.77.0.2", 5), "1")
     elsewhere = Connection(here, End("10.77.0.3", 5), "2")
-    monkeypatch.setattr(spanning, "unanswered", lambda _processes, _peers: [elsewhere])
+    monkeypatch.setattr(node_watch, "unanswered", lambda _processes, _peers: [elsewhere])
     assert fault_of({}, within_s=WITHOUT_A_FAULT_S) is None, "a connection to another node"
-    monkeypatch.setattr(spanning, "unanswered", lambda _processes, _peers: [to_node])
-    monkeypatch.setattr(spanning, "_SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(node_watch, "unanswered", lambda _processes, _peers: [to_node])
+    monkeypatch.setattr(node_watch, "_SAY_EVERY_S", 0.0)
     fault = fault_of({})
     assert fault is not None and f"a port is blocked: {to_node}" in fault.cause.summary, fault
 

@@ -8,6 +8,7 @@ from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.unit.engines.two_nodes import RUN, configuration
 from sm121.core import waiting
 from sm121.engines import nodes, registry
+from sm121.engines.server_errors import ServerError
 from sm121.engines.spanning import SpanningServer
 from sm121.engines.starting import StartLimits
 from sm121.evidence.unanswered import Connection, End
@@ -27,13 +28,15 @@ def faults_of_connection(server: SpanningServer, address: str) -> list[str]:
     """The faults of node 1 where a connection to this address has no answer for too long."""
     connection = Connection(End("192.0.2.7", 29500), End(address, 40000), inode="1")
     patience_s = nodes.bounds().unreachable_after_s.value
-    server._unanswered_since = {connection: time.monotonic() - patience_s}
-    faults = server._faults_of_link(server.others[0], time.monotonic())
-    return [fault.cause.summary for fault in faults]
+    watch = server.watch
+    watch.unanswered_since = {connection: time.monotonic() - patience_s}
+    losses = watch._faults_of_link(watch.others[0], time.monotonic())
+    log = server.launch.log
+    return [loss.error(ServerError, log).cause.summary for loss in losses]
 
 
 def test_a_connection_without_an_answer_is_a_fault_of_the_node_at_its_far_end(started):
-    node = started.others[0]
+    node = started.watch.others[0]
     assert waiting.until(lambda: "address" in node.state, 20.0), "the node has reported"
     address = node.state["address"]
     (fault,) = faults_of_connection(started, address)

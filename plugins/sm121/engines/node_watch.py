@@ -1,0 +1,240 @@
+"""The other nodes of a server that spans machines: who of them is lost, and why."""
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sm121.core.server import Node
+from sm121.engines import nodes
+from sm121.engines.launch import Launch
+from sm121.engines.node_process import NodeProcess
+from sm121.engines.server_errors import ServerError
+from sm121.evidence import death, failure
+from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.unanswered import Connection, unanswered
+
+_SAY_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class NodeLoss:
+    """A node that is lost to its server.
+
+    Attributes:
+        node: The node.
+        how: What was found.
+        state: The last report of the node, whose rank has ended; None if it has not.
+    """
+
+    node: Node
+    how: str
+    state: Mapping[str, Any] | None = None
+
+    def error(self, kind: type[ServerError], log: Path) -> ServerError:
+        """Return the error of the server.
+
+        Args:
+            kind: Its class.
+            log: The log of rank 0, for a node without one.
+        """
+        log = self.node.log or log
+        cause = failure.ended("node", [], node=self.node, machine=self.node.name, how=self.how)
+        if self.state is not None:
+            cause = self._cause_there(self.state, log)
+        return kind(f"{self.node} is lost to the server: {self.how}", cause, log)
+
+    def _cause_there(self, state: Mapping[str, Any], log: Path) -> failure.Cause:
+        cause = death.cause_of(
+            failure.classify(log, state["exit_status"]),
+            exits=state["exits"],
+            kernel=KernelMessages(tuple(state["kernel"])),
+            kills=0,
+            pids={entry["pid"] for entry in state["exits"]},
+        )
+        summary = f"{self.node}: {self.how}: {cause.summary}"
+        owner = f"{cause.owner}; on {self.node.name}"
+        return cause.model_copy(update={"summary": summary, "owner": owner})
+
+
+@dataclass
+class NodeWatch:
+    """The other nodes of a server, and this machine's end of their links."""
+
+    others: list[NodeProcess] = field(default_factory=list)
+    #: When each connection of rank 0 was first found without an answer.
+    unanswered_since: dict[Connection, float] = field(default_factory=dict)
+    #: The nodes connect to it to test whether they reach this machine.
+    _beacon: socket.socket | None = None
+    #: When the nodes were last shown that this machine lives (``time.monotonic``).
+    _said: float = 0.0
+    #: When each process of rank 0 was first found stopped.
+    _stopped_since: dict[int, float] = field(default_factory=dict)
+
+    def open(self, host: str) -> tuple[str, int]:
+        """Open the port to which the nodes connect, and return its address.
+
+        Args:
+            host: The address of this machine.
+        """
+        self._beacon = socket.create_server((host, 0), backlog=128)
+        self._beacon.setblocking(False)
+        address, port = self._beacon.getsockname()[:2]
+        return address, port
+
+    def end(self) -> list[NodeProcess]:
+        """Close the port, forget the nodes, and return them."""
+        if self._beacon is not None:
+            self._beacon.close()
+            self._beacon = None
+        others = self.others
+        self.others = []
+        return others
+
+    def first_fault(self, launch: Launch, kind: type[ServerError]) -> ServerError | None:
+        """Return the first fault of a node, or None.
+
+        Args:
+            launch: The launch of rank 0.
+            kind: The class of the error.
+        """
+        loss = next(self._faults(launch), None)
+        return None if loss is None else loss.error(kind, launch.log)
+
+    def _keep_company(self, launch: Launch) -> None:
+        """Accept the nodes' connections, and show them now and then that this machine lives."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            while self._beacon is not None:
+                self._beacon.accept()[0].close()
+        now = time.monotonic()
+        if now - self._said < _SAY_EVERY_S:
+            return
+        self._said = now
+        for other in self.others:
+            other.say("\n")
+        addresses = {other.state.get("address", "") for other in self.others}
+        found = unanswered(launch.processes, addresses)
+        before = self.unanswered_since
+        self.unanswered_since = {each: before.get(each, now) for each in found}
+
+    def _faults(self, launch: Launch) -> Iterator[NodeLoss]:
+        """Yield the faults of all nodes, in the order in which they are judged."""
+        now = time.monotonic()
+        self._keep_company(launch)
+        ends = [entry["monotonic_s"] for entry in _unwanted_ends(launch.exits())]
+        first_here = min(ends, default=math.inf)
+        for other in self.others:
+            yield from _faults_of_command(other, now)
+            yield from _faults_of_processes(other, now)
+            yield from self._faults_of_link(other, now)
+            yield from _faults_of_rank(other, first_here)
+        yield from self._faults_of_rank_0(launch, now)
+
+    def _faults_of_link(self, other: NodeProcess, now: float) -> Iterator[NodeLoss]:
+        """Yield a fault if a node does not reach this machine, or connections have no answer."""
+        patience_s = nodes.bounds().unreachable_after_s.value
+        state = other.state
+        since = other.since.get("unreachable")
+        if since is not None:
+            if now - since >= patience_s:
+                how = f"for {now - since:.0f} s it does not reach this machine"
+                why = f"the link is down: {how} ({state['unreachable']})"
+                yield NodeLoss(other.node, why)
+            return
+        unanswered_since = list(other.unanswered_since.items())
+        for connection, began in self.unanswered_since.items():
+            if connection.remote.address == state.get("address"):
+                unanswered_since.append((str(connection), began))
+        for end, began in unanswered_since:
+            if now - began >= patience_s:
+                how = f"{end} has no answer for {now - began:.0f} s"
+                why = f"the link is down, or a port is blocked: {how}"
+                yield NodeLoss(other.node, why)
+
+    def _faults_of_rank_0(self, launch: Launch, now: float) -> Iterator[NodeLoss]:
+        """Yield a fault for each process of this machine that is stopped by a signal too long."""
+        patience_s = nodes.bounds().stopped_after_s.value
+        for process in launch.known:  # as it was when it was ready
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_STOPPED:
+                    self._stopped_since.pop(process.pid, None)
+                    continue
+                since = self._stopped_since.setdefault(process.pid, now)
+                if now - since >= patience_s:
+                    how = _stopped(process.name(), process.pid, now - since)
+                    yield NodeLoss(this_machine(launch), how)
+
+
+def this_machine(launch: Launch) -> Node:
+    """Return the node of rank 0.
+
+    Args:
+        launch: The launch of rank 0.
+    """
+    return Node(0, "this machine", launch.log)
+
+
+def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
+    """Yield a fault if the command of a node has ended, or is silent."""
+    data = nodes.bounds()
+    if other.exit_status is not None:
+        how = f"its command ended with {other.exit_status}; last: {other.last_line}"
+        yield NodeLoss(other.node, how)
+    silent_s = now - other.heard_at
+    # A node that starts has reported no state yet, and may take longer.
+    patience_s = data.silent_after_s.value
+    if not other.state:
+        patience_s = max(patience_s, data.answers_within_s.value)
+    if silent_s >= patience_s:
+        how = f"it has told nothing for {silent_s:.0f} s; last: {other.last_line}"
+        yield NodeLoss(other.node, how)
+
+
+def _faults_of_processes(other: NodeProcess, now: float) -> Iterator[NodeLoss]:
+    """Yield a fault for each process of a rank that is stopped by a signal for too long."""
+    patience_s = nodes.bounds().stopped_after_s.value
+    for entry in other.state.get("tree", ()):
+        since = other.since.get(str(entry["pid"]))
+        if since is not None and now - since >= patience_s:
+            how = _stopped(entry["name"], entry["pid"], now - since)
+            yield NodeLoss(other.node, how)
+
+
+def _faults_of_rank(other: NodeProcess, first_here: float) -> Iterator[NodeLoss]:
+    """Yield a fault if the rank of a node ended before rank 0; else it followed rank 0."""
+    state = other.state
+    ends = _unwanted_ends(state.get("exits", ()))
+    if ends:
+        first = max(ends, key=lambda entry: entry["ago_s"])
+        if other.state_at - first["ago_s"] < first_here:
+            yield NodeLoss(other.node, _ended(first), state)
+    elif first_here == math.inf and state.get("exit_status") is not None:
+        how = f"its rank ended with status {state['exit_status']}"
+        yield NodeLoss(other.node, how, state)
+
+
+def _stopped(name: str, pid: int, seconds: float) -> str:
+    return f"process {name} ({pid}) is stopped by a signal for {seconds:.0f} s"
+
+
+def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the ends that the suite did not cause: by a signal, or of a process of the engine."""
+    unwanted = []
+    for entry in exits:
+        by_signal = (entry["status"] or 0) < 0
+        of_engine = str(entry["name"]).startswith(death.OF_ENGINES)
+        if (by_signal or of_engine) and not entry["by_us"]:
+            unwanted.append(entry)
+    return unwanted
+
+
+def _ended(entry: Mapping[str, Any]) -> str:
+    status = entry["status"]
+    how = "ended, and its parent does not say how" if status is None else f"ended with {status}"
+    return f"process {entry['name']} ({entry['pid']}) {how}"
