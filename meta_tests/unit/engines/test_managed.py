@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -25,7 +24,6 @@ from sm121.engines import ports, process_tree, registry, supervision
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ManagedServer
 from sm121.engines.server_errors import PortTaken, ServerExited, ServerStalled, ServerTimedOut
-from sm121.engines.start_watch import StartWatch
 from sm121.engines.starting import StartHooks, StartLimits
 
 FAULT_SERVER = FAKES / "fault_server.py"
@@ -192,36 +190,6 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
     server.stop()
     again = make("compiles", ready=4.0, cold=60.0).start()
     assert again.compiled == () and again.why_cold is None
-
-
-@pytest.mark.parametrize(
-    ("since_file_s", "since_start_s", "granted_s"),
-    [
-        pytest.param(1.0, 5.0, 3.0, id="a file a second ago"),
-        pytest.param(5.0, 9.0, None, id="no file for longer than a warm start"),
-        pytest.param(1.0, 58.0, 2.0, id="near the end of a cold start's time"),
-        pytest.param(1.0, 61.0, None, id="after a cold start's time"),
-        pytest.param(None, 5.0, None, id="no file at all"),
-    ],
-)
-def test_a_start_over_its_time_goes_on_while_it_compiles(
-    make, since_file_s, since_start_s, granted_s
-):
-    """A warm start may take 4 s, and a cold one 60 s."""
-    server = make("none", ready=4.0, cold=60.0)
-    server.launch.log.touch()
-    latest = None if since_file_s is None else time.time() - since_file_s
-    server.launch.compilation = SimpleNamespace(latest=lambda: latest)
-    watch = StartWatch(server.launch, "x", server.limits, server.hooks, server.fault)
-    now = time.monotonic()
-    if granted_s is not None:
-        later = watch._later_deadline(now - since_start_s, now)
-        assert later - now == pytest.approx(granted_s, abs=0.5)
-        return
-    with pytest.raises(ServerTimedOut) as caught:
-        watch._later_deadline(now - since_start_s, now)
-    said = "after the last file that it compiled" in str(caught.value)
-    assert said is (since_file_s is not None), caught.value
 
 
 @pytest.mark.slow("as long as a cold start")

@@ -11,11 +11,9 @@ from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.fakes.run_events import new_file, with_events
 from meta_tests.texts import text_file
 from sm121.core import profile
-from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import Invalid, NotRun, Verdict
-from sm121.engines.life import Alive, Dead
+from sm121.core.verdict import NotRun, Verdict
 from sm121.engines.signs import Signs
-from sm121.regression import ab, hypothesis, side_watch
+from sm121.regression import ab, hypothesis
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 
@@ -112,46 +110,6 @@ ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
 )
 def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
     assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
-
-
-def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatch, tmp_path):
-    starts = iter([1.0, 2.0])
-    states = iter([*[Alive()] * 3, Dead("it ended", None, 0.0, None, "its process began at 3.0")])
-    monkeypatch.setattr(side_watch, "AttachedLife", lambda _server: SimpleNamespace(
-        unwatched=None, signs=Signs(started=next(starts)), state=lambda: next(states)
-    ))  # fmt: skip
-    sides = ab.parse_sides(["http://a:1", "http://a:2"])
-    unproven: dict[str, None] = {}  # a line once
-    harness = SimpleNamespace(unproven=unproven.setdefault)
-    run = AbRun(harness, sides, None, lambda _side: None)
-    server = Server(Endpoint("http://a:1", "x", "m"), False, "x", None, None, None, None)
-    for name, side in zip("ABA", (*sides, sides[0]), strict=True):
-        run._check(Visit(name), server, side)
-    assert len(unproven) == 2, "the path of either is called unproven, once"
-    assert "http://a:1 --server-log PATH" in next(iter(unproven))
-    with pytest.raises(Invalid, match="another process answers at http://a:2"):
-        run._check(Visit("B"), server, sides[1])
-
-
-def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
-    unproven: list[str] = []
-    harness = SimpleNamespace(redact=str, profile=CPU, unproven=unproven.append)
-    clever = fault_server()
-    noise = timed_server("--model", "canary", "--rate", "5000").base_url
-
-    def forgotten(run: AbRun, side: str, url: str) -> str | None:
-        endpoint = Endpoint(url, clever.key, "canary")
-        return run.watch.forgotten(side, Server(endpoint, False, "x", None, None, None, None))
-
-    run, dull = (AbRun(harness, SIDES, None, lambda _side: None) for _ in range(2))
-    assert forgotten(run, "A", clever.base_url) is None
-    assert forgotten(run, "B", clever.base_url) is None
-    reason = forgotten(run, "B", noise)
-    assert reason is not None and "'The capital of France is'" in reason and "A knew" in reason
-    with pytest.raises(Invalid, match="A answers"):
-        forgotten(run, "A", noise)
-    assert forgotten(dull, "A", noise) is None and forgotten(dull, "B", noise) is None
-    assert any("answers sensibly" in line for line in unproven)
 
 
 def test_a_comparison_that_was_broken_off_is_not_begun_again():

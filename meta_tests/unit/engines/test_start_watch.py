@@ -1,0 +1,41 @@
+"""How long a start may take while it compiles."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from sm121.engines.server_errors import ServerTimedOut
+from sm121.engines.start_watch import StartWatch
+from sm121.engines.starting import StartHooks, StartLimits
+
+
+@pytest.mark.parametrize(
+    ("since_file_s", "since_start_s", "granted_s"),
+    [
+        pytest.param(1.0, 5.0, 3.0, id="a file a second ago"),
+        pytest.param(5.0, 9.0, None, id="no file for longer than a warm start"),
+        pytest.param(1.0, 58.0, 2.0, id="near the end of a cold start's time"),
+        pytest.param(1.0, 61.0, None, id="after a cold start's time"),
+        pytest.param(None, 5.0, None, id="no file at all"),
+    ],
+)
+def test_a_start_over_its_time_goes_on_while_it_compiles(
+    tmp_path, since_file_s, since_start_s, granted_s
+):
+    """A warm start may take 4 s, and a cold one 60 s."""
+    log = tmp_path / "server.log"
+    log.touch()
+    latest = None if since_file_s is None else time.time() - since_file_s
+    launch = SimpleNamespace(log=log, compilation=SimpleNamespace(latest=lambda: latest))
+    limits = StartLimits(ready_s=4.0, stalled_s=20.0, stop_s=5.0, cold_s=60.0)
+    watch = StartWatch(launch, "x", limits, StartHooks(), lambda **_settle: None)
+    now = time.monotonic()
+    if granted_s is not None:
+        later = watch._later_deadline(now - since_start_s, now)
+        assert later - now == pytest.approx(granted_s, abs=0.5)
+        return
+    with pytest.raises(ServerTimedOut) as caught:
+        watch._later_deadline(now - since_start_s, now)
+    said = "after the last file that it compiled" in str(caught.value)
+    assert said is (since_file_s is not None), caught.value
