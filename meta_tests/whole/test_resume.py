@@ -19,6 +19,7 @@ from sm121.run.verdict_file import VerdictFile
 SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
 #: Fields of a test that differ between two runs of it.
 TIMES = {"seconds": True}
+BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
 
 
 def shown(file: VerdictFile) -> dict[str, Any]:
@@ -63,12 +64,16 @@ def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
     reached = {test.id for test in before.tests if test.message != "not reached"}
     assert reached == {*decided}, "the fold has what was decided"
     assert not before.finished
+    shown_ids = {failure.id for failure in stored_run.details_of(report).failures}
+    assert {test.id for test in before.tests if test.verdict in BAD} <= shown_ids
     runs.ran()
     resumed = runs.start(report, "--resume")
     assert resumed.wait() == whole.exit_status, resumed.output
     require_same(report)
     after = stored_run.file_of(report)
     assert shown(after) == shown(whole), resumed.output
+    shown_ids = {failure.id for failure in stored_run.details_of(report).failures}
+    assert shown_ids == {test.id for test in whole.tests if test.verdict in BAD}
     kept = {name for name in decided if "test_kernel" in name or "test_correctness" in name}
     again = {name for name in runs.ran() if name.startswith(("kernel", "correctness"))}
     assert len(again) == 16 - len(kept), (again, kept)

@@ -18,7 +18,8 @@ from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.core.json_text import json_text
 from sm121.core.verdict import Verdict
-from sm121.run import events, fold, stored_run, verdict_file
+from sm121.run import details, events, fold, stored_run, verdict_file
+from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.event_log import EventLog
 from sm121.run.events import Decided, Remarked, Stamped
 from sm121.run.verdict_file import TestReport, VerdictFile
@@ -82,6 +83,10 @@ def test_every_kind_of_event_is_read_as_it_was_written(tmp_path):
         events.UndecidedDropped(),
         events.Distrusted("the GPU reported an error"),
         events.Resumed(["t"]),
+        events.Described("pytest", {"t": "It holds."}),
+        events.Sampled("tg32@d0", Samples(unit="tok/s", samples=[52.0], taken=1)),
+        events.FailureShown(FailureDetail(id="t", text="E assert")),
+        events.HistoryRead({"tg32@d0": Series(unit="tok/s")}, ["no change"]),
     ]
     kinds = {event.kind for event in told}
     union, _ = typing.get_args(events.Event)
@@ -190,6 +195,21 @@ def test_a_directory_that_is_gone_is_noticed(tmp_path):
     with pytest.raises(FileNotFoundError):
         log.append(decided("a"))
     assert not (tmp_path / events.NAME).exists()
+
+
+def test_details_of_a_killed_run_are_a_fold_of_its_events(tmp_path):
+    log = begin(tmp_path)
+    log.append(events.Described("pytest x", {"t": "It holds."}))
+    for text in ("E first", "E in its teardown, too"):
+        log.append(events.FailureShown(FailureDetail(id="t", text=text)))
+    for rate in (51.0, 52.0):
+        log.append(events.Sampled("tg32@d0", Samples(unit="tok/s", samples=[rate])))
+    known = stored_run.details_of(tmp_path)
+    assert known.command == "pytest x" and known.requirements == {"t": "It holds."}
+    assert [failure.text for failure in known.failures] == ["E in its teardown, too"]
+    assert known.samples["tg32@d0"].samples == [52.0]
+    details.write(details.Details(command="pytest y"), tmp_path)
+    assert stored_run.details_of(tmp_path).command == "pytest y", "the run has ended"
 
 
 def test_a_decision_after_the_end_opens_the_run_again(tmp_path):

@@ -15,8 +15,8 @@ from sm121.measure import conclusion, gate, metrics, statistics
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
-from sm121.run import beside, verdict_file
-from sm121.run.events import Measured
+from sm121.run import beside, details, verdict_file
+from sm121.run.events import Measured, Sampled
 from sm121.run.harness import Harness
 
 #: The fields of the kernel path that determine speed.
@@ -137,6 +137,7 @@ class Recorder:
             own_verdict, _ = self._conclude(measurement, decisions.own, against, gated=True)
             report.configuration_gate = self._described_gate(own_gate, own_verdict)
         self.harness.emit(Measured(name, report))
+        self.harness.emit(Sampled(name, _samples(recorded)))
         self._note_lines(measurement)
         store(recorded)
         # The last look decides again on metrics that were decided before.
@@ -343,6 +344,22 @@ class Recorder:
         fields["bound"] = round(ceiling.tok_s, 2)
         fields["roofline"] = round(ceiling.share(estimate.value), 4)
         return _Roofline(fields, broken)
+
+
+def _samples(recorded: Recorded) -> details.Samples:
+    """Return the raw samples of a measurement, for the report."""
+    measurement = recorded.measurement
+    finite = [sample for sample in measurement.samples if math.isfinite(sample)]
+    return details.samples_of(
+        {
+            "unit": measurement.unit,
+            "higher_is_better": measurement.higher_is_better,
+            "quantile": measurement.quantile,
+            "samples": finite,
+            "failures": len(measurement.samples) - len(finite),
+            "verdict": recorded.verdict.value,
+        }
+    )
 
 
 def _raise_unless_holding(recorded: Recorded) -> None:

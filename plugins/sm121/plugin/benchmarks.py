@@ -27,7 +27,7 @@ from sm121.performance.starts import EarlierStarts
 from sm121.plugin import selection
 from sm121.plugin.stash import LEVEL
 from sm121.regression import measured, metric_levels
-from sm121.run import details
+from sm121.run.events import HistoryRead
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
@@ -280,33 +280,21 @@ def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     benchmarks.quiet = True
 
 
-def keep_history(config: pytest.Config, session: Session, known: details.Details) -> None:
+def keep_history(config: pytest.Config, session: Session) -> None:
     """Put the history of each metric into the report, before this run is added to it.
 
     Args:
         config: pytest's.
         session: The run.
-        known: The details of the report.
     """
     if not session.recorder.recorded:
         return
     history = history_of(config, session)
     try:
-        known.history = metric_levels.series_of(history.current, history.runs, session.file.started)
+        series = metric_levels.series_of(history.current, history.runs, session.file.started)
     except (Sm121Error, AssertionError):
         return  # nothing to compare with; the regression level says why
+    findings: list[str] = []
     if HISTORY in config.stash:
-        known.findings = [printable(line) for line in config.stash[HISTORY].findings]
-
-
-def samples(session: Session) -> dict[str, details.Samples]:
-    """Return the raw samples of each metric, for the report.
-
-    Args:
-        session: The run.
-    """
-    recorder = session.recorder
-    by_name = {}
-    for recorded in recorder.recorded:
-        by_name[recorded.measurement.name] = details.samples_of(recorder.described(recorded))
-    return by_name
+        findings = [printable(line) for line in config.stash[HISTORY].findings]
+    session.emit(HistoryRead(series, findings))

@@ -12,6 +12,7 @@ from sm121.plugin.stash import ID, LEVEL, STARTS
 from sm121.report import page
 from sm121.report.stored import StoredReport
 from sm121.run import details
+from sm121.run.events import Described, FailureShown
 from sm121.session.session import Session
 
 _MOST_SECTION = 4000
@@ -19,16 +20,13 @@ _MOST_SECTION = 4000
 _LONGEST_SUMMARY = 1 << 20
 
 
-def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> details.Details:
-    """Return the details that are known before the first test.
+def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
+    """Keep the command of the run and the requirement of each test.
 
     Args:
         config: pytest's.
         session: The run. The command that runs a test again is set.
         items: The selected tests.
-
-    Returns:
-        The command of the run, and the requirement of each test.
     """
     ids = {item.stash[ID] for item in items if ID in item.stash}
     requirements: dict[str, str] = {}
@@ -45,22 +43,14 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
         return run_again.whole(config, session, "--engine-debug")
 
     session.again = again
-    return details.Details(
-        command=run_again.whole(config, session),
-        requirements=requirements,
-        # Of a run that is resumed.
-        failures=details.read(session.directory).failures,
-    )
+    session.emit(Described(run_again.whole(config, session), requirements))
 
 
-def note_failure(
-    session: Session, known: details.Details, item: pytest.Item, report: pytest.TestReport
-) -> None:
-    """Keep the text of a failure, and write it at once.
+def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport) -> None:
+    """Keep the text of a failure.
 
     Args:
         session: The run.
-        known: The details of the report.
         item: The test.
         report: pytest's report of the phase that failed.
     """
@@ -68,18 +58,15 @@ def note_failure(
     for heading, content in report.sections:
         sections[heading] = session.redact(content)[-_MOST_SECTION:]
     file, line, _ = item.location
-    known.failures = [failure for failure in known.failures if failure.id != item.stash[ID]]
-    known.failures.append(
-        details.FailureDetail(
-            id=item.stash[ID],
-            text=details.shortened(session.redact(report.longreprtext)),
-            sections=sections,
-            location=f"{file}:{line + 1}" if line is not None else file,
-            logs=_logs(session, item),
-            reproduce=run_again.of_test(item.config, session, item.stash[ID]),
-        )
+    failure = details.FailureDetail(
+        id=item.stash[ID],
+        text=details.shortened(session.redact(report.longreprtext)),
+        sections=sections,
+        location=f"{file}:{line + 1}" if line is not None else file,
+        logs=_logs(session, item),
+        reproduce=run_again.of_test(item.config, session, item.stash[ID]),
     )
-    details.write(known, session.directory)
+    session.emit(FailureShown(failure))
 
 
 def write(config: pytest.Config, session: Session, known: details.Details) -> StoredReport:
@@ -93,7 +80,7 @@ def write(config: pytest.Config, session: Session, known: details.Details) -> St
     Returns:
         The report as it was written.
     """
-    known.again = run_again.of_failed(config, session)
+    known = known.model_copy(update={"again": run_again.of_failed(config, session)})
     report = page.write_all(session.directory, known)
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file and session.settings.worker is None:

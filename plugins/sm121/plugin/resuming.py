@@ -10,7 +10,7 @@ import pytest
 
 from sm121.core.errors import UsageError
 from sm121.plugin.stash import ID, LEVEL
-from sm121.run import events, fold
+from sm121.run import details, events, fold
 from sm121.run.event_log import EventLog
 from sm121.run.events import Collected, Distrusted, EnvironmentRead, Opened, Resumed, Stream
 from sm121.run.fold import Fold
@@ -58,6 +58,7 @@ def take_up(config: pytest.Config, run: Session) -> None:
     for line in anew.remarks:
         run.remark(line, at_once=False)
     run.metrics_file(None).unlink(missing_ok=True)  # the first look at an attached server
+    (run.directory / details.NAME).unlink(missing_ok=True)  # of a run that was interrupted
 
 
 def leave_out_decided(config: pytest.Config, run: Session, items: list[pytest.Item]) -> None:

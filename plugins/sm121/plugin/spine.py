@@ -38,7 +38,6 @@ from sm121.plugin import (
     timing,
     workers,
 )
-from sm121.run import details
 from sm121.session import against, certified_run
 from sm121.session.session import Session
 
@@ -169,7 +168,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 resuming.take_up(config, run)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
-            config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
+            reporting.begin(config, run, session.items)
             resuming.leave_out_decided(config, run, session.items)
             run.write_verdict()
             _step("opened")
@@ -242,8 +241,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         session.config.stash[stash.SIGNALS].again()
         with others.only_warn():
             comparing.decide(session.config, run, session.items)
-        if stash.DETAILS in session.config.stash:
-            benchmarks.keep_history(session.config, run, session.config.stash[stash.DETAILS])
+        benchmarks.keep_history(session.config, run)
     return result
 
 
@@ -316,7 +314,7 @@ def pytest_runtest_makereport(
     report = yield
     outcomes.take(session, item, call, report)
     if report.failed or item.stash[stash.FINDING].excused:
-        reporting.note_failure(session, item.config.stash[stash.DETAILS], item, report)
+        reporting.note_failure(session, item, report)
     reporting.redact(session, report)
     if report.when == "teardown":
         _step(f"decided {item.stash[stash.FINDING].verdict.value}")
@@ -375,9 +373,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     run.close()
     answers.conclude_golden(run)
     _step(f"closed {run.file.verdict.value}")
-    report_details = config.stash.get(stash.DETAILS, details.Details())
-    report_details.samples = benchmarks.samples(run)
-    config.stash[stash.REPORT] = reporting.write(config, run, report_details)
+    config.stash[stash.REPORT] = reporting.write(config, run, run.log.fold.details)
     _step("report written")
     opening.release_machine(config)
     _end_with(session, run, exitstatus)

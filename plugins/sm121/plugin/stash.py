@@ -4,7 +4,7 @@ import pytest
 
 from sm121.plugin.progress import Progress
 from sm121.report.stored import StoredReport
-from sm121.run import details, verdict_file
+from sm121.run import verdict_file
 from sm121.session import crashes, session, settings, signals
 
 # With the config.
@@ -13,7 +13,6 @@ SETTINGS = pytest.StashKey[settings.Settings]()
 SESSION = pytest.StashKey[session.Session]()
 CRASHES = pytest.StashKey[crashes.CrashDesk]()
 SIGNALS = pytest.StashKey[signals.Signals]()
-DETAILS = pytest.StashKey[details.Details]()
 REPORT = pytest.StashKey[StoredReport]()
 SHARD = pytest.StashKey[verdict_file.ShardReport]()
 PROGRESS = pytest.StashKey[Progress]()

@@ -16,7 +16,7 @@ from sm121.core.errors import UsageError
 from sm121.matrix import feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import page
-from sm121.run import details, stored_run, verdict_file
+from sm121.run import stored_run, verdict_file
 from sm121.run.details import Details
 from sm121.run.merge import apart, contradiction, merge_shards
 from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
@@ -147,7 +147,7 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
     commands: list[str] = []
     again: list[str] = []
     for folder in folders:
-        part = details.read(output / folder)
+        part = stored_run.details_of(output / folder)
         if part.command:
             commands.append(part.command)
         if part.again:

@@ -14,7 +14,7 @@ from sm121.regression.ab import AbFile
 from sm121.report import crash_list
 from sm121.report.ab_section import AbSection
 from sm121.report.crash_list import Crash
-from sm121.run import details, stored_run
+from sm121.run import stored_run
 from sm121.run.details import Details
 from sm121.run.verdict_file import VerdictFile
 from sm121.stress.memory import MEMORY_JSON, MemoryFile
@@ -55,7 +55,7 @@ def read(directory: Path) -> StoredReport:
     return StoredReport(
         run=run,
         directory=directory,
-        details=details.read(directory),
+        details=stored_run.details_of(directory),
         memory=memory,
         matrix=matrix,
         ab=AbSection(compared) if compared else None,

@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from sm121.core.verdict import Verdict
 from sm121.engines.pool import StartReport
+from sm121.run.details import FailureDetail, Samples, Series
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import BoxReport, CrashReport, MemoryReport
@@ -155,6 +156,41 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """The raw samples of a metric that was measured."""
+
+    name: str
+    samples: Samples
+    kind: Literal["sampled"] = "sampled"
+
+
+@dataclass(frozen=True)
+class Described:
+    """The command of the run, and the requirement of each test."""
+
+    command: str
+    requirements: dict[str, str]
+    kind: Literal["described"] = "described"
+
+
+@dataclass(frozen=True)
+class FailureShown:
+    """A failed test as pytest shows it."""
+
+    failure: FailureDetail
+    kind: Literal["failure_shown"] = "failure_shown"
+
+
+@dataclass(frozen=True)
+class HistoryRead:
+    """The metrics over the stored runs, and the lines of the regression level."""
+
+    history: dict[str, Series]
+    findings: list[str]
+    kind: Literal["history_read"] = "history_read"
+
+
+@dataclass(frozen=True)
 class BoxRead:
     """The state of the machine by its readings so far."""
 
@@ -251,6 +287,10 @@ Event: TypeAlias = Annotated[
     | Decided
     | Overruled
     | Measured
+    | Sampled
+    | Described
+    | FailureShown
+    | HistoryRead
     | BoxRead
     | MemoryRead
     | Changed

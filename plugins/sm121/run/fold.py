@@ -1,9 +1,10 @@
-"""The content of verdict.json as a fold of a run's events."""
+"""The content of verdict.json, and of details.json, as a fold of a run's events."""
 
 from collections.abc import Iterable
 
 from sm121.core.verdict import Verdict
 from sm121.run import events
+from sm121.run.details import Details
 from sm121.run.events import Event, Opened, Stamped
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import TestReport, VerdictFile
@@ -77,12 +78,14 @@ class Fold:
     Attributes:
         file: The verdict file. `settle` brings its verdicts up to date.
         ledger: The decision on each test.
+        details: What report.html shows beside the verdict file.
         closed: The end of the run; None while it goes on.
     """
 
     def __init__(self, file: VerdictFile) -> None:
         self.file = file
         self.ledger = Ledger(file)
+        self.details = Details()
         self.closed: events.Closed | None = None
         self._clean_stops: dict[str, bool] = {}
 
@@ -129,10 +132,34 @@ class Fold:
                 file.remarks.append(event.line)
             case events.Unproven():
                 file.unproven.append(event.line)
+            case (
+                events.Described() | events.FailureShown() | events.Sampled() | events.HistoryRead()
+            ):
+                self._show(event)
             case events.Opened() | events.ServerStarting() | events.Distrusted():
                 pass
             case _:
                 self._decide(event)
+
+    def _show(
+        self,
+        event: events.Described | events.FailureShown | events.Sampled | events.HistoryRead,
+    ) -> None:
+        """Add what report.html shows beside the verdict file."""
+        details = self.details
+        match event:
+            case events.Described():
+                details.command = event.command
+                details.requirements |= event.requirements
+            case events.FailureShown():
+                others = [each for each in details.failures if each.id != event.failure.id]
+                details.failures = [*others, event.failure]
+            case events.Sampled():
+                details.samples.pop(event.name, None)
+                details.samples[event.name] = event.samples
+            case events.HistoryRead():
+                details.history = event.history
+                details.findings = event.findings
 
     def _collect(self, event: events.Collected) -> None:
         for test in event.tests:

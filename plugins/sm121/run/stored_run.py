@@ -23,6 +23,7 @@ from sm121.machine.box import BoxState
 from sm121.measure.measurement import COUNTED
 from sm121.run import details, events, fold, verdict_file
 from sm121.run.details import Details, Samples
+from sm121.run.fold import Fold
 from sm121.run.merge import contradiction
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
@@ -340,8 +341,34 @@ def file_of(path: Path) -> VerdictFile:
             raise UsageError(
                 f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
             ) from error
+    state = _replayed(directory)
+    state.settle()
+    return state.file
+
+
+def details_of(path: Path) -> Details:
+    """Read what the report of a stored run shows beside its verdict file.
+
+    Args:
+        path: A report directory, or its verdict.json.
+
+    Returns:
+        The content of details.json, which is written at the end of a run; without the file, what
+        the events tell. Empty without both.
+    """
+    directory = folder_of(path)
+    if not (directory / details.NAME).is_file() and (directory / events.NAME).is_file():
+        try:
+            return _replayed(directory).details
+        except UsageError:
+            return Details()
+    return details.read(directory)
+
+
+def _replayed(directory: Path) -> Fold:
+    """Return the state of the run of a report directory after its events."""
     try:
-        return fold.fold(events.read(stream).events)
+        return fold.replay(events.read(directory / events.NAME).events)
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{directory}: expected the events of a run ({error})") from error
 
@@ -355,7 +382,7 @@ def read(directory: Path) -> StoredRun:
     Raises:
         UsageError: There is no verdict.json, or not a sound one.
     """
-    return of_report(file_of(directory), details.read(directory))
+    return of_report(file_of(directory), details_of(directory))
 
 
 def _gpu_units(context: Mapping[str, Any]) -> tuple[Any, ...]:
