@@ -152,6 +152,75 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
     assert ended.row("tg32@d0").endswith("INCONCLUSIVE")
 
 
+def test_equal_samples_are_told(project):
+    """A count is equal in each round; so is a counter that does not move."""
+    (project.folder / TESTS).write_text(
+        "def test_x(gate):\n"
+        "    gate('tokens', [64] * 40, minimum=60)\n"
+        "    gate('gib', [3, 3.0, 4] * 10, maximum=60)\n"
+    )
+    ended = project.run()
+    assert ended.status == 0, ended.output
+    assert ended.row("tokens").endswith("PASS (all samples are equal)")
+    assert ended.row("gib").endswith("PASS")
+
+
+#: What pytest-rerunfailures does with ``--reruns 1``.
+RERUNS = """from _pytest.runner import runtestprotocol
+
+def pytest_runtest_protocol(item, nextitem):
+    reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    if any(report.failed for report in reports):
+        item._initrequest()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+def test_a_rerun_tells_the_first_failure_and_does_not_measure_until_it_passes(project):
+    (project.folder / "conftest.py").write_text(RERUNS)
+    project.replace("def test_decoding", "later = []\n\n\ndef test_decoding")
+    project.replace(
+        "    gate(", "    rates = [100.0] * 40 if later else rates\n    later.append(1)\n    gate("
+    )
+    ended = project.run("-k", "decoding", level="50")
+    assert ended.status == 1, ended.output
+    assert "Unmet: tg32@d0: required: at least 52 tok/s, seen: 50 tok/s (49.85 to" in ended.output
+    assert "a rerun decides nothing" in ended.output
+    assert ended.row("tg32@d0").endswith("FAIL")
+
+
+def test_a_rerun_for_another_reason_keeps_the_first_decision(project):
+    (project.folder / "conftest.py").write_text(RERUNS)
+    (project.folder / TESTS).write_text(
+        "runs = []\n"
+        "def test_x(gate):\n"
+        "    runs.append(1)\n"
+        "    gate('rate', [[60.0, 61.0] * 20, [40.0] * 40][len(runs) - 1], minimum=52)\n"
+        "    assert len(runs) == 2\n"
+    )
+    ended = project.run()
+    assert ended.status == 0 and ended.row("rate").endswith("PASS"), ended.output
+
+
+def test_a_gate_that_is_not_called_fails(project):
+    (project.folder / TESTS).write_text(
+        "import pytest\n"
+        "def test_not_called(gate):\n    pass\n"
+        "def test_skips(gate):\n    pytest.skip('no model')\n"
+        "def test_fails(gate):\n    assert False, 'their own'\n"
+    )
+    ended = project.run("-rA")
+    assert ended.status == 1 and "1 skipped" in ended.output, ended.output
+    assert "expected a call of gate, got none: the test judges nothing\n" in ended.output, (
+        ended.output
+    )
+    assert "FAILED test_our_rates.py::test_fails - AssertionError: their own" in ended.output
+    assert "are hidden" not in ended.output and "not used at all" not in ended.output
+
+
 # A stored run
 
 
@@ -246,7 +315,7 @@ def test_a_new_metric_is_not_compared_and_says_so(stored):
     )
     ended = stored.run(COMPARE)
     assert ended.status == 0, ended.output
-    assert ended.row("new").endswith("measured (not in a stored run yet)")
+    assert "  measured (not in a stored run yet)" in ended.row("new")
 
 
 def test_an_empty_storage_is_one_line(project):
@@ -270,6 +339,13 @@ def test_an_empty_storage_is_one_line(project):
 )
 def test_what_would_compare_nothing_is_one_line(stored, options, expected):
     assert expected in stored.run(*options, level=SLOWER).refusal
+
+
+@pytest.mark.parametrize("storage", ["foo://", "http://host"])
+def test_a_storage_of_no_known_kind_is_one_line(project, storage):
+    refusal = project.run(f"--benchmark-storage={storage}").refusal
+    expected = "expected a folder, file://FOLDER or elasticsearch+http://HOST"
+    assert refusal.startswith(f"--benchmark-storage {storage}: {expected}")
 
 
 def test_a_run_of_another_machine_is_one_line(stored):

@@ -14,13 +14,15 @@ from pytest_bench_gate.history import KEY
 from pytest_bench_gate.judging import Judged, Limit, Samples
 from pytest_bench_gate.run import GateRun
 from sm121.core.printable import printable
-from sm121.core.unmet import Unmet, text
+from sm121.core.unmet import Unmet, noted, text
 from sm121.core.verdict import Inconclusive, Verdict
 from sm121.measure import statistics
 from sm121.measure.gate import Decision
 
 #: How much worse than a stored run a metric may be, as a fraction.
 WORSE_BY = 0.05
+#: Beside a metric of a test that runs again: to measure until it passes is no measurement.
+_RERUN = "of the first run of this test: a rerun decides nothing"
 
 
 class Gate:
@@ -38,6 +40,8 @@ class Gate:
         self._benchmark = benchmark
         #: Whether a metric had samples of its own: then the test need not call ``benchmark``.
         self.has_samples = False
+        #: The names with which the test has called it.
+        self.called: list[str] = []
 
     def __call__(
         self,
@@ -70,6 +74,11 @@ class Gate:
         """
         __tracebackhide__ = True  # a failure shows the line of the test
         self._refuse_name(metric)
+        self.called.append(metric)
+        if metric in self._run.judged:
+            self.has_samples = samples is not None
+            _raise_what_fell(self._run.judged[metric], _RERUN)
+            return
         higher = self._direction(metric, minimum, maximum, better)
         if not _is_number(worse_by) or not 0.0 < worse_by < 1.0:
             _refuse(metric, "worse_by between 0 and 1, as 0.05 for 5 %", repr(worse_by))
@@ -93,10 +102,7 @@ class Gate:
             self._benchmark.extra_info[KEY] = entry
         else:
             storing.store(self._run.config, entry, rounds.values)
-        if judged.verdict is Verdict.FAIL:
-            raise Unmet(*judged.facts)
-        if judged.verdict is Verdict.INCONCLUSIVE:
-            raise Inconclusive(text(judged.facts))
+        _raise_what_fell(judged)
 
     def _judge(
         self,
@@ -117,6 +123,7 @@ class Gate:
             higher_is_better=higher,
             estimate=statistics.estimate(rounds.values),
             test=self._test,
+            is_constant=len({*rounds.values}) == 1,
             limit=limit,
             decision=decision,
         )
@@ -125,9 +132,13 @@ class Gate:
     def _refuse_name(self, metric: str) -> None:
         if not isinstance(metric, str) or not metric.strip() or printable(metric) != metric:
             _refuse(metric, "a name of printable characters", repr(metric))
-        if metric in self._run.judged:
+        earlier = self._run.judged.get(metric)
+        if earlier is None:
+            return
+        is_rerun = earlier.test == self._test and metric not in self.called
+        if not is_rerun:
             _refuse(metric, "a name of its own for each metric of a run",
-                    f"one that {self._run.judged[metric].test} has")  # fmt: skip
+                    f"one that {earlier.test} has")  # fmt: skip
 
     def _direction(
         self,
@@ -205,6 +216,18 @@ class Gate:
         if KEY in self._benchmark.extra_info:
             _refuse(metric, "one gate on the rounds of a benchmark", "a second one")
         return list(stats.stats.data)
+
+
+def _raise_what_fell(judged: Judged, note: str = "") -> None:
+    """Fail the test if a metric did not hold. ``note``: beside what was measured."""
+    __tracebackhide__ = True
+    facts = judged.facts
+    if facts and note:
+        facts = noted(facts, note)
+    if judged.verdict is Verdict.FAIL:
+        raise Unmet(*facts)
+    if judged.verdict is Verdict.INCONCLUSIVE:
+        raise Inconclusive(text(facts))
 
 
 def _text_of(metric: str, unit: object) -> str:

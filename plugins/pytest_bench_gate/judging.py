@@ -102,6 +102,8 @@ class Judged:
     estimate: Estimate
     #: The id of the test.
     test: str
+    #: Whether all samples are equal: those of a count, or of a counter that does not move.
+    is_constant: bool = False
     limit: Limit | None = None
     #: By the limit; None without one.
     decision: Decision | None = None
@@ -143,6 +145,8 @@ class Judged:
             verdict += f" ({self.comparison.text})"
         elif self.is_new:
             verdict += " (not in a stored run yet)"
+        if self.is_constant:
+            verdict += " (all samples are equal)"
         interval = ""
         if self.estimate.confidence is not None:
             interval = number_table.interval(

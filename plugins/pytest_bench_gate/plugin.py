@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pytest_bench_gate.gates import Gate
 
 _RUN = pytest.StashKey[GateRun]()
+#: The fixture of a test.
+_GATE = pytest.StashKey["Gate"]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
@@ -89,6 +91,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _skip_unable(item)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that takes the gate and does not call it: it has judged nothing."""
+    result = yield
+    made = item.stash.get(_GATE, None)
+    if made is not None and not made.called and "gate" in _arguments_of(item):
+        pytest.fail("expected a call of gate, got none: the test judges nothing", pytrace=False)
+    return result
+
+
 @pytest.fixture
 def gate(
     request: pytest.FixtureRequest, benchmark: "BenchmarkFixture"
@@ -101,9 +113,10 @@ def gate(
     if run.stored is None and requests.is_compared(request.config):
         history.require(request.config)
     made = Gate(run, request.node.nodeid, benchmark)
+    request.node.stash[_GATE] = made
     yield made
-    if made.has_samples:
-        benchmark.skipped = True  # so that pytest-benchmark does not warn: it was not to be called
+    if made.has_samples or not made.called:
+        benchmark.skipped = True  # so that pytest-benchmark does not warn that it was not called
 
 
 def _skip_unable(item: pytest.Item) -> None:
@@ -111,6 +124,12 @@ def _skip_unable(item: pytest.Item) -> None:
     if why is not None:
         item.user_properties.append((NOT_RUN, why))
         pytest.skip(f"NOT_RUN: {why}")
+
+
+def _arguments_of(item: pytest.Item) -> tuple[str, ...]:
+    """Return the fixtures that a test takes itself, and not by other fixtures."""
+    names: tuple[str, ...] = item._fixtureinfo.argnames  # type: ignore[attr-defined]
+    return names
 
 
 def _has_gate(item: pytest.Item) -> bool:

@@ -7,6 +7,8 @@ import pytest
 from pytest_bench_gate.history import OPTION
 
 _FAIL = "--benchmark-compare-fail"
+#: How an address of a storage of pytest-benchmark begins.
+_STORAGES = ("file://", "elasticsearch+")
 #: Why workers judge no gate.
 WITH_WORKERS = "no time is measured while other workers run. Leave out -n"
 
@@ -45,8 +47,15 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         config: The configuration of the run.
 
     Raises:
-        pytest.UsageError: ``--benchmark-compare`` has a path of which there is no file.
+        pytest.UsageError: ``--benchmark-compare`` has a path of which there is no file, or
+            ``--benchmark-storage`` an address of no known kind.
     """
+    storage = config.getoption("benchmark_storage", None)
+    if isinstance(storage, str) and "://" in storage and not storage.startswith(_STORAGES):
+        raise pytest.UsageError(
+            f"--benchmark-storage {storage}: expected a folder, file://FOLDER or "
+            "elasticsearch+http://HOST. Name one of them"
+        )
     named = config.getoption("benchmark_compare", None)
     if not isinstance(named, str) or Path(named).is_file():
         return
