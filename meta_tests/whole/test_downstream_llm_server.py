@@ -107,6 +107,44 @@ def test_each_fault_of_a_server_is_told_where_it_happened(project):
     }
 
 
+XFAIL = """
+import pytest
+from pytest_llm_server import ServerFailed
+
+@pytest.fixture
+def mortal(llm_server_factory):
+    with llm_server_factory("mortal", ["--fault", "obeys"]) as server:
+        yield server
+
+def die(server):
+    with server.http(timeout_s=1.0) as http:
+        http.post("/v1/completions", json={"prompt": "die"}).raise_for_status()
+
+@pytest.mark.xfail(reason="another bug")
+def test_dies_beside_another_bug(mortal):
+    die(mortal)
+
+@pytest.mark.xfail(raises=ServerFailed, reason="a known crash")
+def test_dies_as_it_is_known_to(mortal):
+    die(mortal)
+
+@pytest.mark.xfail(reason="another bug")
+def test_has_another_bug(mortal):
+    assert mortal.api_key == "theirs"
+"""
+
+
+def test_a_server_that_dies_under_xfail_is_red(project):
+    (project / "test_xfail.py").write_text(XFAIL)
+    done = run(project, *ENGINE, "-rA", "--runxfail", "test_xfail.py::test_has_another_bug")
+    (cut,) = re.findall(r"^E +AssertionError: assert (.*) == 'theirs'", done.stdout, re.M)
+    assert cut == "'[redacted]...[redacted]'", cut
+    done = run(project, *ENGINE, "-rA", "test_xfail.py")
+    assert done.returncode == 1 and "1 failed, 2 xfailed" in done.stdout, done.stdout
+    assert outcomes(done.stdout) == {"test_dies_beside_another_bug": "FAILED"}
+    assert "Cause: killed: python" in done.stdout
+
+
 def test_nothing_is_left_when_pytest_is_killed(project):
     (project / "test_waits.py").write_text(
         "import time\n\ndef test_it(llm_server):\n    print('serves', flush=True)\n"
@@ -180,6 +218,23 @@ def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
     (line,) = done.stderr.strip().splitlines()
     expected = "ERROR: conftest.py: expected an option of another name than --llm-model, which"
     assert done.returncode == 4 and line.startswith(expected), line
+
+
+def test_an_option_of_theirs_in_a_folder_below_is_one_line(project):
+    (project / "below").mkdir()
+    (project / "below" / "conftest.py").write_text(THEIRS.replace("--base-url", "--llm-model"))
+    (project / "below" / "test_it.py").write_text("def test_it(): pass\n")
+    done = run(project)
+    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    line = "below/conftest.py: expected an option of another name than --llm-model, which the"
+    assert f"\n{line}" in done.stdout and "argparsing.py" not in done.stdout, done.stdout
+
+
+def test_a_password_in_the_address_is_one_line(project):
+    done = run(project, f"--base-url=http://me:{SECRET}@127.0.0.1:9")
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 4 and SECRET not in done.stdout + done.stderr
+    assert line.endswith("give the server's key by the variable OPENAI_API_KEY"), line
 
 
 def test_a_quote_that_does_not_end_names_its_setting(project):

@@ -67,6 +67,8 @@ class LlmServerFactory:
         if ready_within_s is None:
             ready_within_s = asked.ready_within_s
         _refuse_seconds(ready_within_s)
+        _refuse_nul("model", [] if model is None else [str(model)])
+        _refuse_nul("arguments", arguments)
         self._run.make_room()
         if model is None:
             model = asked.model
@@ -129,6 +131,14 @@ def _texts(arguments: Iterable[object]) -> tuple[str, ...]:
     raise ServerFailed(f'arguments: expected a list such as ["--seed", "0"], got {arguments!r}')
 
 
+def _refuse_nul(name: str, texts: Iterable[str]) -> None:
+    """Refuse what no command line can have."""
+    __tracebackhide__ = True
+    for text in texts:
+        if "\0" in text:
+            raise ServerFailed(f"{name}: expected no NUL character, got {text!r}")
+
+
 def _refuse_environment(environment: object) -> None:
     """Refuse what is no mapping of texts. A value may be a secret, and is not shown."""
     __tracebackhide__ = True
@@ -139,6 +149,10 @@ def _refuse_environment(environment: object) -> None:
         if not isinstance(name, str) or not isinstance(value, str):
             kind = type(value).__name__
             raise ServerFailed(f"environment: expected texts, got a value of type {kind} of {name}")
+        if "\0" in name or "=" in name or not name:
+            raise ServerFailed(f"environment: expected a name of a variable, got {name!r}")
+        if "\0" in value:
+            raise ServerFailed(f"environment: expected no NUL character, got one in {name}")
 
 
 def _refuse_seconds(seconds: object) -> None:

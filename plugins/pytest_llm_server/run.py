@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llm_server import options
+from pytest_llm_server import ServerFailed, options
 from pytest_llm_server.timer import Timer
 
 if TYPE_CHECKING:
@@ -119,12 +119,30 @@ class Run:
                 self._has_died = False
                 self._end(_FACTORY)
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Take the keys of servers out of what pytest prints and writes to junit.xml."""
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which judges xfail
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Fail a test with xfail whose server died, and take keys of servers out of the report."""
         report = yield
+        has_died = call.excinfo is not None and isinstance(call.excinfo.value, ServerFailed)
+        if has_died and hasattr(report, "wasxfail") and not _names_errors(item):
+            del report.wasxfail
+            report.outcome = "failed"
         if self._servers is not None:
             _redact(report, self._servers)
+        return report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
+        """Tell in one line that a conftest.py below has an option of the plugin."""
+        report = yield
+        call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
+        if call is not None and call.excinfo is not None:
+            error = call.excinfo.value
+            line = options.of_a_conftest(error) if isinstance(error, ValueError) else None
+            if line is not None:
+                report.longrepr = line
         return report
 
     def option(self, name: str) -> Any:
@@ -201,6 +219,11 @@ def _uses_one(item: pytest.Item) -> bool:
 def _fixtures_of(item: pytest.Item) -> Collection[str]:
     names: Collection[str] = getattr(item, "fixturenames", ())  # a test of a text file has none
     return names
+
+
+def _names_errors(item: pytest.Item) -> bool:
+    """Whether a mark xfail of a test has ``raises=``: then pytest compares the errors."""
+    return any("raises" in mark.kwargs for mark in item.iter_markers("xfail"))
 
 
 def _redact(report: pytest.TestReport, servers: "Servers") -> None:

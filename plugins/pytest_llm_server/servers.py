@@ -12,11 +12,12 @@ from types import TracebackType
 
 from pytest_llm_server import ServerFailed, crashes, options
 from pytest_llm_server.options import Asked
+from pytest_llm_server.redacting import redacted
 from pytest_llm_server.server import LlmServer
 from pytest_llm_server.timer import Timer
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.options import Option
-from sm121.core.redaction import REDACTED, secrets_of
+from sm121.core.redaction import secrets_of
 from sm121.engines import attached, dead_runs, given_key, protocol, registry
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.endings import StopReport
@@ -164,9 +165,7 @@ class Servers:
         Args:
             text: The text.
         """
-        for secret in self._secrets:
-            text = text.replace(secret, REDACTED)
-        return text
+        return redacted(text, self._secrets)
 
     def look(self, *, test_failed: bool = False) -> ServerFailed | None:
         """Return the error of a server that died since the last look, or hangs; None without one.

@@ -1,0 +1,31 @@
+"""No piece of a key is shown where pytest cuts a text."""
+
+import pytest
+from _pytest._io.saferepr import saferepr
+
+from pytest_llm_server.redacting import redacted
+
+KEY = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGH"
+OTHER = "the answer of 40 tokens..."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(f"the key is {KEY}", id="whole"),
+        pytest.param(saferepr(KEY, maxsize=31), id="cut"),
+        pytest.param(saferepr({"Authorization": f"Bearer {KEY}"}, maxsize=31), id="cut in a dict"),
+        pytest.param(saferepr(f"{KEY}1", maxsize=31), id="cut with more behind it"),
+        pytest.param(f"assert {saferepr(KEY, maxsize=31)} == {KEY[:9]}...", id="cut twice"),
+    ],
+)
+def test_no_piece_of_a_key_is_shown(text):
+    clean = redacted(f"{OTHER} {text} {OTHER}", [KEY])
+    assert clean.startswith(OTHER) and clean.endswith(OTHER) and "[redacted]" in clean
+    pieces = [KEY[start : start + 6] for start in range(len(KEY) - 5)]
+    assert [piece for piece in pieces if piece in clean] == []
+
+
+def test_other_texts_stay():
+    text = f"{OTHER} abc...FGH {KEY[:8]} ...a..."
+    assert redacted(text, [KEY]) == text
