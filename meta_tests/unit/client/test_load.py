@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from meta_tests.fakes import servers
+from meta_tests.fakes.run_events import new_file, with_events
 from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.client.load import LoadClient
 from sm121.client.patience import Patience
@@ -20,7 +21,7 @@ from sm121.core import level_settings, profile, verdict, waiting
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
 from sm121.plugin import performance, stash
-from sm121.run.verdict_file import EngineReport, VerdictFile
+from sm121.run.verdict_file import EngineReport
 from sm121.stress import aftermath, checks, memory, restart
 from sm121.stress.level import Stress
 from sm121.stress.player import LoadPlayer
@@ -246,7 +247,8 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     harness.directory = tmp_path
     harness.no_memory = lambda: "memory is not known here"
     engine = EngineReport(name="vllm", managed=False, model="canary")
-    harness.file = VerdictFile(arch="cpu", profile="cpu", started="now", engine=engine)
+    harness.file = new_file(engine=engine)
+    with_events(harness)
     lines: list[str] = []
     harness.say = lambda _what, line: lines.append(line)
     with servers.stress_server() as endpoint:
