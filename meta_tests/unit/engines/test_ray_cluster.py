@@ -150,7 +150,8 @@ def server(tmp_path, monkeypatch) -> RayServer:
     """As one that serves, without a process."""
     made = RayServer(CONFIGURATION, ray_cluster.registry.engine("vllm"), StartLimits(1, 1, 1),
                      tmp_path, "meta")  # fmt: skip
-    made.nodes = tuple(ray_cluster.Node(n, e["name"]) for n, e in enumerate(CLUSTER["nodes"]))
+    for number, entry in enumerate(CLUSTER["nodes"]):
+        made.places.nodes += (ray_cluster.Node(number, entry["name"]),)
     monkeypatch.setattr(ray_cluster, "_REMOVED_WITHIN_S", 0.3)
     return made
 
@@ -175,7 +176,7 @@ def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
     assert server.stop().clean, "an actor takes a moment to end"
     holding = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: holding)
-    server.nodes = (ray_cluster.Node(0, "spark1"),)
+    server.places.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
 
@@ -189,7 +190,7 @@ def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
         return altered(CLUSTER, {"nodes.1.facts.segments": ["psm_1"]})
 
     monkeypatch.setattr(ray_cluster, "_ask", answer)
-    server._segments += noted
+    server.places.segments += noted
     assert server.stop().clean
     assert removals[-1] == ["psm_1"] and len(removals) == 2 - len(noted)
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,6 +69,12 @@ class NodeWatch:
     """The other nodes of a server, and this machine's end of their links."""
 
     others: list[NodeProcess] = field(default_factory=list)
+    #: The first fault of a node in this attempt; it stands.
+    fault: ServerError | None = None
+    #: When the server was ready (``time.monotonic``); minus infinity before.
+    ready_at: float = -math.inf
+    #: Set once the server is asked to end.
+    is_over: threading.Event = field(default_factory=threading.Event)
     #: When each connection of rank 0 was first found without an answer.
     unanswered_since: dict[Connection, float] = field(default_factory=dict)
     #: The nodes connect to it to test whether they reach this machine.
@@ -97,15 +104,24 @@ class NodeWatch:
         self.others = []
         return others
 
-    def first_fault(self, launch: Launch, kind: type[ServerError]) -> ServerError | None:
-        """Return the first fault of a node, or None.
+    def begin(self) -> None:
+        """Forget what was found in an earlier attempt to start the server."""
+        self.fault = None
+        self.unanswered_since = {}
+        self.ready_at = -math.inf
+
+    def look(self, launch: Launch, kind: type[ServerError]) -> None:
+        """Find the first fault of a node, unless there is one.
 
         Args:
             launch: The launch of rank 0.
             kind: The class of the error.
         """
+        if self.fault is not None:
+            return
         loss = next(self._faults(launch), None)
-        return None if loss is None else loss.error(kind, launch.log)
+        if loss is not None:
+            self.fault = loss.error(kind, launch.log)
 
     def _keep_company(self, launch: Launch) -> None:
         """Accept the nodes' connections, and show them now and then that this machine lives."""

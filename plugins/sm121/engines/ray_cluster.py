@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sm121.core import architecture, interpreter
@@ -128,47 +129,38 @@ def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
 
 
 @dataclass
-class RayServer(ManagedServer):
-    """A server whose ranks are actors of Ray."""
+class RayPlaces:
+    """What a server has in a cluster: its nodes, and shared memory there."""
 
-    nodes: tuple[Node, ...] = field(init=False, default=())
-    _fault: ServerError | None = field(init=False, default=None)
+    nodes: tuple[Node, ...] = ()
+    #: The fault of a node that the cluster has lost; the first one stands.
+    fault: ServerError | None = None
     #: Shared memory of its ranks: Ray ends them by SIGKILL.
-    _segments: list[str] = field(init=False, default_factory=list)
+    segments: list[str] = field(default_factory=list)
 
-    def _start_once(self) -> Server:
-        cluster = _ask(self.configuration)
-        entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
-        self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
-        if entries:
-            # A server's temporary files are elsewhere: Ray would not find its cluster there.
-            link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
-            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
-            self.added = {**self.added, **link}
-        server = super()._start_once()
-        self._note_segments()
-        first = dataclasses.replace(self.nodes[0], log=self.launch.log)
-        return dataclasses.replace(server, nodes=(first, *self.nodes[1:]))
-
-    def _note_segments(self) -> None:
-        for entry in _ask(self.configuration)["nodes"]:
-            self._segments += (entry["facts"] or {}).get("segments", ())
-
-    def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the fault of the node that the cluster has lost, or None.
+    def note_segments(self, configuration: ServerConfiguration) -> None:
+        """Remember the shared memory of the nodes.
 
         Args:
-            settle_s: More than 0 if something is amiss; only then the cluster is asked.
-        """
-        if settle_s and self._fault is None and not self.launch.was_stopped:
-            self._fault = self._find_fault()
-        return self._fault
+            configuration: The configuration of the server.
 
-    def _find_fault(self) -> ServerError | None:
+        Raises:
+            UsageError: The cluster does not answer.
+        """
+        for entry in _ask(configuration)["nodes"]:
+            self.segments += (entry["facts"] or {}).get("segments", ())
+
+    def find_fault(self, configuration: ServerConfiguration, log: Path) -> ServerError | None:
+        """Return the fault of a node that the cluster has lost, or None.
+
+        Args:
+            configuration: The configuration of the server.
+            log: Its log.
+        """
         reasons: dict[str, str | None] = {}
         lost = "Ray has lost it"
         try:
-            for entry in _ask(self.configuration)["nodes"]:
+            for entry in _ask(configuration)["nodes"]:
                 reasons[entry["name"]] = entry["why"]
                 reasons[entry["address"]] = entry["why"]
         except UsageError as error:
@@ -177,34 +169,72 @@ class RayServer(ManagedServer):
             how = reasons.get(node.name, lost)
             if how is not None:
                 cause = failure.ended("node", [], node=node, machine=node.name, how=how)
-                return ServerError(f"{node} is lost to the server: {how}", cause, self.launch.log)
+                return ServerError(f"{node} is lost to the server: {how}", cause, log)
         return None
 
-    def stop(self) -> StopReport:
-        """Stop the server. The report names its remains in the cluster, too."""
-        served = bool(self.nodes)
-        if served and not self._segments:  # its start has failed
-            with contextlib.suppress(UsageError):  # told below
-                self._note_segments()
-        report = super().stop()
-        if not served:
-            return report
-        self.nodes = ()
-        left = self._clean_cluster()
-        remains = tuple(Survivor(0, "in the Ray cluster", name) for name in left)
-        return dataclasses.replace(report, survivors=(*report.survivors, *remains))
+    def clean(self, configuration: ServerConfiguration) -> list[str]:
+        """Remove the server's shared memory, and return what still holds the cluster.
 
-    def _clean_cluster(self) -> list[str]:
-        """Remove the server's shared memory, and return what still holds the cluster."""
+        Args:
+            configuration: The configuration of the server.
+        """
         deadline = math.inf
         left = ["the cluster does not answer"]
         while left and time.monotonic() < deadline:
             try:
-                cluster = _ask(self.configuration, self._segments)
+                cluster = _ask(configuration, self.segments)
             except UsageError as error:
                 left = [str(error)]
                 break
             left = [*cluster["groups"], *cluster["holders"]]
             deadline = min(deadline, time.monotonic() + _REMOVED_WITHIN_S)
-        self._segments = []
+        self.nodes = ()
+        self.segments = []
         return left
+
+
+@dataclass
+class RayServer(ManagedServer):
+    """A server whose ranks are actors of Ray."""
+
+    places: RayPlaces = field(init=False, default_factory=RayPlaces)
+
+    def _start_once(self) -> Server:
+        cluster = _ask(self.configuration)
+        entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
+        found = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
+        self.places.nodes = found
+        if entries:
+            # A server's temporary files are elsewhere: Ray would not find its cluster there.
+            link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
+            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
+            self.added = {**self.added, **link}
+        server = super()._start_once()
+        self.places.note_segments(self.configuration)
+        first = dataclasses.replace(found[0], log=self.launch.log)
+        return dataclasses.replace(server, nodes=(first, *found[1:]))
+
+    def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
+        """Return the fault of the node that the cluster has lost, or None.
+
+        Args:
+            settle_s: More than 0 if something is amiss; only then the cluster is asked.
+        """
+        places = self.places
+        if settle_s and places.fault is None and not self.launch.was_stopped:
+            places.fault = places.find_fault(self.configuration, self.launch.log)
+        return places.fault
+
+    def stop(self) -> StopReport:
+        """Stop the server. The report names its remains in the cluster, too."""
+        places = self.places
+        served = bool(places.nodes)
+        if served and not places.segments:  # its start has failed
+            with contextlib.suppress(UsageError):  # told below
+                places.note_segments(self.configuration)
+        report = super().stop()
+        if not served:
+            return report
+        left = places.clean(self.configuration)
+        remains = tuple(Survivor(0, "in the Ray cluster", name) for name in left)
+        return dataclasses.replace(report, survivors=(*report.survivors, *remains))

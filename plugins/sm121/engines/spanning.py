@@ -6,7 +6,6 @@ for it for minutes, while /health answers with status 200.
 """
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -40,12 +39,6 @@ class SpanningServer(ManagedServer):
     """Rank 0, and the other nodes of its server."""
 
     watch: NodeWatch = field(init=False, default_factory=NodeWatch)
-    _fault: ServerError | None = field(init=False, default=None)
-    #: Ends the thread that watches.
-    _watching: threading.Event = field(init=False, default_factory=threading.Event)
-    #: The variables of this node's end of the link.
-    _bound: dict[str, str] = field(init=False, default_factory=dict)
-    _ready_at: float = field(init=False, default=-math.inf)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -60,12 +53,12 @@ class SpanningServer(ManagedServer):
             settle_s: How long to wait for reports of the nodes, in seconds.
         """
         until(self._is_settled, settle_s)
-        return self._fault
+        return self.watch.fault
 
     def _is_settled(self) -> bool:
-        if self._fault is None and not self.launch.was_stopped:
-            self._fault = self.watch.first_fault(self.launch, self._loss)
-        return self._fault is not None or self.launch.was_stopped
+        if not self.launch.was_stopped:
+            self.watch.look(self.launch, self._loss)
+        return self.watch.fault is not None or self.launch.was_stopped
 
     @property
     def _loss(self) -> type[ServerError]:
@@ -74,7 +67,7 @@ class SpanningServer(ManagedServer):
 
     def stop(self) -> StopReport:
         """Stop rank 0, and then the others. The report names the remains on every node."""
-        self._watching.set()
+        self.watch.is_over.set()
         report = super().stop()
         for other in self.watch.end():
             within_s = self.limits.stop_s + _REPORT_WITHIN_S
@@ -82,7 +75,7 @@ class SpanningServer(ManagedServer):
                 within_s = _SILENT_REPORT_WITHIN_S
             answer = other.close(within_s)
             self._redact(other.node.log)
-            report = _with_node(report, other.node, answer, other.heard_at - self._ready_at)
+            report = _with_node(report, other.node, answer, other.heard_at - self.watch.ready_at)
         return report
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
@@ -97,13 +90,11 @@ class SpanningServer(ManagedServer):
         return described
 
     def _start_once(self) -> Server:
-        self._fault = None
-        self.watch.unanswered_since = {}
-        self._ready_at = -math.inf
+        self.watch.begin()
         server = super()._start_once()
-        self._ready_at = time.monotonic()
+        self.watch.ready_at = time.monotonic()
         server = dataclasses.replace(server, nodes=self.nodes)
-        self._watching.clear()
+        self.watch.is_over.clear()
         threading.Thread(target=self._watch, daemon=True, name="sm121-nodes").start()
         return server
 
@@ -116,20 +107,25 @@ class SpanningServer(ManagedServer):
             here = Node(0, "this machine")
             raise NodeLoss(here, str(error)).error(self._loss, self.launch.log) from error
         self.rank = Rank(0, span.count, host, port)
-        self._bound = node_agent.bound_to(host, self.configuration)
-        self.added = {**self.added, **self._bound}
+        # The variables of this node's end of the link.
+        bound = node_agent.bound_to(host, self.configuration)
+        others_added = {name: value for name, value in self.added.items() if name not in bound}
+        self.added = {**self.added, **bound}
         super()._start_process()
         address = self.watch.open(host)
         for rank, command in enumerate(span.commands, 1):
-            self.watch.others.append(self._start_node(rank, command, address))
+            self.watch.others.append(self._start_node(rank, command, address, others_added))
 
     def _start_node(
-        self, rank: int, command: tuple[str, ...], beacon: tuple[str, int]
+        self,
+        rank: int,
+        command: tuple[str, ...],
+        beacon: tuple[str, int],
+        added: Mapping[str, str],
     ) -> NodeProcess:
         assert self.rank is not None
         log = self.launch.log.with_name(f"{self.launch.log.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
-        added = {name: value for name, value in self.added.items() if name not in self._bound}
         request = node_process.question(
             self.configuration,
             "start",
@@ -148,8 +144,8 @@ class SpanningServer(ManagedServer):
 
     def _watch(self) -> None:
         """End the server with its first rank, so that every client has an answer or an error."""
-        while not self._watching.wait(_WATCH_EVERY_S):
-            if self.fault() is not None and not self._watching.is_set():
+        while not self.watch.is_over.wait(_WATCH_EVERY_S):
+            if self.fault() is not None and not self.watch.is_over.is_set():
                 self.kill()
                 return
 
