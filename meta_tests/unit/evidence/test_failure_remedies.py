@@ -1,0 +1,141 @@
+"""Remedies that were tried where no GPU is needed, as docs/evidence/remedies-tried.md tells: each
+failure as it was seen there, and what helped."""
+
+import pytest
+
+from sm121.evidence.failure import classify_lines
+
+LINKER = [
+    "FAILED: [code=1] /h/.cache/flashinfer/0.7.2.post1/121a/cached_ops/page/page.so",
+    "/usr/bin/ld: cannot find -lcudart: No such file or directory",
+    "/usr/bin/ld: cannot find -lcuda: No such file or directory",
+    "collect2: error: ld returned 1 exit status",
+    "ninja: build stopped: subcommand failed.",
+]
+CUTE_DSL = [
+    "error: PTX assembly failed",
+    "  error: ptxas rejected the PTX generated for this kernel while compiling it to SASS.",
+    "  note: ptxas log:",
+    "        ptxas application ptx input, line 21; error   : Instruction 'tcgen05.fence' not "
+    "supported on",
+    "        .target 'sm_121a'",
+    "        ptxas fatal   : Ptx assembly aborted due to errors",
+]
+PTXAS = "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"
+SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.18)."
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "helped"),
+    [
+        pytest.param(
+            ["AssertionError: Torch not compiled with CUDA enabled"],
+            "import_error",
+            "/whl/cu130",
+            id="torch for the CPU",
+        ),
+        pytest.param(
+            ["OSError: libc10_cuda.so: cannot open shared object file: No such file or directory"],
+            "import_error",
+            "/whl/cu130",
+            id="an extension beside torch for the CPU",
+        ),
+        pytest.param(
+            [
+                "ValueError: Type 'ffi.Tensor' already has a registered class (<class "
+                "'tvm_ffi.core.Tensor'>); re-registering it with the larger wrapper class <class "
+                "'tvm.runtime._tensor.Tensor'> is not supported."
+            ],
+            "import_error",
+            "apache-tvm-ffi",
+            id="TVM FFI of another release, by Python",
+        ),
+        pytest.param(LINKER, "jit_build", "CUDA_HOME", id="a library is not found"),
+        pytest.param(
+            [
+                "ptxas k.ptx, line 4; error   : Instruction 'cvt with .e2m1x2' not supported on "
+                ".target 'sm_121'",
+                "ptxas fatal   : Ptx assembly aborted due to errors",
+            ],
+            "unsupported_arch",
+            "FLASHINFER_CUDA_ARCH_LIST=12.1a",
+            id="a target without its suffix",
+        ),
+        pytest.param(
+            [
+                "RuntimeError: FlashInfer requires GPUs with sm75 or higher. Detected "
+                "TARGET_CUDA_ARCHS=[]."
+            ],
+            "config",
+            "nvidia-smi",
+            id="FlashInfer sees no GPU",
+        ),
+        pytest.param(
+            ["FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/bin/nvcc'"],
+            "jit_build",
+            "set CUDA_HOME",
+            id="no nvcc, by its path",
+        ),
+        pytest.param(
+            [
+                "RuntimeError: nvcc not found and PyTorch is not built with CUDA support. Could "
+                "not determine CUDA version."
+            ],
+            "jit_build",
+            "set CUDA_HOME",
+            id="no nvcc, in FlashInfer's words",
+        ),
+        pytest.param(CUTE_DSL, "jit_build", "nvidia-cutlass-dsl", id="CuTe DSL 4.8"),
+        pytest.param(
+            [
+                "ptxas k.ptx, line 4; error   : Instruction 'tcgen05.fence' not supported on "
+                ".target 'sm_121a'",
+                "ptxas fatal   : Ptx assembly aborted due to errors",
+            ],
+            "unsupported_arch",
+            "TRITON_ATTN",
+            id="an instruction of another GPU",
+        ),
+        pytest.param(
+            ["RuntimeError: Triton only support CUDA 10.0 or higher, but got CUDA version: 13.0"],
+            "unsupported_arch",
+            "CUDA 12.9",
+            id="a ptxas that is too new for Triton",
+        ),
+        pytest.param([PTXAS], "unsupported_arch", "Triton 3.4", id="ptxas alone"),
+        pytest.param(
+            ["PTXASError: PTXAS error: PTX codegen error: sm_121a"],
+            "unsupported_arch",
+            "Triton 3.4",
+            id="Triton's ptxas",
+        ),
+        pytest.param(
+            ["RuntimeError: " + SKEW], "import_error", "uv pip install pip", id="cubin, by uv"
+        ),
+        pytest.param(
+            [
+                "Cubin download failed: [Errno 2] No such file or directory: "
+                "'/h/.cache/flashinfer/cubins/158f/fmha/trtllm-gen/checksums.txt'"
+            ],
+            "no_kernel",
+            "run flashinfer download-cubin ",
+            id="kernels without a network",
+        ),
+    ],
+)
+def test_remedy_names_what_helped(lines: list[str], kind: str, helped: str) -> None:
+    cause = classify_lines(lines, 1)
+    assert cause.kind == kind
+    assert helped in (cause.remedy or "")
+
+
+def test_skew_of_tvm_ffi_is_not_mended_by_force() -> None:
+    """`--force-reinstall` also replaced cuda-bindings, by a release that broke cuda-python."""
+    line = "  what():  TypeAttr `__ffi_repr__` is already registered for type index 130."
+    remedy = classify_lines([line], 1).remedy or ""
+    assert "nvidia-cutlass-dsl[cu13]" in remedy
+    assert "without --force-reinstall" in remedy
+
+
+def test_missing_library_is_named() -> None:
+    assert "libcudart" in classify_lines(LINKER, 1).summary
