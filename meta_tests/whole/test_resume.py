@@ -1,5 +1,6 @@
 """Runs that are killed at any moment: what is on the disk, and what `--resume` makes of it."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -8,9 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from meta_tests.fakes.told_runs import require_same
+from sm121.cli import main
+from sm121.core.json_text import json_text
 from sm121.report import merging
 from sm121.run import events, stored_run
 from sm121.run.events import Decided
@@ -221,3 +225,30 @@ def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
     merged = merging.write(merging.read(shards), tmp_path / "merged")
     assert decided and not merged.finished
     assert decided <= {test.id for test in merged.tests if test.message != "not reached"}
+
+
+def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, tmp_path):
+    report = tmp_path / "report"
+    run = runs.start(report, "-n", "2")
+    streams = [report / "workers" / name / events.NAME for name in ("gw0", "gw1")]
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        told = [stream.read_text() for stream in streams if stream.is_file()]
+        if sum(text.count('"decided"') for text in told) >= 6:
+            break
+        time.sleep(0.01)
+    run.remember()
+    for process in [*run.tree(), psutil.Process(run.process.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    run.wait()
+    decided = set()
+    for stream in streams:
+        for each in events.read(stream).events:
+            if isinstance(each.event, Decided):
+                decided.add(each.event.test.id)
+    file = stored_run.file_of(report)
+    assert not file.finished and len(decided) >= 6
+    assert decided <= {test.id for test in file.tests if test.message != "not reached"}
+    assert main(["report", str(report)]) == 0
+    assert (report / "verdict.json").read_text("utf-8") == json_text(file) + "\n"

@@ -395,8 +395,10 @@ def _report(options: argparse.Namespace) -> None:
     from sm121.run import events, stored_run, verdict_file
 
     run = stored.read(options.directory)
-    if not run.run.finished and (run.directory / events.NAME).is_file():
-        verdict_file.write(stored_run.file_of(run.directory), run.directory / verdict_file.NAME)
+    written = run.directory / verdict_file.NAME
+    is_of_events = (run.directory / events.NAME).is_file() or not written.is_file()
+    if not run.run.finished and is_of_events:
+        verdict_file.write(stored_run.file_of(run.directory), written)
         write_text(summary.markdown(run.run, run), run.directory / "summary.md")
     write_text(junit.xml(run), run.directory / junit.NAME)
     print(page.write(run))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pytest_gpu_arch.expression import architectures_asked_for
-from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
 from sm121.plugin import expressions, progress, reporting, terminal
@@ -109,11 +108,10 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     settings = config.stash[SETTINGS]
     name = config.stash[_RUN]
     lock = report_directory.take(settings.report_dir, name).lock
-    parts = _parts(settings.report_dir)
+    parts = stored_run.parts_of(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)
     architectures = architectures_asked_for(expressions.marker_expression(config))
-    folders = {f"{report_directory.WORKERS}/{name}": file for name, file in parts.items()}
-    whole, known = merging.join(settings.report_dir, folders, deaths)
+    whole, known = merging.join(settings.report_dir, parts, deaths)
     session = Session(
         settings=settings,
         target=target.resolve(settings, architectures),
@@ -127,16 +125,6 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     config.stash[SESSION] = session
     config.stash[REPORT] = reporting.write(config, session, known)
     return session
-
-
-def _parts(directory: Path) -> dict[str, VerdictFile]:
-    parts = {}
-    for folder in sorted((directory / report_directory.WORKERS).glob("*")):
-        try:
-            parts[folder.name] = stored_run.file_of(folder)
-        except UsageError:
-            continue  # this worker died before it opened the run: its part is missing
-    return parts
 
 
 def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[TestReport]:
@@ -153,8 +141,9 @@ def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[Tes
             deaths.append(TestReport.of(test, levels[test], fact))
     if deaths:
         return deaths
-    for name, file in parts.items():
+    for folder, file in parts.items():
         if not file.finished:
+            name = Path(folder).name
             fact = Fact("each worker ends its part", "it did not, see its output", name)
             deaths.append(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
     return deaths

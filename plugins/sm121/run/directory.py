@@ -13,6 +13,7 @@ from sm121.core.errors import UsageError
 from sm121.core.lock_file import SERVERS, open_lock, try_lock
 from sm121.core.verdict import Verdict
 from sm121.run import events, stored_run, verdict_file
+from sm121.run.stored_run import WORKERS
 
 _LOCK = ".lock"
 #: The folder of the reports of earlier runs.
@@ -22,8 +23,6 @@ _REPORT = verdict_file.NAME
 NOT_RUN = "not-run"
 #: Entries that no run moves or removes.
 _KEPT = (_LOCK, EARLIER, NOT_RUN)
-#: The folder of the parts of a run of several processes.
-WORKERS = "workers"
 #: How long a process waits for another process of its run that prepares the directory.
 _SHARED_WITHIN_S = 20.0
 #: How long a run waits for the supervisors of an earlier run.

@@ -4,6 +4,7 @@
 `sm121.run.stored_benchmarks` reads the runs of pytest-benchmark.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -24,9 +25,11 @@ from sm121.measure.measurement import COUNTED
 from sm121.run import details, events, fold, verdict_file
 from sm121.run.details import Details, Samples
 from sm121.run.fold import Fold
-from sm121.run.merge import contradiction
+from sm121.run.merge import contradiction, merge_shards
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
+#: The folder of the parts of a run of several processes.
+WORKERS = "workers"
 #: The context of pytest-benchmark that two runs must share to be compared, and its names.
 CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["stored"]
 #: The context in which runs of one plan on one machine differ, if both have it.
@@ -318,7 +321,7 @@ def file_of(path: Path) -> VerdictFile:
     """Read the verdict file of a stored run; every module reads it here.
 
     The verdict.json of a run that goes on, or was killed, is of its beginning. Its events tell
-    more.
+    more. A run of several processes that was killed has none: its parts are joined.
 
     Args:
         path: A report directory, or its verdict.json.
@@ -337,6 +340,9 @@ def file_of(path: Path) -> VerdictFile:
         if file.finished or not stream.is_file():
             return file
     except (OSError, ValueError, RecursionError) as error:
+        parts = parts_of(directory)
+        if parts:
+            return merge_shards(parts)
         if not stream.is_file():
             raise UsageError(
                 f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
@@ -344,6 +350,23 @@ def file_of(path: Path) -> VerdictFile:
     state = _replayed(directory)
     state.settle()
     return state.file
+
+
+def parts_of(directory: Path) -> dict[str, VerdictFile]:
+    """Read the parts of a run of several processes.
+
+    Args:
+        directory: The report directory of the whole run.
+
+    Returns:
+        The verdict files by their folders in the directory. A process that died before it opened
+        the run has none.
+    """
+    parts = {}
+    for folder in sorted((directory / WORKERS).glob("*")):
+        with contextlib.suppress(UsageError):
+            parts[f"{WORKERS}/{folder.name}"] = file_of(folder)
+    return parts
 
 
 def details_of(path: Path) -> Details:

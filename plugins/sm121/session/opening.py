@@ -36,7 +36,7 @@ from sm121.engines.starting import StartLimits
 from sm121.evidence import environment, resources
 from sm121.machine import this_machine
 from sm121.run import directory as report_directory
-from sm121.run import events, fold
+from sm121.run import events, fold, stored_run
 from sm121.run.engine_report import EngineReport
 from sm121.run.event_log import EventLog
 from sm121.run.events import (
@@ -232,7 +232,7 @@ def _take_directory(
     if worker is None:
         return settings, run_id, report_directory.take(settings.report_dir, resume=resume)
     directory = report_directory.take(settings.report_dir, worker.run)
-    folder = directory.path / report_directory.WORKERS / worker.id
+    folder = directory.path / stored_run.WORKERS / worker.id
     folder.mkdir(parents=True)
     settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
     return settings, f"{run_id}-{worker.id}", directory
