@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from meta_tests.fakes import scripted_sessions
 from meta_tests.fakes.told_runs import require_same
+from meta_tests.folders import FAKES
 from sm121.cli import main
 from sm121.core.json_text import json_text
 from sm121.report import merging
@@ -252,3 +254,30 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
     assert decided <= {test.id for test in file.tests if test.message != "not reached"}
     assert main(["report", str(report)]) == 0
     assert (report / "verdict.json").read_text("utf-8") == json_text(file) + "\n"
+
+
+def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):
+    """The supervisor has ended the server of the killed process; its log stays."""
+    environment = {**scripted_sessions.VARIABLES, "SM121_META_RAN": str(tmp_path / "ran")}
+    engine = ("--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off")
+
+    def start(report: Path, *more: str) -> Any:
+        words = ("--arch", "cpu", *engine, "--report-dir", str(report), *more, SCENARIO)
+        return start_pytest(*words, environment=environment)
+
+    start(tmp_path / "whole").wait()
+    whole = stored_run.file_of(tmp_path / "whole")
+    report = tmp_path / "killed"
+    killed = start(report)
+    assert kill_after(killed, report, 24, 0.0)
+    resumed = start(report, "--resume")
+    assert resumed.wait() == whole.exit_status, resumed.output
+    require_same(report)
+    after = stored_run.file_of(report)
+    assert [(test.id, test.verdict) for test in after.tests] == [
+        (test.id, test.verdict) for test in whole.tests
+    ]
+    assert after.verdict == whole.verdict and after.engine.path == whole.engine.path
+    logs = [start.log for start in after.starts]
+    assert len(logs) == 2 and len({*logs}) == 2 and all((report / log).is_file() for log in logs)
+    assert resumed.left() == killed.left() == []
