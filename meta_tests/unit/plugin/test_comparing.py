@@ -141,7 +141,7 @@ def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
         ),
         pytest.param(
             (SCENARIO, "--benchmark-storage=s3://bucket"),
-            "expected a folder or file://PATH",
+            "s3://bucket: expected a folder",
             id="storage-is-no-file-system",
         ),
     ],
