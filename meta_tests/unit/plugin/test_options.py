@@ -109,6 +109,16 @@ def test_an_option_that_nobody_has_is_refused_by_sm121_run_in_one_line(words, is
     assert str(refused.value) == "unrecognized arguments: --nonsense"
 
 
+def test_the_own_tests_are_no_value_of_the_last_option():
+    """`sm121 run --benchmark-compare` names no stored run."""
+    config = SimpleNamespace(
+        inipath=own_tests.settings(), known_args_namespace=SimpleNamespace(file_or_dir=[])
+    )
+    words = ["--arch", "cpu", "--benchmark-compare"]
+    options.name_own_tests(config, words)
+    assert words == [str(own_tests.folder() / "tests"), "--arch", "cpu", "--benchmark-compare"]
+
+
 def test_the_suite_reads_two_words_of_ab_as_pytest_does():
     words = ["--ab", "", "--enforce-eager", "-x", "tests"]
     assert own_options.reader(words)("--ab") == ["", "--enforce-eager"]

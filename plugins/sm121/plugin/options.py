@@ -68,7 +68,8 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
     paths[:] = [own_tests.located(path) for path in paths]
     if not paths:
         paths.append(str(own_tests.folder() / "tests"))
-        arguments.append(paths[0])
+        # First: behind an option with an optional value, as --benchmark-compare, it is that value.
+        arguments.insert(0, paths[0])
 
 
 def keep_standard_input(arguments: list[str]) -> None:
