@@ -311,6 +311,16 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
     )
 
 
+def test_a_check_that_failed_is_no_forecast(run_pytest, fault_server, tmp_path):
+    """It may have waited for its limit: the next run would be told to wait as long."""
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", "--arch", "cpu")
+    scenario = ("meta_tests/whole/scenarios/verdicts.py", "-k", "test_pass or test_fail")
+    run_pytest(*options, "--served-model-name", "canary", *scenario)
+    (target,) = kept(tmp_path / "s")
+    names = {name.rpartition("::")[2] for name in target["checks"]}
+    assert "test_pass" in names and "test_fail" not in names, names
+
+
 def test_durations_that_cannot_be_read_are_said_and_stop_nothing(
     run_pytest, fault_server, tmp_path
 ):

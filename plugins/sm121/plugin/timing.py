@@ -6,6 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from sm121.core.errors import UsageError
+from sm121.core.verdict import Verdict
 from sm121.machine import this_machine
 from sm121.measure.plan import Plan
 from sm121.performance.recorder import host_of
@@ -59,6 +60,9 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
 def note(item: pytest.Item) -> None:
     """Note the time of a check and of the starts in it, once it has its verdict.
 
+    A check that failed may have waited for a server that never came: its time is not noted, but for
+    a metric, which takes as long whatever its gate is.
+
     Args:
         item: The test, which has ended.
     """
@@ -68,7 +72,10 @@ def note(item: pytest.Item) -> None:
         return
     taken = item.config.stash.setdefault(_TAKEN, Taken())
     seconds = finding.seconds - _shared_starts_s(session, item.stash.get(STARTS, 0), taken)
-    by_id = taken.rates if item.stash[LEVEL] == "performance" else taken.checks
+    is_rate = item.stash[LEVEL] == "performance"
+    if finding.verdict is not Verdict.PASS and not is_rate:
+        return
+    by_id = taken.rates if is_rate else taken.checks
     by_id[item.stash[ID]] = max(round(seconds, 3), 0.0)
 
 
