@@ -17,7 +17,13 @@ from sm121.report import comparison, headline, key_numbers, metric_verdicts, pag
 from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
 from sm121.run.details import Samples
-from sm121.run.verdict_file import ConfigurationGate, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    ChangeReport,
+    ConfigurationGate,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
 from sm121.session.settings import Settings
 
 PLAN = "11 tests are not in plan quick; --plan full asks them"
@@ -83,6 +89,17 @@ def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):
     lines = closing_lines(report_of("pass", tmp_path))
     numbers = next(number for number, line in enumerate(lines) if line.startswith("tg32@d0"))
     assert numbers < lines.index(PLAN) < len(lines) - 1 and lines[-1].startswith("PASS")
+
+
+def test_the_row_of_a_metric_that_is_worse_than_before_says_so(tmp_path):
+    """Its own gate holds: FAIL behind `at least 52` alone would contradict the number."""
+    report = report_of("pass", tmp_path)
+    report.run.changes = [
+        ChangeReport(metric="tg32@d0", unit="tok/s", here=54.0, before=60.0, worse=0.1,
+                     allowed=0.05, beside="the stored run", verdict=Verdict.FAIL)
+    ]  # fmt: skip
+    (row,) = [line for line in closing_lines(report) if line.startswith("tg32@d0  ")]
+    assert row.rstrip().endswith("FAIL: 10 % slower than the stored run"), row
 
 
 def test_a_run_without_a_number_has_no_table(tmp_path):

@@ -143,6 +143,8 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
 
 def _verdict(run: VerdictFile, name: str) -> str:
     judged = metric_verdicts.of_run(run, name)
+    if judged.verdict is not run.metrics[name].verdict:  # by a comparison: its own gate holds
+        return judged.text
     own = run.metrics[name].configuration_gate
     if own is not None:
         return f"{judged.word} (releases {metric_verdicts.limit(own)}: {own.verdict.value})"
