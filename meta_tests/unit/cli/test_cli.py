@@ -1,10 +1,12 @@
 """``sm121``: a wrong request is one line and status 4, whoever finds it."""
 
+import io
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import sm121.fixtures
@@ -233,3 +235,17 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     assert done.stderr == "sm121 canary-train: needs a checkout of the suite, see tools/ there\n"
     helped = run("--help").stdout
     assert "  history " in helped and "ablation" not in helped
+
+
+def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
+    """Its copy is a temporary file, whose name tells a user nothing."""
+    piped = SimpleNamespace(buffer=io.BytesIO(b"no such container\n"), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", piped)
+    assert cli.main(["path", "-"]) == 4
+    assert "standard input: expected the log of a server" in capsys.readouterr().err
+
+
+def test_a_container_without_docker_is_told_what_path_takes(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cli.main(["path", "--container", "served"]) == 4
+    assert "Name the log itself: sm121 path LOG" in capsys.readouterr().err

@@ -31,11 +31,16 @@ _ENDS_WITHIN_S = 5.0
 _kept_input: list[int] = []
 
 
-def check_container(name: str) -> None:
+#: What names the log of a server in place of its container, for pytest and `sm121 run`.
+_INSTEAD = "--server-log FILE"
+
+
+def check_container(name: str, instead: str = _INSTEAD) -> None:
     """Check that a container can have a name, and that this machine has docker.
 
     Args:
         name: The name or id of the container.
+        instead: What the command takes in place of a container.
 
     Raises:
         UsageError: No container can have the name, or docker is not on the PATH.
@@ -48,7 +53,7 @@ def check_container(name: str) -> None:
     if shutil.which("docker") is None:
         raise UsageError(
             f"--container {name}: expected docker on the PATH, got none. Name the log itself: "
-            "--server-log FILE"
+            f"{instead}"
         )
 
 
@@ -103,17 +108,20 @@ class FollowedLog:
         return log
 
     @classmethod
-    def of_container(cls, name: str, *, follow: bool = True) -> "FollowedLog":
+    def of_container(
+        cls, name: str, *, follow: bool = True, instead: str = _INSTEAD
+    ) -> "FollowedLog":
         """Follow ``docker logs`` of a container.
 
         Args:
             name: The container's name or id.
             follow: Read also the lines that it writes later.
+            instead: What the command takes in place of a container.
 
         Raises:
             UsageError: Docker is missing, or it knows no such container.
         """
-        check_container(name)
+        check_container(name, instead)
         command = ["docker", "logs"]
         if follow:
             command.append("--follow")
@@ -133,7 +141,7 @@ class FollowedLog:
             log.close()
             raise UsageError(
                 f"--container {name}: expected a container whose log docker can read, got: "
-                f"{printable(lines[-1][:300])} Name one of docker ps, or the log: --server-log FILE"
+                f"{printable(lines[-1][:300])} Name one of docker ps, or the log: {instead}"
             )
         return log
 

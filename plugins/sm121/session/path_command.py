@@ -102,7 +102,9 @@ def run(request: Request) -> None:
 def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
     """Yield the files of the logs; those of standard input and of a container are copies."""
     if request.container is not None:
-        followed = FollowedLog.of_container(request.container, follow=False)
+        followed = FollowedLog.of_container(
+            request.container, follow=False, instead="sm121 path LOG"
+        )
         with contextlib.closing(followed) as log:
             log.settle(to_the_end=True)
             yield (log.path,)
@@ -195,8 +197,9 @@ class _Reading:
         has_lines = known is not None and serving_lines.has_log_lines(log)
         if not path.evidence and not has_lines:
             content = "no line that an engine writes" if log.stat().st_size else "an empty file"
+            name = "standard input" if self.request.logs[:1] == (_STDIN,) else log
             raise UsageError(
-                f"{log}: expected the log of a server, from its start on, got {content}. "
+                f"{name}: expected the log of a server, from its start on, got {content}. "
                 f"{_SAVE_LOG}"
             )
         self.answer = {
