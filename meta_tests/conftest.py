@@ -30,6 +30,7 @@ from sm121.engines.process_tree import marked, reap
 #: Projects of their own: `test_downstream*.py` run them.
 collect_ignore = [
     "whole/downstream",
+    "whole/downstream_all",
     "whole/downstream_bench_gate",
     "whole/downstream_gpu_arch",
     "whole/downstream_llm_server",

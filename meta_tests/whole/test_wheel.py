@@ -196,6 +196,50 @@ def test_the_wheel_gates_what_another_project_measures(offline, tmp_path):
     assert "FAIL (10.0 % worse than 0001)" in done.stdout, done.stdout[-3000:]
 
 
+@pytest.fixture
+def beside_vllm(wheelhouse, tmp_path) -> Path:
+    """The Python of an environment like this one, in which the suite is the wheel."""
+    environment = tmp_path / "beside"
+    subprocess.run(["cp", "-as", sys.prefix, environment], check=True)
+    python = environment / "bin" / "python"
+    pip(python, "uninstall", "-y", "-q", "sm121-conformance")
+    pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "sm121-conformance", **NO_NETWORK)
+    return python
+
+
+@pytest.mark.slow("another environment, and two starts of a real vLLM in it")
+@pytest.mark.timeout(1800)
+def test_a_project_with_all_plugins_has_them_of_the_wheel(beside_vllm, canary_bf16, tmp_path):
+    """It selects and skips, starts a real vLLM on the CPU, gates its rate, and compares it."""
+    theirs = shutil.copytree(META / "whole" / "downstream_all", tmp_path / "theirs")
+    (theirs / "pytest.ini").write_text(
+        f"[pytest]\nllm_model = {canary_bf16}\n"
+        "llm_args = --max-model-len 512 --enforce-eager --num-gpu-blocks-override 64\n"
+    )
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    variables = inherited | {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+
+    def run(status: int, *arguments: str) -> str:
+        done = subprocess.run(
+            [beside_vllm, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--arch", "cpu",
+             *arguments],
+            cwd=theirs, env=variables, capture_output=True, text=True, timeout=500,
+        )  # fmt: skip
+        print(done.stdout)
+        assert done.returncode == status, done.stdout[-3000:] + done.stderr
+        return done.stdout
+
+    where = "import sm121, pytest_llm_server as p; print(sm121.__file__, p.__file__)"
+    found = subprocess.run([beside_vllm, "-c", where], cwd=theirs, capture_output=True, text=True)
+    assert found.stdout.count(str(tmp_path / "beside")) == 2, found.stdout + found.stderr
+    assert "NOT_RUN: sm121 was asked for" in run(5, "-m", "sm121", "--arch", "sm121")
+    first = run(0, "--benchmark-autosave")
+    assert "2 passed, 1 skipped" in first and "needs sm121; " in first
+    assert re.search(r"^tg16 .* tok/s .* at least 1 +PASS$", first, re.M)
+    same = run(0, "--benchmark-compare", "-m", "not sm121")
+    assert re.search(r"^tg16 .*PASS \(.* than 0001\)$", same, re.M)
+
+
 @pytest.mark.slow("another environment, with httpx and numpy alone")
 def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, tmp_path):
     """The same digits for the same answers; and a whole measurement of its own."""
