@@ -1,5 +1,6 @@
 """How long a start may take while it compiles."""
 
+import os
 import time
 from types import SimpleNamespace
 
@@ -39,3 +40,17 @@ def test_a_start_over_its_time_goes_on_while_it_compiles(
         watch._later_deadline(now - since_start_s, now)
     said = "after the last file that it compiled" in str(caught.value)
     assert said is (since_file_s is not None), caught.value
+
+
+@pytest.mark.parametrize(("waiting", "is_said"), [(0.5, False), (500.0, True)])
+def test_a_late_start_on_a_busy_machine_says_so(tmp_path, monkeypatch, waiting, is_said):
+    monkeypatch.setattr(os, "getloadavg", lambda: (waiting, waiting, waiting))
+    log = tmp_path / "server.log"
+    log.touch()
+    launch = SimpleNamespace(log=log, compilation=SimpleNamespace(latest=lambda: None))
+    limits = StartLimits(ready_s=4.0, stalled_s=20.0, stop_s=5.0, cold_s=60.0)
+    watch = StartWatch(launch, "x", limits, StartHooks(), lambda **_settle: None)
+    now = time.monotonic()
+    with pytest.raises(ServerTimedOut) as caught:
+        watch._later_deadline(now - 5.0, now)
+    assert ("this machine was busy: on average 500" in str(caught.value)) is is_said

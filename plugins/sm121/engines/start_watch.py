@@ -1,5 +1,6 @@
 """Wait until a launch serves, within its limits."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ _POLL_S = 0.1
 _CACHES_EVERY_S = 2.0
 #: When rank 0 has ended, other nodes get this time to report their faults.
 _FAULT_SETTLES_S = 3.0
+#: Processes for each processor from which on a late start may be the machine's fault.
+_BUSY = 3
 
 
 @dataclass
@@ -113,7 +116,7 @@ class StartWatch:
         message = f"the server was not ready within {time.monotonic() - started:.0f} s"
         if latest is not None:
             message += f", {time.time() - latest:.0f} s after the last file that it compiled"
-        raise self._failed(ServerTimedOut, message)
+        raise self._failed(ServerTimedOut, message + _other_load())
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
         log = self.launch.log
@@ -123,3 +126,15 @@ class StartWatch:
         if progress is not None and progress != self._progress:
             self._progress = progress
             self.hooks.notify(StartPhase(progress))
+
+
+def _other_load() -> str:
+    """Return the remark that this machine had much more to do than the start; empty if not."""
+    waiting = os.getloadavg()[1]  # of the last five minutes
+    processors = len(os.sched_getaffinity(0))
+    if waiting < _BUSY * processors:
+        return ""
+    return (
+        f" (this machine was busy: on average {waiting:.0f} processes for its {processors} "
+        "processors in the last five minutes; stop other work, and start again)"
+    )
