@@ -28,7 +28,6 @@ from sm121.core.configuration import Span
 from sm121.core.errors import UsageError
 from sm121.engines import nodes, ports, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
 from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
@@ -141,10 +140,7 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
     rank_1(server)
     remarks: list[str] = []
     harness: Any = SimpleNamespace(
-        processes=server.launch.processes,
-        pool=SimpleNamespace(
-            nccl_elsewhere=lambda: ServerPool.nccl_elsewhere(SimpleNamespace(current=server))
-        ),
+        pool=SimpleNamespace(nccl_by_node=server.nccl_by_node),
         file=SimpleNamespace(environment={}),
         remark=remarks.append,
     )

@@ -1,10 +1,13 @@
 """A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
 
+import ast
+import hashlib
 import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -12,14 +15,17 @@ import pytest
 
 from meta_tests.documents import altered
 from meta_tests.fakes import servers
+from meta_tests.fakes.run_events import with_events
 from meta_tests.folders import ROOT
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.engines import ports, ray_cluster
 from sm121.engines.pool import ServerPool
+from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.ray_cluster import RayServer
 from sm121.engines.starting import StartLimits
+from sm121.run.harness import Harness
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget
@@ -33,7 +39,7 @@ CONFIGURATION = ServerConfiguration(
 def node(name: str, address: str) -> dict[str, Any]:
     packages = {"vllm": "0.32.0", "torch": "2.13.0", "nvidia-nccl-cu13": "2.28.3"}
     facts = {"host": name, "python": "3.12.3", "packages": packages, "variables": {}}
-    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30, "segments": []}
+    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30, "segments": [], "nccl": []}
     resources = {"CPU": 20.0, "GPU": 1.0}
     return {"name": name, "address": address, "resources": resources, "facts": facts, "why": None}
 
@@ -138,6 +144,61 @@ def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     with pytest.raises(UsageError, match=r"node 1 \(spark2\) is not as .*nvidia-nccl-cu13"):
         ray_cluster.look(CONFIGURATION, "sm121", 1)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
+def test_nccl_that_ray_workers_mapped_is_recorded_and_compared(monkeypatch, server, same):
+    first = {"path": "/v/nvidia/nccl/lib/libnccl.so.2", "sha256": "a" * 64}
+    second = first if same else {"path": "/usr/lib/libnccl.so.2.27.7", "sha256": "b" * 64}
+    changes = {"nodes.0.facts.nccl": [first], "nodes.1.facts.nccl": [second]}
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
+    server.places.note_ranks(CONFIGURATION)
+    remarks: list[str] = []
+    harness: Any = SimpleNamespace(
+        pool=SimpleNamespace(nccl_by_node=server.nccl_by_node),
+        file=SimpleNamespace(environment={}),
+        remark=remarks.append,
+    )
+    with_events(harness)
+    Harness._note_nccl(harness)
+    recorded = harness.file.environment["nccl"]
+    assert recorded == {"node 0 (spark1)": [first], "node 1 (spark2)": [second]}
+    assert bool(remarks) is not same
+    for line in remarks:
+        assert line.startswith("libnccl of node 1 (spark2)") and "vllm issue 42354" in line, line
+
+
+#: A program that maps a file, and says so.
+MAPS = (
+    "import mmap, sys; file = open(sys.argv[1], 'rb'); "
+    "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ); print('mapped', flush=True); "
+    "sys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize("name", ["ray::RayWorkerProc", "python3"])
+def test_task_of_a_node_reads_the_nccl_of_its_actors(tmp_path, name):
+    """The task is pickled without its file: it is run here as it stands there."""
+    script = ast.parse((IN_ENGINE / "sm121_ray.py").read_text("utf-8"))
+    functions: list[ast.stmt] = []
+    for statement in script.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name in ("nccl_of_actors", "facts"):
+            statement.decorator_list = []
+            functions.append(statement)
+    space: dict[str, Any] = {"Any": Any}
+    exec(compile(ast.Module(functions, []), "facts", "exec"), space)
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(b"NCCL 2.28.9")
+    command = [name, "-c", MAPS, str(library)]
+    with subprocess.Popen(
+        command, executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as actor:
+        assert actor.stdout is not None and actor.stdout.readline() == b"mapped\n"
+        rows = [row for row in space["facts"]([], [], [])["nccl"] if row["path"] == str(library)]
+        assert actor.stdin is not None
+        actor.stdin.close()
+    expected = {"path": str(library), "sha256": hashlib.sha256(b"NCCL 2.28.9").hexdigest()}
+    assert rows == ([expected] if name.startswith("ray::") else [])
 
 
 def test_no_cluster_is_one_line():

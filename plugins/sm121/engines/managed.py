@@ -20,6 +20,7 @@ from sm121.engines.memory import Memory, Returned
 from sm121.engines.server_errors import PortTaken, ServerError
 from sm121.engines.start_watch import StartWatch
 from sm121.engines.starting import StartHooks, StartLimits, StartPhase
+from sm121.evidence import mapped
 
 #: The memory of a server must be back within this time after its end.
 _MEMORY_BACK_WITHIN_S = 10.0
@@ -110,6 +111,15 @@ class ManagedServer:
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
         """Return the log and the last state of each other node, by a name for files."""
         return {}
+
+    def nccl_by_node(self) -> dict[str, list[mapped.MappedLibrary]]:
+        """Return the NCCL that the ranks of each node mapped; other nodes by their last report."""
+        libraries = {"node 0 (this machine)": mapped.nccl(self.launch.processes())}
+        for _log, state in self.described().values():
+            if "nccl" in state:
+                rows = [mapped.MappedLibrary.model_validate(row) for row in state["nccl"]]
+                libraries[state["node"]] = rows
+        return libraries
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

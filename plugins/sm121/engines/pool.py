@@ -197,16 +197,9 @@ class ServerPool:
                 available[state["node"]] = state["available_bytes"]
         return available
 
-    def nccl_elsewhere(self) -> dict[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks of each other node mapped, by its last report."""
-        if self.current is None:
-            return {}
-        libraries = {}
-        for _log, state in self.current.described().values():
-            if "nccl" in state:
-                mapped = [MappedLibrary.model_validate(row) for row in state["nccl"]]
-                libraries[state["node"]] = mapped
-        return libraries
+    def nccl_by_node(self) -> dict[str, list[MappedLibrary]]:
+        """Return the NCCL that the ranks of each node mapped; empty without a server."""
+        return self.current.nccl_by_node() if self.current is not None else {}
 
     def kill(self) -> None:
         """Send SIGKILL to the engine's processes at once, as `ManagedServer.kill`.

@@ -24,6 +24,7 @@ from sm121.engines.process_tree import Survivor
 from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import failure
+from sm121.evidence.mapped import MappedLibrary
 
 #: Ray's name for the resource of a rank: on a CPU by ``in_engine/sm121_cpu_ray.py``.
 _KEYS = {architecture.CPU: "sm121_rank"}
@@ -130,16 +131,18 @@ def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
 
 @dataclass
 class RayPlaces:
-    """What a server has in a cluster: its nodes, and shared memory there."""
+    """What a server has in a cluster: its nodes, and shared memory and NCCL there."""
 
     nodes: tuple[Node, ...] = ()
     #: The fault of a node that the cluster has lost; the first one stands.
     fault: ServerError | None = None
     #: Shared memory of its ranks: Ray ends them by SIGKILL.
     segments: list[str] = field(default_factory=list)
+    #: The NCCL that the ranks of each node mapped, by the node.
+    nccl: dict[str, list[MappedLibrary]] = field(default_factory=dict)
 
-    def note_segments(self, configuration: ServerConfiguration) -> None:
-        """Remember the shared memory of the nodes.
+    def note_ranks(self, configuration: ServerConfiguration) -> None:
+        """Note the shared memory of the nodes, and the NCCL that the ranks mapped.
 
         Args:
             configuration: The configuration of the server.
@@ -148,7 +151,12 @@ class RayPlaces:
             UsageError: The cluster does not answer.
         """
         for entry in _ask(configuration)["nodes"]:
-            self.segments += (entry["facts"] or {}).get("segments", ())
+            facts = entry["facts"] or {}
+            self.segments += facts.get("segments", ())
+            rows = [MappedLibrary.model_validate(row) for row in facts.get("nccl", ())]
+            for node in self.nodes:
+                if node.name in (entry["name"], entry["address"]):
+                    self.nccl[str(node)] = rows
 
     def find_fault(self, configuration: ServerConfiguration, log: Path) -> ServerError | None:
         """Return the fault of a node that the cluster has lost, or None.
@@ -210,9 +218,13 @@ class RayServer(ManagedServer):
             link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
             self.added = {**self.added, **link}
         server = super()._start_once()
-        self.places.note_segments(self.configuration)
+        self.places.note_ranks(self.configuration)
         first = dataclasses.replace(found[0], log=self.launch.log)
         return dataclasses.replace(server, nodes=(first, *found[1:]))
+
+    def nccl_by_node(self) -> dict[str, list[MappedLibrary]]:
+        """Return the NCCL that the ranks mapped when the server was ready: Ray's workers alone."""
+        return self.places.nccl
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
         """Return the fault of the node that the cluster has lost, or None.
@@ -231,7 +243,7 @@ class RayServer(ManagedServer):
         served = bool(places.nodes)
         if served and not places.segments:  # its start has failed
             with contextlib.suppress(UsageError):  # told below
-                places.note_segments(self.configuration)
+                places.note_ranks(self.configuration)
         report = super().stop()
         if not served:
             return report

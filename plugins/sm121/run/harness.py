@@ -282,11 +282,11 @@ class Harness(RunRecord):
 
     def _note_nccl(self) -> None:
         """Record which NCCL each node of the server mapped, and remark on a difference."""
-        by_node = {"node 0 (this machine)": mapped.nccl(self.processes())}
         if self.pool is not None:
-            by_node.update(self.pool.nccl_elsewhere())
-        by_node = {node: rows for node, rows in by_node.items() if rows}
-        nccl = {node: [row.model_dump() for row in rows] for node, rows in by_node.items()}
+            by_node = self.pool.nccl_by_node()
+        else:
+            by_node = {"node 0 (this machine)": mapped.nccl(self.processes())}
+        nccl = {node: [row.model_dump() for row in rows] for node, rows in by_node.items() if rows}
         self.emit(EnvironmentNoted("nccl", nccl))
         for line in mapped.different(by_node):
             self.remark(line)

@@ -23,11 +23,42 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 _RELEASED_WITHIN_S = 2.0
 
 
+def nccl_of_actors() -> list[dict[str, str | None]]:
+    """Return the path and the digest of each libnccl.so that Ray's actors mapped on this node."""
+    import hashlib
+    import pathlib
+    import re
+
+    pattern = re.compile(r"\S+ \S+ \S+ \S+ (\d+) +(/.*/libnccl\.so[.\d]*)(?: \(deleted\))?")
+    files: dict[tuple[str, str], pathlib.Path] = {}  # by path and inode, as the actor has it
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if not (process / "cmdline").read_bytes().startswith(b"ray::"):
+                continue
+            maps = (process / "maps").read_text("utf-8", "replace").splitlines()
+        except OSError:
+            continue  # it has ended, or is another user's
+        for line in maps:
+            match = pattern.fullmatch(line)
+            if match is not None:
+                files[match[2], match[1]] = process / "root" / match[2].lstrip("/")
+    rows: list[dict[str, str | None]] = []
+    for (path, inode), file in files.items():
+        sha256 = None  # the path names another file now, or the actor has ended
+        try:
+            if str(file.stat().st_ino) == inode:
+                sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        except OSError:
+            pass
+        rows.append({"path": path, "sha256": sha256})
+    return rows
+
+
 @ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
 def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict[str, Any]:
     """Return the facts of the node on which it runs, after it has removed shared memory there.
 
-    It is pickled whole: nothing else of this file exists on the node.
+    It is pickled with the functions that it calls: nothing else of this file exists on the node.
 
     Args:
         packages: The packages whose versions are facts.
@@ -78,6 +109,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
         "variables": chosen,
         "gpus": gpus,
         "segments": [file for file, of_ray in mapped.items() if of_ray],
+        "nccl": nccl_of_actors(),
         "available_bytes": int(free.split()[1]) * 1024,
     }
 
