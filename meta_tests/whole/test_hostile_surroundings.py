@@ -418,6 +418,9 @@ def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path)
     )  # fmt: skip
     assert "Incorrect API key" in run.output and "printed" in run.output
     assert SECRET not in run.output and SECRET not in file.read_text("utf-8")
+    written = [path for path in run.report.rglob("*") if path.is_file()]
+    assert "run.jsonl" in {path.name for path in written}
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
 
 
 def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, fault_server):

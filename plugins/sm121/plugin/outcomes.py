@@ -126,7 +126,8 @@ def take(
     if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
-        finding.message = printable(_why_skipped(error, report))[:_MESSAGE_LENGTH]
+        why = session.redact(_why_skipped(error, report))
+        finding.message = printable(why)[:_MESSAGE_LENGTH]
     elif report.failed:
         failed = _failure(session, item, finding, error, report, is_excused=is_excused)
         if finding.verdict is Verdict.PASS or stands(finding, failed) is failed:
