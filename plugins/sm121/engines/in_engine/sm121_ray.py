@@ -47,7 +47,11 @@ def nccl_of_actors() -> list[dict[str, str | None]]:
         sha256 = None  # the path names another file now, or the actor has ended
         try:
             if str(file.stat().st_ino) == inode:
-                sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+                digest = hashlib.sha256()  # file_digest is not in Python 3.10
+                with file.open("rb") as stream:
+                    while block := stream.read(1 << 20):  # a library of 400 MB
+                        digest.update(block)
+                sha256 = digest.hexdigest()
         except OSError:
             pass
         rows.append({"path": path, "sha256": sha256})
