@@ -17,6 +17,7 @@ from meta_tests.fakes.told_runs import require_same
 from meta_tests.folders import FAKES
 from sm121.cli import main
 from sm121.core.json_text import json_text
+from sm121.core.verdict import Verdict
 from sm121.report import merging
 from sm121.run import events, stored_run
 from sm121.run.events import Decided
@@ -254,6 +255,17 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
     assert decided <= {test.id for test in file.tests if test.message != "not reached"}
     assert main(["report", str(report)]) == 0
     assert (report / "verdict.json").read_text("utf-8") == json_text(file) + "\n"
+
+
+def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
+    """Its controller was killed before it judged the box, the kernel and the stored runs."""
+    report = tmp_path / "report"
+    runs.start(report, "-n", "2").wait()
+    (report / "verdict.json").unlink()
+    assert all(part.finished for part in stored_run.parts_of(report).values())
+    file = stored_run.file_of(report)
+    assert not file.finished and file.verdict is not Verdict.PASS
+    assert "has not finished" in file.reason, file.reason
 
 
 def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):

@@ -342,7 +342,7 @@ def file_of(path: Path) -> VerdictFile:
     except (OSError, ValueError, RecursionError) as error:
         parts = parts_of(directory)
         if parts:
-            return merge_shards(parts)
+            return _unjoined(parts)
         if not stream.is_file():
             raise UsageError(
                 f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
@@ -350,6 +350,18 @@ def file_of(path: Path) -> VerdictFile:
     state = _replayed(directory)
     state.settle()
     return state.file
+
+
+def _unjoined(parts: dict[str, VerdictFile]) -> VerdictFile:
+    """Return a run whose process ended before it joined its parts, and before it judged the rest.
+
+    The rest is the machine, the messages of its kernel, and the comparison with other runs.
+    """
+    whole = merge_shards(parts)
+    whole.finished = False
+    whole.judge()
+    whole.reason = whole.why()
+    return whole
 
 
 def parts_of(directory: Path) -> dict[str, VerdictFile]:
