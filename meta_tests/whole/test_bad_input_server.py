@@ -242,6 +242,13 @@ def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
     assert run.verdict["arch"] == "sm121"
 
 
+@pytest.mark.parametrize("arguments", [(), ("tests/test_matrix.py",)])
+def test_another_engine_of_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
+    """A run of the whole suite collects the matrix, too."""
+    status, run = run_pytest("--arch", "sm121", "--engine", "sglang", TEST, *arguments)
+    assert status == 5 and "NOT_RUN: sm121 was asked for, this machine is" in run.output, run.output
+
+
 @pytest.mark.parametrize("device", ["cuda:0", "cuda", "gpu", "cuda:x"])
 def test_a_device_that_is_not_here_is_one_line(capsys, device, monkeypatch):
     none = architecture.Detection(architecture.CPU, "NVML: no device")

@@ -43,6 +43,16 @@ def test_only_a_profile_of_a_cpu_leaves_out_an_axis(name):
         assert not chosen.matrix.left_out
 
 
+def test_an_engine_without_axes_has_no_cells_unless_somebody_asks():
+    """`--arch sm121 --engine sglang` ended with a strength that nobody had typed."""
+    chosen = profile.load("cpu-tiny-gpt-oss")
+    space = plan.space_of(chosen, None, "sglang")
+    assert not space.axes
+    assert plan.make_plan(chosen, space).cells == ()
+    with pytest.raises(UsageError, match="--matrix 1: expected at most 0"):
+        plan.make_plan(chosen, space, strength="1")
+
+
 def test_an_unknown_axis_cannot_be_left_out():
     chosen = profile.load("cpu-tiny-gpt-oss")
     settings = chosen.matrix.model_copy(update={"left_out": {"graph": "a typing error"}})

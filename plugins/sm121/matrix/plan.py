@@ -112,7 +112,8 @@ def make_plan(
     Args:
         profile: The profile.
         space: The axes. None: the profile's.
-        strength: The value of ``--matrix``. None: the profile's, or the number of axes.
+        strength: The value of ``--matrix``. None: the profile's, or the number of axes; without
+            axes no cells.
         engine_arguments: The user's arguments of the engine.
         engine_environment: The user's variables of the engine.
 
@@ -122,8 +123,8 @@ def make_plan(
     settings = settings_of(profile)
     if space is None:
         space = space_of(profile)
-    default_strength = min(settings.strength, max(1, len(space.axes)))
-    parsed = covering.parse_strength(strength or str(default_strength))
+    default_strength = str(min(settings.strength, len(space.axes))) if space.axes else "none"
+    parsed = covering.parse_strength(strength or default_strength)
     array = covering.build(space, parsed)
     cells: list[Planned] = []
     if parsed != "none":
