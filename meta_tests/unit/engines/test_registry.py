@@ -47,6 +47,13 @@ def test_a_command_line_without_a_secret(engine):
     assert isinstance(engine, protocol.ChecksArguments)
 
 
+def test_a_gguf_is_a_file_or_a_repository_of_the_hub(tmp_path):
+    (tmp_path / "a.gguf").write_text("")
+    for model, option in ((str(tmp_path / "a.gguf"), "--model"), ("owner/a-GGUF", "--hf-repo")):
+        command = llama_cpp.LlamaCpp().command(configuration("llama-cpp", model=model), port=4711)
+        assert command[command.index(model) - 1] == option
+
+
 def test_the_registry_has_all_of_them():
     assert registry.names() == ("vllm", "sglang", "llama-cpp")
     assert isinstance(registry.engine("llama-cpp"), protocol.Program)

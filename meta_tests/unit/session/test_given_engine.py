@@ -59,3 +59,18 @@ def test_options_that_agree():
 def test_a_file_of_waivers_that_is_not_there():
     with pytest.raises(UsageError, match=r"--waivers /nowhere\.toml: .*expected"):
         waivers.load(Path("/nowhere.toml"))
+
+
+@pytest.mark.parametrize(
+    ("arch", "engine", "judged_as"),
+    [
+        ("sm121", "sglang", "sglang"),
+        ("sm121", "llama-cpp", "llama-cpp"),
+        ("sm121", "openai", "vllm"),
+        ("sm100", "sglang", "vllm"),
+        ("sm121", None, "vllm"),
+    ],
+)
+def test_an_attached_server_has_the_profile_of_its_engine(arch, engine, judged_as):
+    given = option(arch=arch, engine=engine)
+    assert given_engine.started(given, None, URL) == judged_as

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
@@ -18,7 +19,8 @@ class LlamaCpp:
     name = "llama-cpp"
     program = "llama-server"
     reserved_arguments: tuple[str, ...] = (
-        "--host", "--port", "--api-key", "--api-key-file", "-m", "--model", "-a", "--alias",
+        "--host", "--port", "--api-key", "--api-key-file", "-m", "--model", "-hf", "--hf-repo",
+        "-a", "--alias",
     )  # fmt: skip
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
@@ -39,15 +41,18 @@ class LlamaCpp:
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """Return the command line, see `protocol.Engine`.
 
-        It has the metrics that the suite reads. The key comes by the environment.
+        It has the metrics that the suite reads. The key comes by the environment. A model that is
+        no file is a repository of the Hugging Face hub, which the server takes from its cache or
+        downloads.
 
         Args:
             configuration: The configuration of the server.
             port: The port of 127.0.0.1 at which it must listen.
         """
+        model = "--model" if Path(configuration.model).exists() else "--hf-repo"
         return [
             configuration.python,
-            *own_options(configuration, port, name="--alias"),
+            *own_options(configuration, port, model=model, name="--alias"),
             "--metrics",
             *configuration.given,
         ]

@@ -22,7 +22,8 @@ def _add_started(add: AddOption) -> None:
         metavar="NAME",
         help=(
             "engine to start: vllm (default); with --base-url the engine that listens there "
-            f"({engines}; default: recognised by its answers)"
+            f"({engines}; default: recognised by its answers), whose profile is taken if one is "
+            "shipped"
         ),
     )
     add(

@@ -2,9 +2,11 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import architecture, profile
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
 from sm121.core.profile import Profile
@@ -45,18 +47,21 @@ class GivenEngine:
     master_address: str | None = None
 
 
-def read(option: Option, chosen: Profile | None, base_url: str | None) -> GivenEngine:
+def read(
+    option: Option, chosen: Profile | None, base_url: str | None, marked: Sequence[str] = ()
+) -> GivenEngine:
     """Read the options.
 
     Args:
         option: Gives the value of an option.
         chosen: The profile that was named; None if none was.
         base_url: The URL of the attached server; None if the suite starts one.
+        marked: Architectures that ``-m`` names.
 
     Raises:
         UsageError: An option is wrong, or contradicts another one.
     """
-    name = started(option, chosen, base_url)
+    name = started(option, chosen, base_url, marked)
     refuse_conflicts(option, base_url)
     return GivenEngine(
         name=name,
@@ -70,13 +75,17 @@ def read(option: Option, chosen: Profile | None, base_url: str | None) -> GivenE
     )
 
 
-def started(option: Option, chosen: Profile | None, attached: str | None) -> str:
-    """Return the name of the engine that the run is about.
+def started(
+    option: Option, chosen: Profile | None, attached: str | None, marked: Sequence[str] = ()
+) -> str:
+    """Return the name of the engine whose profile the run has.
 
     Args:
         option: Gives the value of an option.
         chosen: The profile that was named; None if none was.
-        attached: The URL of the attached server, whose engine is found by probing it; else None.
+        attached: The URL of the attached server, else None. Its engine is found by probing it. If
+            it is named, and no profile is shipped for it, that of the default engine is taken.
+        marked: Architectures that ``-m`` names.
 
     Raises:
         UsageError: There is no such engine, or the profile is for another one or for another
@@ -86,7 +95,8 @@ def started(option: Option, chosen: Profile | None, attached: str | None) -> str
     name: str | None = option("--engine")
     if name and attached:
         capabilities.of(name, None)  # refuses an unknown engine
-        name = None
+        if chosen is not None or not _has_profile(arch_name, name, marked):
+            name = None
     if not name:
         name = DEFAULT if chosen is None else chosen.engine.name
     registry.engine(name)
@@ -94,6 +104,15 @@ def started(option: Option, chosen: Profile | None, attached: str | None) -> str
         _refuse_another("--arch", arch_name, chosen.arch, option("--profile"))
         _refuse_another("--engine", name, chosen.engine.name, option("--profile"))
     return name
+
+
+def _has_profile(arch: str | None, engine: str, marked: Sequence[str]) -> bool:
+    """Whether a profile is shipped for an engine and the architecture of the run."""
+    try:
+        profile.for_architecture(arch or architecture.expected(marked), engine)
+    except UsageError:
+        return False
+    return True
 
 
 def _refuse_another(flag: str, value: str | None, of_profile: str, profile_name: str) -> None:

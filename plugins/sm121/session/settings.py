@@ -121,7 +121,7 @@ def read(
     sides = ab.sides if ab is not None else None
     url = given_attached.url_of(option, sides)
     target = given_target.read(option, marked, url)
-    engine = given_engine.read(option, target.profile, url)
+    engine = given_engine.read(option, target.profile, url, marked)
     attached = given_attached.read(option, url, sides, target.profile)
     judging = given_judging.read(option, started_in)
     expected = profile.expected(target.profile, target.arch, engine.name, marked)
