@@ -49,7 +49,8 @@ def page() -> str:
             remedy = cell(entry.remedy or "")
             rows.append((f"`{entry.id}`", summary, cell(entry.owner), remedy))
         lines += table(("seen", "what it says", "whose it is, what to look at", "remedy"), rows)
-    errors = "[errors that kill nobody](../stress.md#errors-that-kill-nobody)"
+    section = "../stress.md#errors-of-a-server-that-keeps-running"
+    errors = f"[errors of a server that keeps running]({section})"
     lines += ["", "## Accepted errors", "", f"A healthy server logs these: {errors}.", ""]
     accepted = []
     for row in load_failures().accepted:
