@@ -269,7 +269,7 @@ if __name__ == "__main__":
         # What a run imports and reads after its start, too.
         for module in (
             *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
-            *("pytest_bench_gate.gates", "pdb"),
+            *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
         ):
             importlib.import_module(module)
         importlib.import_module("sm121.core.bounded").tls()

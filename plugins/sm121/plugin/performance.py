@@ -1,9 +1,12 @@
 """Fixtures of the levels that load or measure: stress, performance and regression."""
 
+from __future__ import annotations
+
 import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -27,7 +30,10 @@ from sm121.run.events import Decided
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
-from sm121.stress import level, soak
+from sm121.stress import soak
+
+if TYPE_CHECKING:
+    from sm121.stress import level
 
 _LINE_EVERY_S = 10.0
 
@@ -254,6 +260,8 @@ def stress(
     """The server under load (see `Stress`); one for as long as the server lives."""
     current = pytestconfig.stash.get(_STRESS, None)
     if current is None or current.server is not server:
+        from sm121.stress import level  # aiohttp: a fifth of a second of every other run
+
         end_load(pytestconfig)
         current = _Loaded(server, level.Stress(conformance, server, capabilities))
         pytestconfig.stash[_STRESS] = current

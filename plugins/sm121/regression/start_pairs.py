@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
@@ -127,6 +126,8 @@ def _mean(values: Floats, looks: int) -> PairedMean:
     count = len(values)
     if count < 2:
         return PairedMean(middle, None, None)
+    from scipy import special  # a tenth of a second, which other runs need not spend
+
     critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
     reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))
     return PairedMean(middle, middle - reach, middle + reach)

@@ -16,7 +16,6 @@ from math import comb
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
@@ -340,6 +339,8 @@ def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> floa
         distance = -distance
     if spread == 0.0:
         return 0.0 if distance > 0 else 1.0
+    from scipy import special  # a tenth of a second, and only runs that compare need it
+
     scale = spread * np.sqrt(1.0 + 1.0 / len(levels))
     return float(special.stdtr(len(levels) - 1, -distance / scale))
 

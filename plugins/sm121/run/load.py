@@ -1,9 +1,14 @@
 """The load on a server."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from sm121.client.load import LoadClient
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from sm121.machine.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sm121.client.load import LoadClient  # aiohttp: only a run with the stress level needs it
 
 
 @dataclass(frozen=True)

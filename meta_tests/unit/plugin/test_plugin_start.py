@@ -1,0 +1,26 @@
+"""A run starts with what every run needs, and leaves it out of the collections of garbage."""
+
+import gc
+import subprocess
+import sys
+
+from sm121 import plugin
+
+#: Each takes a tenth of a second or more.
+FOR_SOME_RUNS = ("aiohttp", "scipy", "torch", "openai")
+
+
+def test_what_few_runs_need_is_imported_by_them():
+    code = f"import sys, sm121.plugin.spine; print(*set({FOR_SOME_RUNS}) & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_what_is_imported_is_no_garbage_and_later_garbage_is_collected():
+    before = gc.get_freeze_count()
+    with plugin._kept_for_good():
+        assert not gc.isenabled()
+        imported = [[] for _ in range(1000)]
+    assert gc.get_freeze_count() - before >= len(imported)
+    assert gc.isenabled()
