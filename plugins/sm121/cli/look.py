@@ -20,6 +20,7 @@ def add(commands: Commands) -> None:
     _add_health(commands)
     _add_path(commands)
     _add_box(commands)
+    _add_checkpoint(commands)
     _add_compare(commands)
     _add_history(commands)
     _add_report(commands)
@@ -265,6 +266,43 @@ def _box(options: argparse.Namespace) -> int:
         print(text, end="")
         worst = max(worst, status)
     return worst
+
+
+def _add_checkpoint(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "checkpoint",
+        _checkpoint,
+        (
+            "formats of a checkpoint's weights by the headers of its safetensors, the bytes that a "
+            "token reads, and where its label is wrong"
+        ),
+    )
+    parser.add_argument(
+        "model",
+        metavar="DIR|ID",
+        help=(
+            "a folder, or owner/name of a model in the hub's cache; nothing is downloaded, and no "
+            "weight is read"
+        ),
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="JSON for programs (default: a table)",
+    )
+
+
+def _checkpoint(options: argparse.Namespace) -> int:
+    from sm121.checkpoint import inspection
+    from sm121.report import checkpoint_text
+
+    found = inspection.inspect(options.model)
+    if options.json:
+        print(checkpoint_text.report(found).model_dump_json(indent=2))
+    else:
+        print(checkpoint_text.text(options.model, found), end="")
+    return 1 if found.facts else 0
 
 
 def _add_compare(commands: Commands) -> None:

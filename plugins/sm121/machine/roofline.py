@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from sm121.checkpoint import kv_cache
 from sm121.core import data_file, engine_arguments
 from sm121.core.data_file import DataTable
 from sm121.core.engine_settings import Nodes, PathValues
@@ -344,10 +345,6 @@ class _Sizes:
     hidden: int
     intermediate: int
     layers: int
-    #: The layers whose attention has a sliding window.
-    sliding_layers: int
-    #: The tokens of the window; 0 without one.
-    window: int
     vocabulary: int
     heads: int
     kv_heads: int
@@ -360,19 +357,10 @@ class _Sizes:
     def of(cls, config: Mapping[str, Any]) -> "_Sizes":
         """Read the sizes. Raises Sm121Error if one is missing."""
         try:
-            hidden = int(config["hidden_size"])
-            intermediate = int(config["intermediate_size"])
-            layers = int(config["num_hidden_layers"])
-            kinds = config.get("layer_types")
-            sliding_layers = (layers + 1) // 2
-            if isinstance(kinds, list):
-                sliding_layers = kinds.count("sliding_attention")
             return cls(
-                hidden=hidden,
-                intermediate=intermediate,
-                layers=layers,
-                sliding_layers=sliding_layers,
-                window=int(config.get("sliding_window") or 0),
+                hidden=int(config["hidden_size"]),
+                intermediate=int(config["intermediate_size"]),
+                layers=int(config["num_hidden_layers"]),
                 vocabulary=int(config["vocab_size"]),
                 heads=int(config["num_attention_heads"]),
                 kv_heads=int(config["num_key_value_heads"]),
@@ -382,11 +370,6 @@ class _Sizes:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise Sm121Error(f"the model's configuration lacks {error}") from error
-
-    def kv_tokens(self, depth: int) -> int:
-        """Return the tokens of the KV cache that all layers read at a depth."""
-        in_window = min(depth, self.window) if self.window else depth
-        return self.sliding_layers * in_window + (self.layers - self.sliding_layers) * depth
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
@@ -413,7 +396,7 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
         attention=sizes.layers * (projections / 8 + biases),
         router=float(sizes.layers * sizes.experts * (sizes.hidden + 1) * _VALUE_BYTES),
         lm_head=sizes.vocabulary * sizes.hidden * formats.lm_head / 8,
-        kv=sizes.kv_tokens(depth) * 2 * keys * formats.kv / 8,
+        kv=kv_cache.of(config).size(depth, formats.kv),
     )
 
 

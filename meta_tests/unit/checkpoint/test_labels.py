@@ -1,0 +1,149 @@
+"""Each form of a label is understood: compressed-tensors, ModelOpt, GPTQ, exceptions."""
+
+import json
+
+import pytest
+
+from meta_tests.fakes import checkpoints
+from sm121.checkpoint import inspection
+
+LINEAR = "model.layers.{}.self_attn.q_proj"
+NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "group", "group_size": 128}
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+
+
+def matrices(kind):
+    """Return the tensors of two layers in a format."""
+    rows, columns = 256, 1024
+    packed = {
+        "nvfp4": {
+            "weight_packed": ("U8", [rows, columns // 2]),
+            "weight_scale": ("F8_E4M3", [rows, columns // 16]),
+            "weight_global_scale": ("F32", [1]),
+        },
+        "int4": {
+            "weight_packed": ("I32", [rows, columns // 8]),
+            "weight_scale": ("BF16", [rows, columns // 128]),
+            "weight_shape": ("I64", [2]),
+        },
+        "int8": {
+            "weight_packed": ("I32", [rows, columns // 4]),
+            "weight_scale": ("BF16", [rows, columns // 128]),
+        },
+        "fp8": {"weight": ("F8_E4M3", [rows, columns]), "weight_scale": ("F32", [rows, 1])},
+        "mxfp8": {"weight": ("F8_E4M3", [rows, columns]), "weight_scale": ("U8", [rows, 32])},
+        "bfloat16": {"weight": ("BF16", [rows, columns])},
+        "gptq": {
+            "qweight": ("I32", [columns // 8, rows]),
+            "scales": ("F16", [columns // 128, rows]),
+            "qzeros": ("I32", [columns // 128, rows // 8]),
+            "g_idx": ("I32", [columns]),
+        },
+    }[kind]
+    tensors = {}
+    for layer in range(2):
+        for end, entry in packed.items():
+            tensors[f"{LINEAR.format(layer)}.{end}"] = entry
+    return tensors
+
+
+def inspected(folder, kind, label, modelopt=None):
+    folder.mkdir(exist_ok=True)
+    config = {"num_hidden_layers": 2}
+    if label is not None:
+        config["quantization_config"] = label
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    if modelopt is not None:
+        (folder / "hf_quant_config.json").write_text(json.dumps(modelopt), "utf-8")
+    checkpoints.write_header(folder / "model.safetensors", matrices(kind))
+    return inspection.of_folder(folder)
+
+
+def compressed(weights, targets=("Linear",), ignore=()):
+    group = {"weights": weights, "targets": [*targets]}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "ignore": [*ignore],
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "agrees"),
+    [
+        pytest.param("nvfp4", compressed(NVFP4), True, id="compressed-tensors NVFP4"),
+        pytest.param("int4", compressed(INT4), True, id="compressed-tensors W4A16"),
+        pytest.param("int8", compressed(INT8), True, id="compressed-tensors W8A16"),
+        pytest.param("fp8", compressed(FP8), True, id="compressed-tensors FP8"),
+        pytest.param("mxfp8", {"quant_method": "mxfp8"}, True, id="MXFP8"),
+        pytest.param("fp8", compressed(NVFP4), False, id="FP8 that is called NVFP4"),
+        pytest.param("int8", compressed(INT4), False, id="8 bits that are called 4"),
+        pytest.param("gptq", {"quant_method": "gptq", "bits": 4}, True, id="GPTQ"),
+        pytest.param("gptq", {"quant_method": "gptq", "bits": 8}, False, id="GPTQ, 8 bits"),
+        pytest.param("bfloat16", None, True, id="no label"),
+        pytest.param("nvfp4", None, False, id="no label, and quantised"),
+        pytest.param(
+            "bfloat16",
+            compressed(NVFP4, ignore=["re:.*self_attn.*"]),
+            True,
+            id="excepted by a pattern",
+        ),
+        pytest.param(
+            "bfloat16",
+            compressed(NVFP4, ignore=[LINEAR.format(0)]),
+            False,
+            id="one of two layers is excepted",
+        ),
+        pytest.param(
+            "bfloat16",
+            compressed(NVFP4, targets=["re:.*mlp.*"]),
+            True,
+            id="other modules are targets",
+        ),
+    ],
+)
+def test_a_label_and_its_tensors(kind, label, agrees, tmp_path):
+    found = inspected(tmp_path, kind, label)
+    assert (found.facts == ()) is agrees, found.facts
+
+
+@pytest.mark.parametrize(
+    ("quantization", "agrees"),
+    [
+        ({"quant_algo": "FP8", "exclude_modules": ["lm_head"]}, True),
+        ({"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}, False),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {LINEAR.format(0): {"quant_algo": "FP8"}},
+            },
+            True,
+        ),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {LINEAR.format(0): {"quant_algo": "NVFP4"}},
+            },
+            False,
+        ),
+    ],
+)
+def test_modelopt_has_a_file_of_its_own(quantization, agrees, tmp_path):
+    found = inspected(tmp_path, "fp8", None, {"quantization": quantization})
+    assert found.label.file == "hf_quant_config.json"
+    assert (found.facts == ()) is agrees, found.facts
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [("nvfp4", 4), ("int4", 4), ("int8", 8), ("fp8", 8), ("gptq", 4), ("bfloat16", 16)],
+)
+def test_values_are_counted_whatever_the_packing(kind, values, tmp_path):
+    """`values`: bits of a value."""
+    label = compressed({"int8": INT8, "int4": INT4}[kind]) if kind in ("int8", "int4") else None
+    found = inspected(tmp_path, kind, label)
+    for weight in found.weights:
+        assert weight.values == 256 * 1024
+        assert weight.main.size * 8 / weight.values == values

@@ -1,0 +1,164 @@
+"""Where a checkpoint's label and its tensors contradict each other."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sm121.checkpoint import label, weight_tables, weights
+from sm121.checkpoint.label import Label
+from sm121.checkpoint.weights import Weight
+from sm121.core.unmet import Fact
+
+#: The ``kind`` of these facts.
+KIND = "checkpoint label"
+#: The beginning of the names of formats that are not quantised.
+_FLOATS = ("float", "bfloat")
+#: A label gives the values of a part a format. If a larger share than this is not quantised, that
+#: is a contradiction. The rest an engine knows by the model's code: DeepSeek-V4's compressor.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A label against the tensors."""
+
+    facts: tuple[Fact, ...]
+    #: Matrices that the label does not except, and that are not quantised: a line each.
+    notes: tuple[str, ...]
+
+
+def judge(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judgement:
+    """Compare a label with the weights.
+
+    Args:
+        own: The label.
+        held: All weights.
+        config: The checkpoint's config.json.
+
+    Returns:
+        One fact for each part and pair of formats, with the layers.
+    """
+    facts = [*_wrong_experts(held, config)]
+    if own.unknown:
+        note = f"the label {own.unknown} is not judged: no row of checkpoint.toml describes it"
+        return Judgement(tuple(facts), (note,))
+    matrices = [_Matrix.of(own, each) for each in held if _is_judged(each)]
+    left, notes = _left_alone(matrices)
+    wrong = [each for each in matrices if each.is_wrong]
+    return Judgement((*facts, *_facts(own, [*wrong, *left])), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A matrix with the formats that the label gives it."""
+
+    weight: Weight
+    #: Empty: not to be quantised; None: the label says nothing.
+    formats: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, own: Label, weight: Weight) -> "_Matrix":
+        return cls(weight, own.formats_of(weight))
+
+    @property
+    def is_float(self) -> bool:
+        return (self.weight.format or "").startswith(_FLOATS)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it is quantised otherwise than the label says."""
+        if self.is_float or self.formats is None:
+            return False
+        return self.weight.format not in self.formats
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether it is not quantised, and the label does not except it."""
+        return self.is_float and bool(self.formats)
+
+    @property
+    def role(self) -> str:
+        """The name of its module without the numbers of its layer and expert."""
+        return weights.role(self.weight.module)
+
+
+def _is_judged(weight: Weight) -> bool:
+    if not weight.part.linear or weight.format is None:
+        return False
+    return not weight.format.startswith(weights.UNKNOWN)
+
+
+def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
+    """Return the matrices that are left unquantised against the label, and notes on others.
+
+    It is a contradiction if most of a part is left alone, or a matrix in some layers only.
+    """
+    quantised_roles = {each.role for each in matrices if not each.is_float}
+    wrong = []
+    notes = []
+    for group in dict.fromkeys(each.weight.group for each in matrices if each.is_left_alone):
+        claimed = [each for each in matrices if each.formats and each.weight.group == group]
+        left = [each for each in claimed if each.is_float]
+        is_most = _values(left) > _MOST * _values(claimed)
+        noted: dict[str, str] = {}
+        for each in left:
+            if is_most or each.role in quantised_roles:
+                wrong.append(each)
+            else:
+                noted[each.role] = str(each.weight.format)
+        if noted:
+            roles = ", ".join(f"{role} {kind}" for role, kind in sorted(noted.items()))
+            notes.append(f"{group}: the label does not except {roles}")
+    return wrong, notes
+
+
+def _values(matrices: Iterable[_Matrix]) -> int:
+    return sum(each.weight.values for each in matrices)
+
+
+def _facts(own: Label, wrong: Iterable[_Matrix]) -> Iterator[Fact]:
+    """Yield a fact for each part, required and observed format."""
+    groups: dict[tuple[str, str, str], list[Weight]] = {}
+    for each in wrong:
+        required = label.quantised(each.formats or ())
+        key = (each.weight.group, required, str(each.weight.format))
+        groups.setdefault(key, []).append(each.weight)
+    said = f"{own.name} in {own.file}" if own.name else f"no quantization_config in {own.file}"
+    for (group, required, observed), these in groups.items():
+        layers = weights.layers_text(each.layer for each in these)
+        yield Fact(
+            required=f"{required} ({said})",
+            observed=observed,
+            about=", ".join(filter(None, (group, layers))),
+            kind=KIND,
+            evidence=f"{len(these)} weights, such as {these[0].main}",
+        )
+
+
+def _wrong_experts(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield a fact if the tensors have another number of experts than the configuration."""
+    stored = weights.stored_experts(held)
+    said = number(config, weight_tables.load().keys.experts)
+    if stored is None or said is None or stored == said:
+        return
+    yield Fact(
+        required="experts of a layer as config.json has them:",
+        limit=said,
+        value=stored,
+        about="experts",
+        kind=KIND,
+    )
+
+
+def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    """Return the first whole number that a configuration has under some key.
+
+    Args:
+        config: The config.json of a model, also of one with a ``text_config``.
+        keys: The keys.
+    """
+    for holder in (config.get("text_config") or {}, config):
+        for key in keys:
+            if isinstance(holder.get(key), int):
+                return int(holder[key])
+    return None

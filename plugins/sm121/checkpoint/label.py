@@ -1,0 +1,255 @@
+"""The label of a checkpoint: the formats that its configuration says its weights have.
+
+It is ``quantization_config`` of config.json, or hf_quant_config.json of ModelOpt.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm121.checkpoint import weight_tables
+from sm121.checkpoint.weights import Weight
+from sm121.core.errors import Sm121Error
+
+#: The file of a checkpoint's configuration.
+CONFIG = "config.json"
+_MODELOPT = "hf_quant_config.json"
+#: The keys of a label with the modules that are not quantised.
+_IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+#: A target of compressed-tensors that means every matrix.
+_EVERY = "Linear"
+_PATTERN = "re:"
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """Modules that a label names: each entry means a module and what is in it."""
+
+    #: Names of modules, or ends or beginnings of such names.
+    names: frozenset[str] = frozenset()
+    #: Regular expressions for the beginning of a name.
+    patterns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[str]) -> "_Modules":
+        """Read the entries: names, names with ``*``, or ``re:`` and a regular expression."""
+        names = set()
+        patterns = []
+        for entry in entries:
+            if entry.startswith(_PATTERN):
+                patterns.append(entry.removeprefix(_PATTERN))
+            elif "*" in entry:
+                patterns.append(_of_glob(entry))
+            else:
+                names.add(entry)
+        return cls(frozenset(names), tuple(patterns))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no entry."""
+        return not self.names and not self.patterns
+
+    def have(self, module: str) -> bool:
+        """Return whether an entry names a module, or one that the module is in."""
+        if self.names and not self.names.isdisjoint(_parts_of(module)):
+            return True
+        return any(_matches(pattern, module) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Modules that a label gives a format."""
+
+    #: Empty: all.
+    targets: _Modules
+    formats: tuple[str, ...]
+    #: The parts of a model that it speaks of; empty: all.
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Label:
+    """The formats that a configuration claims."""
+
+    #: For people: ``fp8``, ``modelopt NVFP4``; empty: the configuration has no label.
+    name: str
+    #: Where it was read.
+    file: str
+    #: The first group with a module counts.
+    groups: tuple[_Group, ...]
+    #: Modules that are not quantised.
+    ignored: _Modules
+    #: The values of a scale; None: not said.
+    group_size: int | None
+    #: A method or algorithm that no row describes; empty: all is understood.
+    unknown: str = ""
+
+    def formats_of(self, weight: Weight) -> tuple[str, ...] | None:
+        """Return the formats that the label gives a weight.
+
+        Args:
+            weight: The weight.
+
+        Returns:
+            The formats; empty if it is not to be quantised, None if the label says nothing.
+        """
+        if self.ignored.have(weight.module):
+            return ()
+        for group in self.groups:
+            if group.parts and weight.part.id not in group.parts:
+                continue
+            if group.targets.is_empty or group.targets.have(weight.module):
+                return group.formats
+        return None if self.name else ()
+
+
+def of_folder(folder: Path, config: Mapping[str, Any]) -> Label:
+    """Return the label of a checkpoint.
+
+    Args:
+        folder: The folder, which may have hf_quant_config.json.
+        config: Its config.json.
+
+    Raises:
+        Sm121Error: A file is no JSON.
+    """
+    table = _table(config)
+    file = CONFIG
+    if table is None:
+        table = read_json(folder / _MODELOPT).get("quantization")
+        file = _MODELOPT
+    if not isinstance(table, dict):
+        return Label("", CONFIG, (), _Modules(), None)
+    return _of_table(table, file, config)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object of a file; empty if there is none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        Sm121Error: The file is no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise Sm121Error(f"{path}: expected JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise Sm121Error(f"{path}: expected a JSON object")
+    return data
+
+
+def _table(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    for holder in (config, config.get("text_config") or {}):
+        for key in ("quantization_config", "compression_config"):
+            if isinstance(holder.get(key), dict):
+                return dict(holder[key])
+    return None
+
+
+def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) -> Label:
+    method = str(table.get("quant_method") or "")
+    algorithm = str(table.get("quant_algo") or "")
+    ignored: list[str] = []
+    for key in _IGNORED:
+        ignored += map(str, table.get(key) or ())
+    groups: list[_Group] = []
+    expert_dtype = table.get("expert_dtype") or config.get("expert_dtype")
+    if expert_dtype:
+        groups.append(_Group(_Modules(), _formats(str(expert_dtype)), ("experts",)))
+    if table.get("config_groups"):
+        groups += map(_of_schemes, table["config_groups"].values())
+    elif table.get("quantized_layers"):
+        groups += _of_layers(table["quantized_layers"])
+    else:
+        word = algorithm or method
+        row = weight_tables.load().label.get(word.lower())
+        formats = _formats(word, table.get("bits"))
+        groups.append(_Group(_Modules(), formats, row.parts if row is not None else ()))
+    words = [word for word in (method, algorithm) if word]
+    unknown = "" if all(group.formats for group in groups) else " ".join(words)
+    return Label(
+        name=" ".join(words),
+        file=file,
+        groups=tuple(groups),
+        ignored=_Modules.of(ignored),
+        group_size=_group_size(table),
+        unknown=unknown,
+    )
+
+
+def _formats(word: str, bits: object = None) -> tuple[str, ...]:
+    """Return the formats of a word; empty if no row has it."""
+    row = weight_tables.load().label.get(word.lower())
+    if row is None:
+        return ()
+    named = [name for name in row.formats if bits is None or name.endswith(str(bits))]
+    return tuple(named) or row.formats
+
+
+def _of_schemes(group: Mapping[str, Any]) -> _Group:
+    """Return a group of compressed-tensors."""
+    weights = group.get("weights") or {}
+    formats = _formats(f"{weights.get('type')}{weights.get('num_bits')}")
+    targets = [str(target) for target in group.get("targets") or ()]
+    if _EVERY in targets:
+        targets = []
+    return _Group(_Modules.of(targets), formats)
+
+
+def _of_layers(layers: Mapping[str, Mapping[str, Any]]) -> Iterable[_Group]:
+    """Yield a group for each algorithm of ModelOpt's mixed precision."""
+    by_algorithm: dict[str, list[str]] = {}
+    for name, scheme in layers.items():
+        by_algorithm.setdefault(str(scheme.get("quant_algo")), []).append(name)
+    for algorithm, names in by_algorithm.items():
+        yield _Group(_Modules.of(names), _formats(algorithm))
+
+
+def _group_size(table: Mapping[str, Any]) -> int | None:
+    sizes: list[Any] = [table.get("group_size")]
+    for group in (table.get("config_groups") or {}).values():
+        sizes.append((group.get("weights") or {}).get("group_size"))
+    for size in sizes:
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def _parts_of(module: str) -> Iterator[str]:
+    """Yield all successive parts of a name: a.b.c has a, a.b, a.b.c, b, b.c and c."""
+    words = module.split(".")
+    for first in range(len(words)):
+        for last in range(first, len(words)):
+            yield ".".join(words[first : last + 1])
+
+
+def _of_glob(entry: str) -> str:
+    """Return a name with ``*`` as a regular expression: with one at its end it is a beginning."""
+    pattern = ".*".join(map(re.escape, entry.split("*")))
+    return pattern if entry.endswith("*") else rf"{pattern}(\.|$)"
+
+
+@functools.cache
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return re.match(pattern, module) is not None
+    except re.error:  # the engine will refuse it
+        return False
+
+
+def quantised(formats: Sequence[str]) -> str:
+    """Return formats for people.
+
+    Args:
+        formats: The formats that a label gives a weight.
+    """
+    return " or ".join(formats) if formats else "not quantised"

@@ -1,0 +1,165 @@
+"""Read which tensors a checkpoint has, by the headers of its safetensors alone.
+
+A file begins with 8 bytes, the length of a header in JSON (little-endian). The header has the
+dtype, the shape and the place of each tensor. No weight is read.
+Source: https://github.com/huggingface/safetensors#format
+"""
+
+import json
+import math
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sm121.core.errors import Sm121Error
+from sm121.core.unmet import Fact
+
+#: The list of all tensors with their files, of a checkpoint in several files.
+INDEX = "model.safetensors.index.json"
+#: The ``kind`` of facts on files that are not whole.
+KIND = "checkpoint files"
+#: The longest header that the format allows, in bytes.
+_LONGEST = 100_000_000
+#: The bytes in front of the header.
+_PREFIX = 8
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor, as its header describes it."""
+
+    name: str
+    #: As the format names it: BF16, U8, F8_E4M3, ...
+    dtype: str
+    shape: tuple[int, ...]
+    #: Its bytes in the file.
+    size: int
+
+    @property
+    def elements(self) -> int:
+        """The elements of its shape."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """All tensors of a checkpoint."""
+
+    folder: Path
+    #: The names of the files.
+    files: tuple[str, ...]
+    tensors: tuple[Tensor, ...]
+    #: Files that are missing, cut or not those of the index.
+    facts: tuple[Fact, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+
+def read(folder: Path) -> StoredTensors:
+    """Read the headers of a folder's safetensors.
+
+    Args:
+        folder: The folder. If it has an index, only the files of the index count.
+
+    Raises:
+        Sm121Error: The folder has no safetensors, or a header cannot be read.
+    """
+    files_by_tensor = _files_by_tensor(folder)
+    names = {*files_by_tensor.values()} or {path.name for path in folder.glob("*.safetensors")}
+    present = [name for name in sorted(names) if (folder / name).is_file()]
+    if not present:
+        raise Sm121Error(
+            f"{folder}: expected *.safetensors, got none. Name a folder with a checkpoint in "
+            "safetensors; GGUF and .bin are not read"
+        )
+    facts = [_missing_file(name) for name in sorted(names - {*present})]
+    tensors: dict[str, Tensor] = {}
+    for name in present:
+        path = folder / name
+        own, end = _read_file(path)
+        tensors.update({tensor.name: tensor for tensor in own})
+        size = path.stat().st_size
+        if size < end:
+            facts.append(_cut_file(name, size, end))
+    missing = {*files_by_tensor} - {*tensors}
+    if missing and not facts:
+        facts.append(_missing_tensors(missing))
+    return StoredTensors(folder, tuple(present), tuple(tensors.values()), tuple(facts))
+
+
+def _files_by_tensor(folder: Path) -> dict[str, str]:
+    """Return the file of each tensor by the index; empty if the checkpoint has none."""
+    path = folder / INDEX
+    if not path.is_file():
+        return {}
+    try:
+        index = json.loads(path.read_text("utf-8"))
+        files = {str(name): str(file) for name, file in index["weight_map"].items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Sm121Error(f"{path}: expected an index with weight_map ({error})") from error
+    for file in {*files.values()}:
+        if Path(file).name != file:
+            raise Sm121Error(f"{path}: expected names of files in this folder, got {file}")
+    return files
+
+
+def _read_file(path: Path) -> tuple[list[Tensor], int]:
+    """Return the tensors of a file, and how long the file must be."""
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == _PREFIX else 0
+        text = file.read(length) if 0 < length <= _LONGEST else b""
+    if not text or len(text) < length:
+        raise Sm121Error(
+            f"{path}: expected a header of safetensors, got {len(prefix) + len(text)} bytes of "
+            "one. Download the file again"
+        )
+    try:
+        table = json.loads(text)
+        table.pop("__metadata__", None)
+        tensors = [_tensor(name, entry) for name, entry in table.items()]
+        last = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+    except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+        raise Sm121Error(f"{path}: expected a header of safetensors ({error!r})") from error
+    return tensors, _PREFIX + length + int(last)
+
+
+def _tensor(name: str, entry: dict[str, Any]) -> Tensor:
+    begin, end = entry["data_offsets"]
+    shape = tuple(int(length) for length in entry["shape"])
+    return Tensor(name, str(entry["dtype"]), shape, int(end) - int(begin))
+
+
+def _missing_file(name: str) -> Fact:
+    return Fact(
+        required=f"all files of {INDEX}",
+        observed=f"{name} is missing",
+        kind=KIND,
+    )
+
+
+def _cut_file(name: str, size: int, end: int) -> Fact:
+    return Fact(
+        required="the length that the file's header says",
+        observed="a file that is cut",
+        about=name,
+        kind=KIND,
+        evidence=f"{size} of {end} bytes; download it again",
+    )
+
+
+def _missing_tensors(names: Collection[str]) -> Fact:
+    return Fact(
+        required=f"the tensors of {INDEX}",
+        observed="some are missing",
+        kind=KIND,
+        evidence=f"{len(names)}, such as {min(names)}",
+    )
