@@ -3,6 +3,7 @@ nothing is one line, too, and leaves the report of a run that measured where it 
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from meta_tests.folders import ROOT
+from meta_tests.whole.terminal_samples import on_a_terminal
 from sm121 import cli
 from sm121.core.verdict import Verdict
 from sm121.run import directory, verdict_file
@@ -38,14 +40,26 @@ REFUSED = [
 ]  # fmt: skip
 
 
+#: What a machine that is busy for eight seconds shows above the line.
+GOES_ON = re.compile(r"\[\d\d:\d\d:\d\d\] .+ for \d+:\d\d")
+#: Makes a machine busy: each step takes longer than nothing is shown.
+BUSY = """
+import time
+from sm121.plugin import held_output, progress
+
+held_output._SILENT_S = 0.2
+progress._LINE_EVERY_S = 0.3
+
+
+def pytest_collection_modifyitems():
+    time.sleep(1.0)
+"""
+
+
 def the_line(run) -> str:
-    """The only line. On a machine that was busy for eight seconds pytest's own are above it."""
+    """The only line, beside those that say that a busy machine goes on."""
     lines = [line for line in run.output.splitlines() if line.strip()]
-    if "collecting the tests for" in run.output:
-        return lines[-1]
-    if "the workers run for" in run.output:
-        lines = [line for line in lines if line.startswith("ERROR: ")]
-    (line,) = lines
+    (line,) = [line for line in lines if not GOES_ON.fullmatch(line)]
     return line
 
 
@@ -63,6 +77,39 @@ def test_a_refused_request_is_the_same_line_with_workers(
 ):
     status, run = run_pytest("-n", "2", *arguments)
     assert status == 4 and the_line(run).startswith("ERROR: "), run.output
+
+
+@pytest.fixture
+def busy(tmp_path) -> tuple[str, ...]:
+    """The options of a run on a busy machine."""
+    (tmp_path / "busy.py").write_text(BUSY)
+    return ("-p", "busy", "--override-ini", f"pythonpath={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    "workers", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="n2")]
+)
+def test_a_busy_machine_shows_that_it_goes_on_and_no_header(run_pytest, busy, workers):
+    status, run = run_pytest(*busy, *workers, "--base-url", DEAD)
+    assert status == 4 and the_line(run).startswith("ERROR: --base-url "), run.output
+    assert GOES_ON.search(run.output), run.output
+
+
+def test_a_busy_machine_shows_the_header_of_what_runs(run_pytest, busy, fault_server):
+    status, run = run_pytest(
+        *busy, "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
+    )
+    assert status == 0, run.output
+    texts = ("collecting the tests for", "session starts", "collected 1 item", "target: ")
+    places = [run.output.index(text) for text in texts]
+    assert places == sorted(places) and run.output.count("session starts") == 1
+
+
+def test_a_busy_machine_shows_on_a_terminal_that_it_goes_on(busy):
+    shown = on_a_terminal([*busy, "--base-url", DEAD])
+    waited, _, refused = shown.replace("\r\n", "\n").rpartition("\r")
+    assert "collecting the tests ..." in waited and "session starts" not in shown, shown
+    assert "ERROR: --base-url " in refused and refused.strip().count("\n") <= 1, shown
 
 
 def test_what_runs_has_its_header(run_pytest, fault_server):

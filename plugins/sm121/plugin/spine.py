@@ -280,6 +280,7 @@ def pytest_report_teststatus(
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
     """Stop the progress: a debugger has the terminal to itself."""
+    held_output.release(config)
     _stop_progress(config)
 
 

@@ -123,6 +123,9 @@ def say(
     if progress is not None:
         progress.say(what, line, kind)
         return
+    timed = f"[{time.strftime('%H:%M:%S')}] {what}: {line}"
+    if held_output.note(config, timed):
+        return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None:
@@ -132,7 +135,7 @@ def say(
         shown = capture.global_and_fixture_disabled()
     with shown:
         reporter.ensure_newline()
-        reporter.write_line(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
+        reporter.write_line(timed)
 
 
 def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
