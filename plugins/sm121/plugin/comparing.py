@@ -40,6 +40,8 @@ _GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
 _NAMED_RUNS = 3
 #: How pytest-benchmark's warning begins.
 _NOTHING_TO_COMPARE = "Can't compare. No benchmark files"
+#: How its warning of a file begins that it cannot read.
+_UNREADABLE = "Failed to load "
 #: The error of pytest-benchmark while it stored or compared.
 _BROKEN = pytest.StashKey[str]()
 
@@ -69,7 +71,8 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         if not is_database or importlib.util.find_spec("elasticsearch") is None:
             raise UsageError(f"--benchmark-storage {storage}: expected a folder or file://PATH")
     # The line of `refuse` says it. For benchmarks of others it is said when they are collected.
-    warnings.filterwarnings("ignore", message=_NOTHING_TO_COMPARE)
+    for beginning in (_NOTHING_TO_COMPARE, _UNREADABLE):
+        warnings.filterwarnings("ignore", message=beginning)
     named = config.getoption("benchmark_compare", None)
     is_no_file = isinstance(named, str) and not Path(named).is_file()
     if is_no_file and (len(Path(named).parts) > 2 or Path(named).is_absolute()):
@@ -122,6 +125,9 @@ def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or not _given(config, "benchmark_compare"):
         return
+    named = config.getoption("benchmark_compare")
+    runs = () if named is True else (named,)
+    list(benchmarks.storage.load(*runs))  # warns of a file that it cannot read
     if not benchmarks.compared_mapping:
         benchmarks.logger.warning(f"{_NOTHING_TO_COMPARE} in {str(benchmarks.storage)!r}.")
 
