@@ -23,6 +23,12 @@ REPORT ?= conformance-report
 PLAN ?= quick
 MATRIX := $(if $(filter full,$(PLAN)),--matrix 1)
 PYTEST_ARGS ?=
+# Refused here, not when the environment is made. A profile of PYTEST_ARGS may have other plans.
+ifneq ($(filter conformance,$(MAKECMDGOALS)),)
+ifeq ($(and $(PLAN),$(or $(filter quick merge full,$(PLAN)),$(PYTEST_ARGS))),)
+$(error PLAN=$(PLAN): expected quick, merge or full)
+endif
+endif
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -24,12 +24,16 @@ DEAD = "http://127.0.0.1:9"
 #: A refusal by the first reply of an option, by the collected tests, and by the opened run.
 REFUSED = [
     pytest.param(("--plan", "qick"), "did you mean quick?", id="plan"),
+    pytest.param(("--plan",), "--plan: expected one argument. --plan quick|", id="no-plan"),
+    pytest.param(("--format", "md"), "did you mean markdown?", id="format"),
+    pytest.param(("-m", "SM121"), "did you mean sm121?", id="marker"),
     pytest.param(("tests/no_such_file.py",), "file or directory not found", id="path"),
     pytest.param(("--benchmark-compare=0099",), "Store one with", id="benchmark-compare"),
     pytest.param(
         ("--benchmark-compare", "tests/test_smoke.py"), "write paths first", id="compare-path"
     ),
     pytest.param(("--benchmark-compare=README.md",), "write paths first", id="compare-page"),
+    pytest.param(("--benchmark-compare-fail=5%",), "eg: min:5%", id="compare-fail"),
     pytest.param(
         ("--base-url", DEAD), "Start the server, or name the address at which it listens",
         id="dead-url",
@@ -114,6 +118,23 @@ def test_a_busy_machine_shows_on_a_terminal_that_it_goes_on(busy):
     waited, _, refused = shown.replace("\r\n", "\n").rpartition("\r")
     assert "collecting the tests ..." in waited and "session starts" not in shown, shown
     assert "ERROR: --base-url " in refused and refused.strip().count("\n") <= 1, shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("PLAN=",), id="empty"),
+        pytest.param(("PLAN=qick",), id="misspelt"),
+        pytest.param(("PLAN=", "PYTEST_ARGS=-x"), id="empty-with-arguments"),
+    ],
+)
+def test_make_refuses_a_plan_before_it_makes_the_environment(words):
+    done = subprocess.run(
+        ["make", "-n", "conformance", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and not done.stdout
+    assert f"{words[0]}: expected quick, merge or full" in line
 
 
 def test_what_runs_has_its_header(run_pytest, fault_server):

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 #: The least similarity of a suggestion (`difflib.SequenceMatcher.ratio`).
 _SIMILAR = 0.7
+#: The fewest letters of an abbreviation.
+_SHORTEST = 2
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
@@ -15,7 +17,20 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
         names: The words that exist.
 
     Returns:
-        ``; did you mean NAME?``, or an empty text if no name is similar.
+        ``; did you mean NAME?``, or an empty text if no name is similar. Capital letters make no
+        difference, and an abbreviation of one name alone, as ``md`` of ``markdown``, is similar.
     """
-    similar = difflib.get_close_matches(word, names, n=1, cutoff=_SIMILAR)
-    return f"; did you mean {similar[0]}?" if similar else ""
+    by_letters = {name.casefold(): name for name in names}
+    written = word.casefold()
+    similar = difflib.get_close_matches(written, by_letters, n=1, cutoff=_SIMILAR)
+    if not similar:
+        similar = [name for name in by_letters if _abbreviates(written, name)]
+    return f"; did you mean {by_letters[similar[0]]}?" if len(similar) == 1 else ""
+
+
+def _abbreviates(word: str, name: str) -> bool:
+    """Whether a word begins as a name does, and has letters of it in their order."""
+    if len(word) < _SHORTEST or word[0] != name[:1]:
+        return False
+    letters = iter(name)
+    return all(letter in letters for letter in word)

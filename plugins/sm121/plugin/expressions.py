@@ -1,5 +1,6 @@
 """What a command line names: levels, tests and architectures, by paths and by ``-k`` and ``-m``."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from pytest_gpu_arch import status
 from pytest_gpu_arch.expression import architectures_asked_for, asked_for, evaluate, words_of
 from sm121.core import errors, own_tests
 from sm121.core.architecture import CPU, NAMES
+from sm121.core.profile_fields import LEVELS
+from sm121.core.suggestion import did_you_mean
 from sm121.plugin.stash import SETTINGS
 
 
@@ -40,6 +43,31 @@ def refuse_wrong_expressions(config: pytest.Config) -> None:
             raise errors.UsageError(f"{option} {expression!r}: {what}") from error
         except Exception as error:  # before pytest 9: an exception of its own, "at column N: ..."
             raise errors.UsageError(f"{option} {expression!r}: {error}") from error
+
+
+def refuse_misspelt_marker(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse a marker of ``-m`` that nobody has, and that is near to one of the suite's.
+
+    Args:
+        config: pytest's.
+        items: The collected tests.
+
+    Raises:
+        UsageError: It names the suite's marker.
+    """
+    expression = marker_expression(config)
+    registered = {re.split(r"[:(]", line)[0].strip() for line in config.getini("markers")}
+    unknown = words_of(expression) - registered
+    if not unknown:
+        return
+    for item in items:
+        unknown.difference_update(marker.name for marker in item.iter_markers())
+    for word in sorted(unknown):
+        hint = did_you_mean(word, [*NAMES, "gpu", *LEVELS])
+        if hint:
+            raise errors.UsageError(
+                f"-m {expression!r}: expected the name of a marker, got {word}{hint}"
+            )
 
 
 def names_tests(config: pytest.Config) -> bool:

@@ -1,7 +1,12 @@
 """The command line: its options, the markers, and the settings that they make."""
 
+import argparse
+import functools
 import itertools
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,7 +46,58 @@ def add(parser: pytest.Parser) -> None:
     """
     for own in own_options.GROUPS:
         group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
-        own.add(group.addoption)
+        own.add(functools.partial(_add, group))
+    _refuse_values_in_one_line(parser)
+
+
+def _add(group: "pytest.OptionGroup", *names: str, **keywords: Any) -> None:
+    """Add an option. A value that is none of its choices is refused in one line."""
+    choices = keywords.pop("choices", None)
+    if choices is not None:
+        keywords["type"] = functools.partial(_chosen, names[0], choices)
+        keywords["metavar"] = "{" + ",".join(choices) + "}"
+    group.addoption(*names, **keywords)
+
+
+def _chosen(option: str, choices: Sequence[str], value: str) -> str:
+    if value not in choices:
+        expected = ", ".join(choices)
+        raise pytest.UsageError(
+            f"{option} {value}: expected one of {expected}{did_you_mean(value, choices)}"
+        )
+    return value
+
+
+def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
+    """Refuse an option without its value in one line: pytest writes its usage, too.
+
+    Before pytest 9.1 there is no parser yet, and it does.
+    """
+    arguments = getattr(parser, "optparser", None)
+    if arguments is None:
+        return
+    refuse = arguments.error
+
+    def refuse_in_one_line(message: str) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, argparse.ArgumentError) and error.argument_name is not None:
+            name = error.argument_name.partition("/")[0]
+            if name in own_options.every() or name.startswith("--benchmark"):
+                action = arguments._option_string_actions[name]
+                why = error.message.rstrip(".")
+                raise pytest.UsageError(f"{name}: {why}. {_described(name, action)}")
+        refuse(message)
+
+    arguments.error = refuse_in_one_line
+
+
+def _described(name: str, action: argparse.Action) -> str:
+    """An option with its values and its help, in one line."""
+    values = action.metavar or action.dest.upper()
+    if isinstance(values, tuple):
+        values = " ".join(values)
+    what = " ".join((action.help or "").split()).replace("%%", "%")
+    return f"{name} {values}: {what}"
 
 
 def is_own_run(config: pytest.Config) -> bool:

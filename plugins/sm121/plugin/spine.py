@@ -126,6 +126,8 @@ def pytest_collection_modifyitems(
     """Find the levels before -m is applied; divide what is left after it into shards."""
     selection.by_level(config, items)
     workers.group(config, items)
+    with opening.refusing():
+        expressions.refuse_misspelt_marker(config, items)
     _step("levels found")
     held = comparing_tests.hold_comparison(config, items)
     result = yield
