@@ -110,22 +110,24 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     now[0] = 8.0
     assert progress.line() == "0:08, about 1:52 left | smoke 0/3 ended | test_one"
     now[0] = 30.0  # it takes longer than expected: the time left stands
-    assert progress.line() == "0:30, about 1:50 left | smoke 0/3 ended | test_one for 0:30"
+    slower = "0:30, slower than forecast, at least 1:50 left"
+    assert progress.line() == f"{slower} | smoke 0/3 ended | test_one for 0:30"
     progress.end(result("test_one", Verdict.PASS, seconds=30))
     progress.begin("smoke", "tests/test_smoke.py::test_two")
-    assert progress.line() == "0:30, about 1:50 left | smoke 1/3 ended | test_two"
+    slower = "0:30, slower than forecast, about 1:50 left"
+    assert progress.line() == f"{slower} | smoke 1/3 ended | test_two"
     now[0] = 50.0
     failed = result("test_two", Verdict.FAIL, "required: 1, seen: 2", seconds=20)
     progress.end(failed)
     progress.end(result("test_unable", Verdict.NOT_RUN))
     progress.begin("kernel", "tests/test_kernel.py::test_1")
-    line = "0:50, about 1:40 left | kernel 0/4 ended | test_1 | 1 FAIL"
+    line = "0:50, slower than forecast, about 1:40 left | kernel 0/4 ended | test_1 | 1 FAIL"
     assert progress.line() == line
     assert without_clock(written) == [
         "smoke: 3 checks (1 cannot run); about 2:00 left of the run",
         "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
-        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; about 1:40 left of the run",
-        "kernel: 4 checks; about 1:40 left of the run",
+        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; slower than forecast, about 1:40 left of the run",
+        "kernel: 4 checks; slower than forecast, about 1:40 left of the run",
     ]
     progress.end(result("test_1", Verdict.PASS, level="kernel"))
     progress.stop()

@@ -280,9 +280,14 @@ class Progress:
     def _left(self, text: str) -> str:
         """The time left of the run, in a text; empty if it is not known, or over."""
         left = self._remaining.shown(self._clock())
-        if left is None or left.high < 1.0:
+        if left is None or (left.time.high < 1.0 and not left.is_least):
             return ""
-        return text.format(_between(left))
+        time = _between(left.time)
+        if left.is_least:
+            time = f"at least {clock(left.time.low)}"
+        if left.is_slower:
+            time = f"slower than forecast, {time}"
+        return text.format(time)
 
     def _counts(self, verdicts: Counter[Verdict], left_out: Collection[Verdict] = ()) -> str:
         parts = []

@@ -7,10 +7,15 @@ things change it:
    longer than usual does so before it has ended.
 2. A check that takes longer than expected lets the time left stand, and takes nothing from others.
 
-What is shown never rises by more than a tenth, and by no more than a tenth in ten seconds.
+While the run is within its forecast, what is shown never rises by more than a tenth, and by no more
+than a tenth in ten seconds. A run that takes more than a tenth longer than the forecast said is
+slower than it, and that is shown: a number that climbs by a tenth at a time would be known to be
+too small for minutes. While a start or a check takes longer than expected, nobody knows when it
+ends: the time is then a lower bound.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.engines.pool import StartReport
@@ -19,9 +24,28 @@ from sm121.session.forecast import Expected, Forecast
 #: What is shown may rise by this factor in so many seconds.
 _RISE = 1.1
 _RISE_S = 10.0
+#: A run may take so much longer than its forecast before it is slower than it: a tenth, at least
+#: this, since seconds of a short run say nothing.
+_SLACK_S = 10.0
 #: A start tells how fast the machine is within these bounds; beyond them its disk or a hang.
 _LEAST_SCALE = 0.5
 _MOST_SCALE = 4.0
+
+
+@dataclass(frozen=True)
+class Left:
+    """The time left as it is shown.
+
+    Attributes:
+        time: The time.
+        is_slower: Whether the run takes more than a tenth longer than its forecast said.
+        is_least: Whether a start or a check takes longer than expected: ``time.low`` is a lower
+            bound, and ``time.high`` says nothing.
+    """
+
+    time: TimeRange
+    is_slower: bool = False
+    is_least: bool = False
 
 
 class Remaining:
@@ -42,6 +66,8 @@ class Remaining:
         self._starts_seen = 0
         self._scale: float | None = None
         self._shown: tuple[TimeRange, float] | None = None
+        #: The latest end of the run by its forecast, by the clock of `shown`.
+        self._latest_end: float | None = None
 
     def begin(self, check: str, now: float) -> None:
         """Note that a check begins.
@@ -94,7 +120,7 @@ class Remaining:
             whole += time
         return whole
 
-    def shown(self, now: float) -> TimeRange | None:
+    def shown(self, now: float) -> Left | None:
         """Return the time left as it is shown, without jumps; None if nothing is known.
 
         Args:
@@ -103,12 +129,28 @@ class Remaining:
         time = self.estimate(now)
         if time is None:
             return None
+        if self._latest_end is None:
+            self._latest_end = now + time.high + max((_RISE - 1.0) * time.high, _SLACK_S)
+        if now + time.high > self._latest_end:
+            self._shown = time, now
+            return Left(time, is_slower=True, is_least=self._is_over(now))
         if self._shown is not None:
             before, at = self._shown
             most = _RISE ** min((now - at) / _RISE_S, 1.0)
             time = TimeRange(min(time.low, before.low * most), min(time.high, before.high * most))
         self._shown = time, now
-        return time
+        return Left(time)
+
+    def _is_over(self, now: float) -> bool:
+        """Whether a start or a check that goes on has taken longer than expected."""
+        scale = self._scale_at(now)
+        if self._scale is None and scale > 1.0:
+            return True
+        for name, began in list(self._began.items()):
+            each = self._open.get(name)
+            if each is not None and now - began > self._of(each, scale).high:
+                return True
+        return False
 
     def _of(self, each: Expected, scale: float) -> TimeRange:
         """The time of a check with the starts that it still needs."""
