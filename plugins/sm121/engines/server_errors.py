@@ -16,17 +16,25 @@ class ServerError(errors.Sm121Error):
         what: The event, without the cause.
         cause: The cause, by the server's log.
         log: The log.
+
+    Attributes:
+        cause: The cause. Who finds a more exact one, by exit codes or by the kernel's messages,
+            puts it here, and all who read the message have that one.
     """
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
+        super().__init__(what)
         self.what = what
         self.cause = cause
         self.log = log
+
+    def __str__(self) -> str:
+        cause = self.cause
         lines = "".join(f"\n    {line}" for line in cause.lines[-_SHOWN_LINES:])
         remedy = f" Remedy: {cause.remedy}." if cause.remedy else ""
-        super().__init__(
-            f"{what}. Cause: {cause.kind}: {cause.summary} (ask: {cause.owner}).{remedy} "
-            f"Log: {log}{lines}"
+        return (
+            f"{self.what}. Cause: {cause.kind}: {cause.summary} (ask: {cause.owner}).{remedy} "
+            f"Log: {self.log}{lines}"
         )
 
 

@@ -51,8 +51,9 @@ class CrashDesk:
         self._session = session
         session.crashed = self.after_crash
         session.on_unwritten = self.after_unwritten
-        #: Logs of servers already reported: all tests that want such a server have its error.
-        self._reported: set[Path] = set()
+        #: The causes of servers already reported, by log: all tests that want such a server have
+        #: its error.
+        self._reported: dict[Path, Cause] = {}
         self._test_began = 0.0
 
     def before_test(self, test: str, level: str) -> None:
@@ -95,14 +96,16 @@ class CrashDesk:
 
         Args:
             test: The test's id.
-            error: The error. Errors of a server that was reported already are left out.
+            error: The error, which gets the cause that is found. Errors of a server that was
+                reported already get its cause, and are not reported again.
         """
-        if isinstance(error, ServerError):
-            if error.log in self._reported:
-                return
-            self._reported.add(error.log)
+        if isinstance(error, ServerError) and error.log in self._reported:
+            error.cause = self._reported[error.log]
+            return
         managed = self._managed
         evidence = self._gather(test, error, managed)
+        if isinstance(error, ServerError):
+            error.cause = self._reported[error.log] = evidence.cause
         self._report(evidence, _happened(error, ended=evidence.processes.exit_status is not None))
         dead = managed is not None and not managed.running
         if dead or not isinstance(error, UnderLoad) or evidence.cause.kind in _REPLACE:
@@ -120,6 +123,8 @@ class CrashDesk:
         """
         managed = self._managed
         evidence = self._gather(test, end, managed)
+        if isinstance(end, ServerError):
+            end.cause = evidence.cause
         if managed is None:
             evidence.what = "the attached server"
             self._report(evidence)
