@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 
 from sm121.cli.command import Command, Commands, command, progress
-from sm121.core import architecture
 from sm121.core.errors import UsageError
-from sm121.core.profile_fields import LEVELS
 
 
 def add(commands: Commands) -> None:
@@ -23,7 +21,6 @@ def add(commands: Commands) -> None:
     )
     canary.set_defaults(run=functools.partial(_canary, canary.get_default("run")))
 
-    _add_side_by_side(commands)
     _add_synthetic(commands)
     train = command(
         commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
@@ -59,75 +56,6 @@ def add(commands: Commands) -> None:
         "the generated pages of the documentation (in a checkout of the suite)",
     )
     reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
-    _add_testlog(commands)
-
-
-def _add_side_by_side(commands: Commands) -> None:
-    side = command(
-        commands,
-        "side-by-side",
-        _side_by_side,
-        "the same levels on several engines, and their results together",
-    )
-    side.add_argument(
-        "engines",
-        metavar="ENGINE[=PATH]",
-        nargs="+",
-        help="vllm, sglang, llama-cpp, with its interpreter or program",
-    )
-    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
-    side.add_argument(
-        "--tests",
-        type=Path,
-        metavar="DIR",
-        default=Path("tests"),
-        help="the levels (default: tests)",
-    )
-    side.add_argument(
-        "--level",
-        dest="levels",
-        metavar="NAME",
-        action="append",
-        choices=LEVELS,
-        help="a level to run; repeatable (default: performance)",
-    )
-    side.add_argument(
-        "--report-dir",
-        type=Path,
-        metavar="DIR",
-        default=Path("side-by-side-report"),
-        help="default: side-by-side-report",
-    )
-    side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    side.add_argument(
-        "--pytest-arg",
-        metavar="ARG",
-        action="append",
-        default=[],
-        help="for each run; repeatable; write --pytest-arg=--rounds=5",
-    )
-
-
-def _add_testlog(commands: Commands) -> None:
-    testlog = command(
-        commands,
-        "testlog",
-        _testlog,
-        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
-    )
-    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
-    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
-    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
-    testlog.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
-    )
-    testlog.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
-        "(default: both to standard output)",
-    )
 
 
 def _add_synthetic(commands: Commands) -> None:
@@ -191,30 +119,6 @@ def _canary(build: Command, options: argparse.Namespace) -> None:
         gguf.convert(folder / "bf16", options.gguf, folder / gguf.NAME, progress)
 
 
-def _side_by_side(options: argparse.Namespace) -> int:
-    from sm121.report import comparison
-    from tools import side_by_side
-
-    arch = options.arch or architecture.detect().name
-    if arch is None:
-        raise UsageError("the suite has no name for this GPU's architecture; give --arch")
-    sources, status = side_by_side.run(
-        [side_by_side.parse(text) for text in options.engines],
-        arch=arch,
-        tests=options.tests,
-        directory=options.report_dir,
-        extra=options.pytest_arg,
-        levels=options.levels or ["performance"],
-        progress=lambda line: print(f"[{time.strftime('%H:%M:%S')}] {line}", file=sys.stderr),
-    )
-    table = comparison.markdown(sources)
-    if options.output is None:
-        print(table, end="")
-    else:
-        options.output.write_text(table, "utf-8")
-    return status
-
-
 def _synthetic(options: argparse.Namespace) -> int:
     from tools import synthetic
 
@@ -274,23 +178,4 @@ def _reference(options: argparse.Namespace) -> int:
 
     for file in pages.write(options.directory):
         print(file)
-    return 0
-
-
-def _testlog(options: argparse.Namespace) -> int:
-    from sm121.report import stored
-    from tools import testlog
-
-    found = stored.read(options.directory)
-    feature = options.feature or found.run.engine.configuration or found.run.engine.name
-    baseline = None
-    if options.baseline is not None:
-        baseline = stored.read(options.baseline)
-    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
-    if options.output is None:
-        print(log)
-        print(testlog.entry(found, feature=feature))
-    else:
-        for file in testlog.write(found, log, options.output, feature=feature):
-            print(file)
     return 0

@@ -14,6 +14,7 @@ import pytest
 
 from meta_tests.fakes import recorded_clock
 from meta_tests.fakes.installed import dist_info
+from meta_tests.fakes.servers import executable
 from meta_tests.folders import META, ROOT
 
 pytestmark = pytest.mark.timeout(600)
@@ -120,11 +121,15 @@ def offline(wheelhouse, tmp_path_factory):
 
 
 def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return sm121(binaries, folder, "run", *arguments)
+
+
+def sm121(binaries: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
     # pip leaves behind the bytecode that pytest writes: a folder that hides what is installed next.
     variables["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run(
-        [binaries / "sm121", "run", *arguments],
+        [binaries / "sm121", *words],
         capture_output=True, text=True, cwd=folder, env=variables, timeout=240,
     )  # fmt: skip
 
@@ -165,6 +170,21 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
         assert "tests/test_smoke.py::test_health" in {test["id"] for test in file["tests"]}
     again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu"
     assert again in done.stdout, done.stdout[-3000:]
+    log = sm121(offline, folder, "testlog", "conformance-report", "--output", ".")
+    assert log.returncode == 0, log.stderr
+    assert "- **NEEDS FIXES**" in next((folder / "TEST_LOGS").iterdir()).read_text("utf-8")
+    assert "| FAIL |" in (folder / "BENCHMARK_RESULTS.md").read_text("utf-8")
+
+
+@pytest.mark.slow("the environment with the wheel, and a start of the installed suite")
+def test_the_wheel_compares_engines_by_its_own_levels(offline, tmp_path):
+    """The first run is refused by pytest in the wheel: the canary as GGUF is not there."""
+    server = executable(tmp_path / "llama-server", "echo 'version: 1.2.3 (build 1)' >&2")
+    contestants = (f"llama-cpp={server}", f"vllm={sys.executable}")
+    done = sm121(offline, tmp_path, "side-by-side", *contestants, "--arch", "cpu")
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "the profile's model is the canary as GGUF" in done.stderr, done.stderr
+    assert "sm121 side-by-side: llama-cpp: pytest ended with 4" in done.stderr, done.stderr
 
 
 @pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")

@@ -24,13 +24,11 @@ GROUPS: dict[str, Callable[[Commands], None]] = {
 _OF_A_CHECKOUT = "For authors of the suite, from a checkout"
 #: These commands: ``tools.commands`` of a checkout has them.
 OF_A_CHECKOUT = (
-    "side-by-side",
     "synthetic",
     "canary-train",
     "ablation",
     "tolerances",
     "reference",
-    "testlog",
 )
 
 

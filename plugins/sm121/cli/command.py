@@ -3,7 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 #: Runs a subcommand and returns its exit status; None is 0.
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
@@ -31,10 +31,11 @@ def command(commands: Commands, name: str, run: Command, summary: str) -> argpar
     return parser
 
 
-def progress(line: str) -> None:
+def progress(line: str, stream: TextIO | None = None) -> None:
     """Print a line of progress with the time of day.
 
     Args:
         line: The line.
+        stream: Where it is printed. None: standard output.
     """
-    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True, file=stream)

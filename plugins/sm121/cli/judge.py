@@ -1,4 +1,4 @@
-"""The commands that judge a build: ``run``, ``certify``, ``matrix`` and ``plan``."""
+"""The commands that judge builds: ``run``, ``certify``, ``matrix``, ``plan``, ``side-by-side``."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ from sm121.cli.command import EXIT_USAGE, Commands, command, progress
 from sm121.core import own_tests, profile
 from sm121.core.command_parser import Parser
 from sm121.core.errors import OptionError, UsageError
+from sm121.core.profile_fields import LEVELS
 
 #: The help of ``sm121 run --every``.
 _EVERY = (
@@ -37,6 +38,7 @@ def add(commands: Commands) -> None:
     _add_certify(commands)
     _add_matrix(commands)
     _add_plan(commands)
+    _add_side_by_side(commands)
 
 
 def _add_run(commands: Commands) -> None:
@@ -203,3 +205,66 @@ def _refusal_of_pytest(done: subprocess.CompletedProcess[str]) -> str | None:
         return f"{by_parser[1]} (see pytest --help)"
     by_the_rest = _REFUSAL.match(done.stderr)
     return None if by_the_rest is None else by_the_rest[1]
+
+
+def _add_side_by_side(commands: Commands) -> None:
+    side = command(
+        commands,
+        "side-by-side",
+        _side_by_side,
+        "the same levels on several engines, and their results together",
+    )
+    side.add_argument(
+        "engines",
+        metavar="ENGINE[=PATH]",
+        nargs="+",
+        help="vllm, sglang, llama-cpp, with its interpreter or program",
+    )
+    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
+    side.add_argument(
+        "--level",
+        dest="levels",
+        metavar="NAME",
+        action="append",
+        choices=LEVELS,
+        help="a level to run; repeatable (default: performance)",
+    )
+    side.add_argument(
+        "--report-dir",
+        type=Path,
+        metavar="DIR",
+        default=Path("side-by-side-report"),
+        help="default: side-by-side-report",
+    )
+    side.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    side.add_argument(
+        "--pytest-arg",
+        metavar="ARG",
+        action="append",
+        default=[],
+        help="for each run; repeatable; write --pytest-arg=--rounds=5",
+    )
+
+
+def _side_by_side(options: argparse.Namespace) -> int:
+    from sm121.core import architecture
+    from sm121.report import comparison
+    from sm121.session import side_by_side
+
+    arch = options.arch or architecture.detect().name
+    if arch is None:
+        raise UsageError("the suite has no name for this GPU's architecture; give --arch")
+    sources, status = side_by_side.run(
+        [side_by_side.parse(text) for text in options.engines],
+        arch=arch,
+        directory=options.report_dir,
+        extra=options.pytest_arg,
+        levels=options.levels or ["performance"],
+        progress=lambda line: progress(line, sys.stderr),
+    )
+    table = comparison.markdown(sources)
+    if options.output is None:
+        print(table, end="")
+    else:
+        options.output.write_text(table, "utf-8")
+    return status

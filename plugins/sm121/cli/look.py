@@ -24,6 +24,7 @@ def add(commands: Commands) -> None:
     _add_compare(commands)
     _add_history(commands)
     _add_report(commands)
+    _add_testlog(commands)
 
 
 def _add_health(commands: Commands) -> None:
@@ -440,3 +441,43 @@ def _report(options: argparse.Namespace) -> None:
         write_text(summary.markdown(run.run, run), run.directory / "summary.md")
     write_text(junit.xml(run), run.directory / junit.NAME)
     print(page.write(run))
+
+
+def _add_testlog(commands: Commands) -> None:
+    testlog = command(
+        commands,
+        "testlog",
+        _testlog,
+        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
+    )
+    testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
+    testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
+    testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
+    testlog.add_argument(
+        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+    )
+    testlog.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
+        "(default: both to standard output)",
+    )
+
+
+def _testlog(options: argparse.Namespace) -> int:
+    from sm121.report import stored, testlog
+
+    found = stored.read(options.directory)
+    feature = options.feature or found.run.engine.configuration or found.run.engine.name
+    baseline = None
+    if options.baseline is not None:
+        baseline = stored.read(options.baseline)
+    log = testlog.log(found, feature=feature, branch=options.branch, baseline=baseline)
+    if options.output is None:
+        print(log)
+        print(testlog.entry(found, feature=feature))
+    else:
+        for file in testlog.write(found, log, options.output, feature=feature):
+            print(file)
+    return 0

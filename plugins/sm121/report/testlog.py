@@ -1,4 +1,4 @@
-"""TEST_LOG of a feature and its entry in BENCHMARK_RESULTS.md, in the documents' own templates."""
+"""Write a feature's test log and its row of BENCHMARK_RESULTS.md, in the plan's own templates."""
 
 import datetime
 import re
@@ -14,7 +14,7 @@ from sm121.report.summary import plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
-_TEMPLATE = Path(__file__).with_suffix(".md.j2")
+_TEMPLATE = "testlog.md.j2"
 #: New rows go below the line that ends the table's head, the latest first.
 _MARK = "|--------|------|--------|------|-------|--------|----------|----------|---------|-------|"
 _HEAD = f"""# Benchmark results
@@ -34,14 +34,18 @@ def log(
     branch: str | None = None,
     baseline: StoredReport | None = None,
 ) -> str:
-    """FEATURE_<name>_<date>.md of a run.
+    """Return the text of FEATURE_<name>_<date>.md.
 
     Args:
-        baseline: another run, for the second column of the numbers.
+        report: The run.
+        feature: The name of the feature.
+        branch: The name of the branch. None: the engine's commit or version.
+        baseline: Another run, for the second column of the numbers.
     """
     run = report.run
-    template = templates.environment(plain).from_string(_TEMPLATE.read_text("utf-8"))
-    return template.render(
+    return templates.rendered(
+        _TEMPLATE,
+        plain,
         feature=feature,
         branch=branch or _branch(run),
         date=run.started[:10],
@@ -57,7 +61,12 @@ def log(
 
 
 def entry(report: StoredReport, *, feature: str) -> str:
-    """A row of BENCHMARK_RESULTS.md."""
+    """Return the run's row of BENCHMARK_RESULTS.md.
+
+    Args:
+        report: The run.
+        feature: The name of the feature.
+    """
     run = report.run
     path = run.engine.path
     config = f"{path.attention or 'attention not proven'} + {path.moe or 'MoE not proven'}"
@@ -78,8 +87,17 @@ def entry(report: StoredReport, *, feature: str) -> str:
 def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> list[Path]:
     """Write the test log under ``TEST_LOGS/`` and add the run to BENCHMARK_RESULTS.md, once.
 
+    Args:
+        report: The run.
+        text: The test log.
+        folder: The folder to write to.
+        feature: The name of the feature.
+
+    Returns:
+        The files that were written.
+
     Raises:
-        UsageError: BENCHMARK_RESULTS.md is there and has no place for an entry.
+        UsageError: BENCHMARK_RESULTS.md exists and has no place for a row.
     """
     name = re.sub(r"\W+", "-", feature).strip("-") or "run"
     logs = folder / "TEST_LOGS"

@@ -1,5 +1,4 @@
-"""The same levels on several engines, one after the other, and their results beside each
-other (``sm121 side-by-side``)."""
+"""Run the same levels on several engines, one after the other (``sm121 side-by-side``)."""
 
 import os
 import shutil
@@ -9,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core import own_tests
 from sm121.core.errors import UsageError
 from sm121.engines import registry
 from sm121.engines.protocol import Program
@@ -31,10 +31,13 @@ class Contestant:
 
 
 def parse(text: str) -> Contestant:
-    """``vllm``, ``llama-cpp=PROGRAM``, ``sglang=PYTHON``: an engine and what starts it.
+    """Read an engine and what starts it.
+
+    Args:
+        text: ``vllm``, ``llama-cpp=PROGRAM`` or ``sglang=PYTHON``.
 
     Raises:
-        UsageError: there is no such engine or no such file.
+        UsageError: There is no such engine or no such file.
     """
     name, _, path = text.partition("=")
     engine = registry.engine(name)
@@ -49,8 +52,11 @@ def parse(text: str) -> Contestant:
 def check(contestant: Contestant) -> None:
     """Ask the engine's program, or the interpreter that has it, for its version.
 
+    Args:
+        contestant: The engine.
+
     Raises:
-        UsageError: it is not there, or has no such engine.
+        UsageError: The program does not exist, or the interpreter has no such engine.
     """
     engine = registry.engine(contestant.name)
     path = contestant.path
@@ -68,24 +74,32 @@ def run(
     contestants: Sequence[Contestant],
     *,
     arch: str,
-    tests: Path,
     directory: Path,
     extra: Sequence[str],
     progress: Callable[[str], None],
     levels: Sequence[str] = _PERFORMANCE,
 ) -> tuple[list[Source], int]:
-    """Ask each the same levels, with nothing beside it; what each showed, and the worst status.
+    """Run the levels on each engine, one after the other.
+
+    Args:
+        contestants: The engines.
+        arch: The architecture of the target.
+        directory: The folder of the reports.
+        extra: More arguments of each run.
+        progress: Shows a line of progress.
+        levels: The names of the levels.
+
+    Returns:
+        The results of each engine, and the worst exit status.
 
     Raises:
-        UsageError: fewer than two engines, one twice, one that is not there, no tests, or a run
-            that came to no verdict of its own; what an earlier run left is no result.
+        UsageError: There are fewer than two engines, one is named twice or does not exist, or a run
+            came to no verdict of its own; what an earlier run left is no result.
     """
     names = [one.name for one in contestants]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError("expected two or more engines, each once: vllm llama-cpp=PROGRAM")
-    modules = [tests / f"test_{level}.py" for level in levels]
-    if missing := [module.name for module in modules if not module.is_file()]:
-        raise UsageError(f"--tests {tests}: expected the folder of the levels, with {missing[0]}")
+    modules = [own_tests.located(f"tests/test_{level}.py") for level in levels]
     for one in contestants:  # all of them, before the first has taken its time
         check(one)
     sources = []
@@ -94,13 +108,9 @@ def run(
         report = directory / one.name
         before = _written(report)
         progress(f"{one.name}: {report}")
-        status = subprocess.run(
-            [
-                sys.executable, "-m", "pytest", *map(str, modules), "--arch", arch,
-                f"--report-dir={report}", *one.options, *extra,
-            ],
-            stdout=sys.stderr,
-        ).returncode  # fmt: skip
+        words = [*modules, "--arch", arch, f"--report-dir={report}", *one.options, *extra]
+        command = own_tests.command(words, Path.cwd())
+        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
         progress(f"{one.name}: pytest ended with {status}")
         if status not in _VERDICTS:
             raise UsageError(f"{one.name}: pytest ended with {status}: it came to no verdict")
@@ -112,7 +122,7 @@ def run(
 
 
 def _written(report: Path) -> tuple[int, int] | None:
-    """What tells one writing of a report from another; None where there is none."""
+    """What tells one writing of a report from another; None if there is no report."""
     try:
         seen = (report / "verdict.json").stat()
     except OSError:
