@@ -98,3 +98,13 @@ def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
     for again in ("-c no-such.ini", "--rootdir=no/such/folder"):
         status, output, outputs = runner.action(again)
         assert status and "verdict=" not in outputs, f"that of the first run: {output}"
+
+
+def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
+    """No server is started, and the line says how to fetch it."""
+    box = Machine(tmp_path / "gb10", "0.33.0", NOBODY, environment={"HF_HOME": str(tmp_path)})
+    box.build()
+    done = box.run("--plan", "quick", "--configuration", "eagle3-short", "tests/test_smoke.py")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("NOT_RUN: "))
+    assert "`hf download nvidia/gpt-oss-120b-Eagle3-short-context` first" in line
+    assert done.returncode == 5, done.stdout

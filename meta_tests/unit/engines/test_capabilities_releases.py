@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm121.checkpoint.identity import drafter_obstacle
 from sm121.core import builds, engine_settings, profile
-from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities, preflight
 from sm121.engines.request_rules import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
-from sm121.matrix.examine import missing_drafter
 from sm121.run.record import Target
 from sm121.session import opening, target
 from sm121.session.given_engine import GivenEngine
@@ -116,18 +115,19 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     """Three Eagle3 drafters were downloaded by the cells that use them, within 300 s."""
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
-    cell = ServerConfiguration(
-        name="cell", engine="vllm", python="python", model="m", served_name="m",
-        arguments=("--speculative-config", config), environment=(("HF_HOME", str(tmp_path)),),
-    )  # fmt: skip
-    assert missing_drafter(cell) == name
+    environment = {"HF_HOME": str(tmp_path)}
+    arguments = ("--speculative-config", config)
+    assert f"`hf download {name}` first" in drafter_obstacle(arguments, environment)
+    sglang = ("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", name)
+    assert f"`hf download {name}` first" in drafter_obstacle(sglang, environment)
     folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
-    assert missing_drafter(cell) is None
-    ngram = dataclasses.replace(cell, arguments=("--speculative-config", '{"method": "ngram"}'))
-    assert missing_drafter(ngram) is None
+    for present in (arguments, sglang, ("--speculative-config", '{"method": "ngram"}')):
+        assert drafter_obstacle(present, environment) is None
+    own = ("--speculative-config", '{"method": "eagle3", "model": "{model}/eagle3"}')
+    assert drafter_obstacle(own, environment) is None
 
 
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])

@@ -2,11 +2,11 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from sm121.core import digest, model_folder
+from sm121.core import digest, engine_arguments, model_folder
 
 #: In front of the name of a model whose files are not on this machine.
 _ON_THE_HUB = "hub:"
@@ -23,6 +23,10 @@ _SHAPE = (
     "num_experts_per_tok",
     "vocab_size",
 )
+#: The arguments that name a drafter: vLLM's, SGLang's.
+_DRAFTERS = ("speculative_config.model", "speculative_draft_model_path")
+#: Stands for the model's folder, which has a drafter of its own.
+_MODEL = "{model}"
 #: Suffixes of files that are no part of a checkpoint.
 _IGNORED = (".md", ".lock")
 
@@ -62,6 +66,26 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
         environment: Has the variables of the hub's cache.
     """
     return Path(model).exists() or model_folder.folder_of(model, environment) is not None
+
+
+def drafter_obstacle(
+    arguments: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Return why an engine cannot be started with a drafter; None if it can.
+
+    Args:
+        arguments: The arguments of the engine.
+        environment: Has the variables of the hub's cache.
+    """
+    given = engine_arguments.read(arguments)
+    for name in _DRAFTERS:
+        drafter = given.get(name)
+        if drafter and _MODEL not in drafter and not is_here(drafter, environment):
+            return (
+                f"the drafter {drafter} is not in the hub's cache, and a start's limit is not for "
+                f"downloads: `hf download {drafter}` first"
+            )
+    return None
 
 
 def is_of_shape(folder: str, name: str) -> bool:

@@ -14,7 +14,6 @@ The checks run in this order until one fails:
 """
 
 import contextlib
-import os
 import re
 import shutil
 import time
@@ -27,9 +26,8 @@ import httpx
 from sm121.answers import golden
 from sm121.answers.golden import GoldenFile
 from sm121.answers.prompts import PromptSet, continuations
-from sm121.checkpoint.identity import is_here
 from sm121.client.completions import Asker, Refused
-from sm121.core import engine_arguments, errors, files, level_settings
+from sm121.core import errors, files, level_settings
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
@@ -106,15 +104,6 @@ class _RateVerdict:
 
     outcome: CellOutcome
     message: str
-
-
-def missing_drafter(configuration: ServerConfiguration) -> str | None:
-    """Return the drafter that the engine of a configuration would download, or None."""
-    drafter = engine_arguments.read(configuration.given).get("speculative_config.model")
-    environment = {**os.environ, **dict(configuration.environment)}
-    if drafter and not is_here(drafter, environment):
-        return drafter
-    return None
 
 
 @dataclass
@@ -199,12 +188,6 @@ class Examiner:
         if configuration is None:
             server = self.harness.server()
         else:
-            drafter = missing_drafter(configuration)
-            if drafter is not None:
-                raise NotRun(
-                    f"the drafter {drafter} is not in the hub's cache, and a start's limit is not "
-                    f"for downloads: `hf download {drafter}` first"
-                )
             server = self.harness.start(configuration)
         took_s = time.monotonic() - began
         if took_s > _AT_ONCE_S or took_s >= (server.startup_s or 0.0):

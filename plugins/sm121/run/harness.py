@@ -151,13 +151,17 @@ class Harness(RunRecord):
         """Return the managed server of any configuration: one of the profile's, or a cell's.
 
         Raises:
-            NotRun: No server is started in this run.
+            NotRun: No server is started in this run, or its drafter is not on this machine.
             StartError: It does not start.
         """
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
+        variables = {**os.environ, **dict(configuration.environment)}
+        why = identity.drafter_obstacle(configuration.given, variables)
+        if why is not None:
+            raise NotRun(why)
         self.look_at_the_server()
         return self.pool.get(configuration)
 

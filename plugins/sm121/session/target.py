@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import cast, get_args
 
-from sm121.checkpoint import canary, canary_tensors
+from sm121.checkpoint import canary, canary_tensors, identity
 from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -52,7 +52,16 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
                 engine = installed_engine(settings, chosen)
         chosen = chosen.judging(settings.target.configuration, engine.identity, engine.options)
+        obstacle = obstacle or _drafter_obstacle(settings, chosen)
     return Target(arch, chosen, obstacle, engine)
+
+
+def _drafter_obstacle(settings: Settings, chosen: Profile) -> str | None:
+    """Why the configuration under test cannot be started with its drafter."""
+    configured = chosen.configurations[chosen.under_test]
+    arguments = (*chosen.engine.arguments, *configured.arguments, *settings.engine.arguments)
+    environment = start_environment(settings, chosen, configured.environment)
+    return identity.drafter_obstacle(arguments, environment)
 
 
 def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | None:
