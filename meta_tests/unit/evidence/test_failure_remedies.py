@@ -22,6 +22,18 @@ CUTE_DSL = [
     "        ptxas fatal   : Ptx assembly aborted due to errors",
 ]
 PTXAS = "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"
+SELECTED = (
+    "ValueError: Selected backend AttentionBackendEnum.{} is not valid for this configuration. "
+)
+NO_BACKEND = (
+    "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig("
+    "head_size=64, dtype=torch.bfloat16, kv_cache_dtype={}, block_size={}, has_sink=True). "
+    "Reasons: {{FLASH_ATTN: [attention sinks not supported], FLASHINFER: [{}], TRITON_ATTN: [{}]}}."
+)
+NO_SINKS = "attention sinks not supported"
+NO_NVFP4 = "fa2 prefill misreads an NVFP4 KV cache at head_size 64"
+NO_CACHE = "kv_cache_dtype not supported"
+NO_BLOCK = "block_size not supported"
 SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.18)."
 
 
@@ -120,6 +132,73 @@ SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6
             "no_kernel",
             "run flashinfer download-cubin ",
             id="kernels without a network",
+        ),
+        pytest.param(
+            [NO_BACKEND.format("nvfp4", None, f"{NO_SINKS}, {NO_NVFP4}", NO_CACHE)],
+            "config",
+            "--kv-cache-dtype auto",
+            id="no backend for this cache",
+        ),
+        pytest.param(
+            [SELECTED.format("TRITON_ATTN") + f"Reason: ['{NO_CACHE}']"],
+            "config",
+            "--kv-cache-dtype auto",
+            id="TRITON_ATTN for a cache that it does not read",
+        ),
+        pytest.param(
+            [SELECTED.format("FLASHINFER") + f"Reason: ['{NO_SINKS}', '{NO_NVFP4}']"],
+            "config",
+            "--kv-cache-dtype auto",
+            id="FLASHINFER for a cache that it does not read",
+        ),
+        pytest.param(
+            [NO_BACKEND.format("auto", 8, f"{NO_BLOCK}, {NO_SINKS}", NO_BLOCK)],
+            "config",
+            "leave --block-size out",
+            id="no backend for these blocks",
+        ),
+        pytest.param(
+            [SELECTED.format("TRITON_ATTN") + f"Reason: ['{NO_BLOCK}']"],
+            "config",
+            "leave --block-size out",
+            id="TRITON_ATTN for these blocks",
+        ),
+        pytest.param(
+            [SELECTED.format("FLASHINFER") + f"Reason: ['{NO_SINKS}']"],
+            "config",
+            "use TRITON_ATTN",
+            id="FLASHINFER without sinks",
+        ),
+        pytest.param(
+            ["ValueError: Unknown attention backend: 'NO_SUCH'. Valid options are: FLASH_ATTN"],
+            "config",
+            "that the message lists",
+            id="an attention backend that does not exist",
+        ),
+        pytest.param(
+            [
+                "FAILED: k0.o ",
+                "virtual memory exhausted: Cannot allocate memory",
+                "ninja: build stopped: subcommand failed.",
+            ],
+            "oom",
+            "MAX_JOBS",
+            id="gcc has no memory",
+        ),
+        pytest.param(
+            [
+                "ptxas fatal   : Memory allocation failure",
+                "ptxas fatal   : Ptx assembly aborted due to errors",
+            ],
+            "oom",
+            "MAX_JOBS",
+            id="ptxas has no memory",
+        ),
+        pytest.param(
+            ["/usr/include/x.h(104): catastrophic error: out of memory"],
+            "oom",
+            "MAX_JOBS",
+            id="cudafe++ has no memory",
         ),
     ],
 )
