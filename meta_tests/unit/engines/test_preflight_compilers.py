@@ -45,6 +45,15 @@ def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path,
         assert "sm121 warm" in str(finding.remedy)
 
 
+@pytest.mark.parametrize(("text", "refused"), [("21", False), ("90", False), ("120", True)])
+def test_more_compilers_than_cores_are_refused_by_the_memory_alone(
+    monkeypatch, tmp_path, text, refused
+):
+    """A Spark has 20 cores. 1,000 GiB less the weights have memory for about 100 jobs."""
+    available(monkeypatch, 1000)
+    assert (("max_jobs", "error") in jit(tmp_path, MAX_JOBS=text)) == refused
+
+
 @pytest.mark.usefixtures("spark")
 def test_compilers_where_flashinfer_finds_them(tmp_path):
     """CUDA_HOME comes first: see the rows above."""

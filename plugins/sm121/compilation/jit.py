@@ -336,10 +336,12 @@ class Bound:
     """The number of compile jobs for which the machine has memory beside the engine.
 
     Attributes:
-        jobs: The number; 0 if there is no memory for one.
+        fitting: The number for which there is memory; 0 if there is none for one.
+        jobs: The number to run: at most one for each core.
         reason: The memory that is needed, and the memory that is available.
     """
 
+    fitting: int
     jobs: int
     reason: str
 
@@ -365,10 +367,10 @@ def bound(
     at_once = max(1, min(threads, architectures))
     job = at_once * max(module.memory_gib for module in modules)
     available = psutil.virtual_memory().available / _GIB
-    fitting = int((available - resident_gib - reserve) / job)
-    jobs = max(0, min(fitting, os.cpu_count() or 1))
+    fitting = max(0, int((available - resident_gib - reserve) / job))
     return Bound(
-        jobs,
+        fitting,
+        min(fitting, os.cpu_count() or 1),
         f"{job:.1f} GiB for a compile job, {resident_gib:.0f} GiB for the weights and "
         f"{reserve:.0f} GiB of reserve are needed, {available:.1f} GiB are available",
     )

@@ -328,10 +328,10 @@ class Preflight:
         if bound.jobs == 0:
             yield _finding("jit_memory", names=names, bound=bound)
             return
-        if text and int(text) > bound.jobs:
+        if text and int(text) > bound.fitting:
             yield _finding("max_jobs", text=text, names=names, bound=bound)
             return
-        jobs = int(text or bound.jobs)
+        jobs = min(int(text or bound.jobs), bound.jobs)
         takes_s = cpu_s / jobs
         if takes_s > self.cold_ready_within_s:
             yield _finding(

@@ -136,8 +136,8 @@ class Warmth:
         limit = self.environment.get("MAX_JOBS")
         if not bound.jobs:
             return f"{bound}; stop what holds memory"
-        if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.jobs):
-            return f"MAX_JOBS={limit}, {bound.jobs} fit: give --engine-env MAX_JOBS={bound.jobs}"
+        if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.fitting):
+            return f"MAX_JOBS={limit}, {bound.fitting} fit: give --engine-env MAX_JOBS={bound.jobs}"
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
