@@ -127,10 +127,11 @@ class Gb10(TimedServer):
     vocabulary = 94
 
     def __init__(
-        self, settings: Settings, release: Release | Build, model: str, core: subprocess.Popen
+        self, settings: Settings, release: Release | Build, args: Any, core: subprocess.Popen
     ) -> None:
         self.streams = release.streams if isinstance(release, Build) else 0
-        super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), model, None)
+        super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), args.served_model_name, None)
+        self.root = args.model
         self.settings = settings
         self.release = release
         self.core = core
@@ -151,6 +152,7 @@ class Gb10(TimedServer):
         app.router.add_get("/health", self.health)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.completions)
         if self.streams:
             app.router.add_get("/v1/models/{model}", self.not_there)
@@ -177,6 +179,14 @@ class Gb10(TimedServer):
             flush=True,
         )
         return answer
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Those of the vLLM behind, with the checkpoint that this start was given."""
+        async with self._asked(request) as answer:
+            listed = await answer.json()
+        for model in listed["data"]:
+            model["root"] = self.root
+        return web.json_response(listed)
 
     async def not_there(self, _request: web.Request) -> web.Response:
         """As a route that 0.14 has not."""
@@ -241,13 +251,19 @@ class Gb10(TimedServer):
             return await self.complete(request)
         return await self.hand_on(request)
 
-    async def hand_on(self, request: web.Request) -> web.StreamResponse:
+    @contextlib.asynccontextmanager
+    async def _asked(self, request: web.Request) -> Any:
+        """The answer of the vLLM behind."""
         headers = {"Authorization": f"Bearer {self.settings.key}"}
         if kind := request.headers.get("Content-Type"):
             headers["Content-Type"] = kind
         async with self.session.request(
             request.method, request.rel_url, data=await request.read(), headers=headers
         ) as answer:
+            yield answer
+
+    async def hand_on(self, request: web.Request) -> web.StreamResponse:
+        async with self._asked(request) as answer:
             kind_alone = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
             response = web.StreamResponse(status=answer.status, headers=kind_alone)
             await response.prepare(request)
@@ -405,7 +421,7 @@ def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Po
         log.write(entry)
         if "status" in entry:
             sys.exit(entry["status"])
-    server = Gb10(settings, release, args.served_model_name, core)
+    server = Gb10(settings, release, args, core)
     with contextlib.suppress(KeyboardInterrupt):
         web.run_app(server.application(), host=args.host, port=args.port, print=None,
                     access_log=None, shutdown_timeout=1.0)  # fmt: skip
