@@ -130,7 +130,8 @@ class Gb10(TimedServer):
         self, settings: Settings, release: Release | Build, args: Any, core: subprocess.Popen
     ) -> None:
         self.streams = release.streams if isinstance(release, Build) else 0
-        super().__init__(Pace(echo="asked", prompts="turns", slots=self.streams), args.served_model_name, None)
+        pace = Pace(echo="asked", prompts="turns", slots=self.streams)
+        super().__init__(pace, args.served_model_name, None)
         self.root = args.model
         self.settings = settings
         self.release = release
