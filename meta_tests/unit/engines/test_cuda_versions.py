@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.installed import dist_info
 from meta_tests.unit.engines.preflight_starts import found
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -158,3 +159,61 @@ def test_a_run_and_a_plan_say_it(monkeypatch, tmp_path):
         Settings(target=GivenTarget(profile=of), report_dir=tmp_path), target, of
     )
     assert line.startswith("start: warning: CUDA of the driver: expected 13.x")
+
+
+def floors(versions: CudaVersions, arch: str = "sm121") -> list[PreflightFinding]:
+    return [each for each in found(cuda=versions, arch=arch) if each.check == "cuda_floor"]
+
+
+def of_texts(driver: str, toolkit: str, cudnn: str) -> CudaVersions:
+    return CudaVersions(*map(CudaVersion.of_text, (driver, toolkit, cudnn)), asked=True)
+
+
+@pytest.mark.parametrize("versions", [("13.0", "13.0", "9.14.0.64"), ("13.1", "13.1", "9.15.1.9")])
+def test_a_spark_on_its_floors_has_no_finding(versions):
+    assert floors(of_texts(*versions)) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        (("12.9", "12.9", "9.15"), ["CUDA of the driver: expected 13.0", "torch: expected 13.0"]),
+        (("13.0", "12.8", "9.15"), ["CUDA of the engine's torch: expected 13.0 or newer"]),
+        (("13.0", "13.0", "9.13.1.26"), ["cuDNN: expected 9.14 or newer on sm121, got 9.13"]),
+        (("13.0", "13.0", "9.9"), ["got 9.9"]),
+    ],
+    ids=["driver and toolkit", "toolkit", "cuDNN", "9.9 is older than 9.14"],
+)
+def test_what_is_below_a_floor_is_one_line_each(versions, says):
+    found_here = floors(of_texts(*versions))
+    assert [each.severity for each in found_here] == ["warning"] * len(says)
+    for finding, words in zip(found_here, says, strict=True):
+        assert words in finding.message and finding.remedy
+
+
+def test_a_driver_that_is_older_than_the_toolkit_is_said_once():
+    versions = of_texts("12.8", "13.0", "9.15")
+    assert len(findings(versions)) == 1 and floors(versions) == []
+
+
+def test_an_unknown_version_is_not_proven():
+    (finding,) = floors(of_texts("13.0", "", ""))
+    assert finding.severity == "note" and "not proven" in finding.message
+    assert "cuDNN 9.14" in finding.message and "driver 13.0" not in finding.message
+
+
+def test_floors_are_of_their_architecture_and_of_engines_with_torch():
+    assert floors(of_texts("12.0", "12.0", "8.0"), arch="cpu") == []
+    assert floors(CudaVersions()) == []
+
+
+@pytest.mark.parametrize("asked", ["package", "variable", "neither"])
+def test_cudnn_is_that_of_the_engine(asked, monkeypatch, tmp_path):
+    environment = environment_of(tmp_path, "13.0", 13000)
+    environment.pop("CUDNN_VERSION", None)
+    if asked == "package":
+        dist_info(tmp_path, "nvidia-cudnn-cu13", "9.15.1.9")
+    if asked != "neither":
+        environment["CUDNN_VERSION"] = "9.13.0.50"
+    expected = {"package": CudaVersion(9, 15), "variable": CudaVersion(9, 13)}.get(asked)
+    assert look(monkeypatch, environment, None).cudnn == expected

@@ -1,4 +1,4 @@
-"""Find the CUDA versions of torch and of the driver, without importing torch.
+"""Find the CUDA versions of torch, of the driver and of cuDNN, without importing torch.
 
 The module runs in an engine's environment (``python -c``), so it imports the standard library only,
 and the driver's library is the one that the engine loads. It prints the result of `look` as JSON.
@@ -7,8 +7,10 @@ and the driver's library is the one that the engine loads. It prints the result 
 import ctypes
 import importlib.util
 import json
+import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 #: As torch's version.py has it: ``cuda: Optional[str] = '13.0'``; None in a build without CUDA.
@@ -21,9 +23,10 @@ def look() -> dict[str, str | int | None]:
     Returns:
         ``toolkit``: the version that torch was built with, such as "13.0"; None without torch, or
         with a build of it that has no CUDA. ``driver``: the number of ``cuDriverGetVersion``, such
-        as 13000; None without a driver.
+        as 13000; None without a driver. ``cudnn``: the version of the package that the engine has,
+        such as "9.15.1.9", else of the image's variable; None without either.
     """
-    return {"toolkit": _toolkit(), "driver": _driver()}
+    return {"toolkit": _toolkit(), "driver": _driver(), "cudnn": _cudnn()}
 
 
 def _toolkit() -> str | None:
@@ -46,6 +49,16 @@ def _driver() -> int | None:
     except (OSError, AttributeError):  # no library, or one that is something else
         return None
     return number.value if not failed and number.value > 0 else None
+
+
+def _cudnn() -> str | None:
+    for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    # Images of NGC have cuDNN in the system, with its version in a variable.
+    return os.environ.get("CUDNN_VERSION") or None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The CUDA versions of the driver and of the engine's torch."""
+"""The versions of the driver's CUDA, of the CUDA of the engine's torch, and of cuDNN."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _MAJOR_AND_MINOR = re.compile(r"(\d+)\.(\d+)")
 
 @dataclass(frozen=True, order=True)
 class CudaVersion:
-    """A version of CUDA, such as 13.0."""
+    """A version of CUDA or cuDNN by its first two numbers, such as 13.0."""
 
     major: int
     minor: int
@@ -32,6 +32,18 @@ class CudaVersion:
         """
         return cls(number // 1000, number % 1000 // 10)
 
+    @classmethod
+    def of_text(cls, text: str) -> "CudaVersion | None":
+        """Return the version that a text begins with; None if it begins with none.
+
+        Args:
+            text: Such as 13.0 or 9.15.1.9.
+        """
+        match = _MAJOR_AND_MINOR.match(text)
+        if match is None:
+            return None
+        return cls(int(match[1]), int(match[2]))
+
 
 @dataclass(frozen=True)
 class CudaVersions:
@@ -41,10 +53,19 @@ class CudaVersions:
         driver: The newest CUDA that the driver runs; None if it is not known.
         toolkit: The CUDA that the engine's torch was built with; None if it is not known, or if
             that torch has no CUDA.
+        cudnn: The cuDNN of the engine; None if it is not known.
+        asked: Whether the engine is a package, whose interpreter was asked.
     """
 
     driver: CudaVersion | None = None
     toolkit: CudaVersion | None = None
+    cudnn: CudaVersion | None = None
+    asked: bool = False
+
+    def of_part(self, part: str) -> CudaVersion | None:
+        """Return the version of ``driver``, ``toolkit`` or ``cudnn``; None if it is not known."""
+        version: CudaVersion | None = getattr(self, part)
+        return version
 
     @classmethod
     def of(
@@ -68,12 +89,10 @@ class CudaVersions:
             answer = interpreter.ask(python, source, environment)
         except interpreter.NoAnswer:
             return cls()
-        built_with = _MAJOR_AND_MINOR.match(answer["toolkit"] or "")
-        if built_with is None:
-            return cls()
         number = answer["driver"] or _nvml_number()
         driver = None if number is None else CudaVersion.of_number(number)
-        return cls(driver, CudaVersion(int(built_with[1]), int(built_with[2])))
+        toolkit = CudaVersion.of_text(answer["toolkit"] or "")
+        return cls(driver, toolkit, CudaVersion.of_text(answer["cudnn"] or ""), asked=True)
 
 
 def _nvml_number() -> int | None:

@@ -22,7 +22,7 @@ from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.engine_arguments import one_line
 from sm121.core.server import Node
 from sm121.core.versions import Versions, within
-from sm121.engines.cuda_versions import CudaVersions
+from sm121.engines.cuda_versions import CudaVersion, CudaVersions
 
 Severity = Literal["error", "warning", "note"]
 
@@ -65,6 +65,20 @@ class Architecture(DataTable):
         return int(self.target.replace(".", ""))
 
 
+class _Floor(DataTable):
+    """The oldest version of a part with which an architecture works."""
+
+    arch: tuple[str, ...] = Field(min_length=1)
+    part: Literal["driver", "toolkit", "cudnn"]
+    #: Its name in a message.
+    title: str
+    at_least: str = Field(pattern=r"^\d+\.\d+$")
+    #: What happens below it.
+    reason: str
+    remedy: str
+    source: str
+
+
 class _Rule(DataTable):
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     arch: tuple[str, ...] = ()
@@ -97,17 +111,18 @@ class PreflightData(DataTable):
 
     architecture: tuple[Architecture, ...] = Field(min_length=1)
     finding: dict[str, PreflightFinding] = Field(default_factory=dict)
+    floor: tuple[_Floor, ...] = ()
     rule: Entries[_Rule]
 
     @model_validator(mode="after")
     def _check(self) -> "PreflightData":
         names = {item.name for item in self.architecture}
-        for rule in self.rule:
-            strange = set(rule.arch) - names
+        rows = [(f"floor {floor.part}", floor.arch) for floor in self.floor]
+        rows += [(f"rule {rule.id}", rule.arch) for rule in self.rule]
+        for row, arch in rows:
+            strange = set(arch) - names
             if strange:
-                raise ValueError(
-                    f"rule {rule.id}: arch must be of {sorted(names)}, seen {sorted(strange)}"
-                )
+                raise ValueError(f"{row}: arch must be of {sorted(names)}, seen {sorted(strange)}")
         return self
 
 
@@ -198,7 +213,7 @@ class Preflight:
     def findings(self) -> list[PreflightFinding]:
         """Return what stands against the start, errors first; empty if nothing does."""
         data = load_preflight()
-        findings = [*self._room(), *self._older_driver()]
+        findings = [*self._room(), *self._older_driver(), *self._floors(data)]
         for architecture in data.architecture:
             if architecture.name == self.arch:
                 findings += self._arch_lists(architecture)
@@ -227,6 +242,31 @@ class Preflight:
         is_of_same_major = driver.major == toolkit.major
         name = "driver_of_an_older_minor" if is_of_same_major else "driver_of_an_older_major"
         yield _finding(name, driver=driver, toolkit=toolkit)
+
+    def _floors(self, data: PreflightData) -> Iterator[PreflightFinding]:
+        """Compare the driver, the toolkit and cuDNN with the floors of the architecture."""
+        if not self.cuda.asked:
+            return
+        older_driver = any(self._older_driver())  # it is said already
+        unknown = []
+        for floor in data.floor:
+            if self.arch not in floor.arch or (floor.part == "driver" and older_driver):
+                continue
+            version = self.cuda.of_part(floor.part)
+            if version is None:
+                unknown.append(f"{floor.title} {floor.at_least}")
+            elif version < CudaVersion.of_text(floor.at_least):
+                yield _finding(
+                    "below_floor",
+                    title=floor.title,
+                    arch=self.arch,
+                    at_least=floor.at_least,
+                    version=version,
+                    reason=floor.reason,
+                    remedy=floor.remedy,
+                )
+        if unknown:
+            yield _finding("unknown_floor", arch=self.arch, unknown=", ".join(unknown))
 
     def _unmet_requirements(self) -> Iterator[PreflightFinding]:
         unmet = self.modules.unmet if self.modules is not None else ()
