@@ -28,6 +28,11 @@ def test_chat_rate(performance, profile):
     performance.chat_rate(profile.performance.chats, profile.gate("tg32@d0"))
 
 
+def test_sampled_rate(performance, tokens, profile):
+    """tg32 and tg128 at temperature 1.0 are nearly as fast as greedy ones of the same lengths."""
+    performance.sampled_rate(tokens, profile.performance.chats)
+
+
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_to_first_token(performance, quantile):
     """The time from the request to the first chunk that carries a generated token."""

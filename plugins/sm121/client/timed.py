@@ -367,8 +367,9 @@ def completion(
     stream: bool = True,
     ids: bool = False,
     text: str = "",
+    temperature: float = 0.0,
 ) -> TimedRequest:
-    """Return a greedy completion of an exact number of tokens.
+    """Return a completion of an exact number of tokens.
 
     Args:
         model: The name of the model on the server.
@@ -379,6 +380,7 @@ def completion(
         ids: Whether to request token ids. Not for timed requests: vLLM then sends the prompt's ids
             in the first chunk, which delays it.
         text: The name of the fixed text that ends the prompt.
+        temperature: 0 is greedy.
 
     Returns:
         The request.
@@ -389,7 +391,7 @@ def completion(
         "max_tokens": tokens,
         "min_tokens": tokens,
         "ignore_eos": True,
-        "temperature": 0.0,
+        "temperature": temperature,
         "stream": stream,
     }
     if ids:

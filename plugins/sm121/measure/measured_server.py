@@ -110,7 +110,13 @@ class MeasuredServer:
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
     def request(
-        self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
+        self,
+        prompt_tokens: int,
+        tokens: int,
+        *,
+        text: str = "",
+        ids: bool = False,
+        temperature: float = 0.0,
     ) -> TimedRequest:
         """Return a request with a fresh prompt.
 
@@ -119,6 +125,7 @@ class MeasuredServer:
             tokens: Length of the answer.
             text: The name of the fixed text at the end of the prompt; empty for random tokens.
             ids: Request token ids even if the server does not need them. Not for timed requests.
+            temperature: 0 is greedy.
         """
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
@@ -128,6 +135,7 @@ class MeasuredServer:
             tokens=tokens,
             ids=ids or self.needs_ids,
             text=text,
+            temperature=temperature,
         )
 
     def _probe(self) -> None:

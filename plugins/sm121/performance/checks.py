@@ -16,6 +16,9 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.performance.bench import Bench
 
+#: The temperature of sampled answers: the plan's workload.
+_SAMPLED = 1.0
+
 
 @dataclass(frozen=True)
 class PerformanceChecks:
@@ -216,6 +219,76 @@ class PerformanceChecks:
                 return answers
         length = f"with {chats.at_least} tokens or more by usage"
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
+
+    def sampled_rate(self, tokens: int, chats: TimedChats | None) -> None:
+        """Record tgN_sampled@dD: the decode rate at temperature 1.0, in tokens a second.
+
+        It is the plan's workload: each request has the cell's prompt and a fixed length, and goes
+        behind a greedy round of the cell. What a server drafts is accepted less often when it
+        samples, so that its rate is shown only.
+
+        Args:
+            tokens: Tokens of the answer.
+            chats: Their share of the decode rate holds for these answers, too; None: none does.
+
+        Raises:
+            Unmet: Sampled answers are slower than their share of the greedy ones beside them.
+        """
+        cell = self.bench.cell(self.bench.plan.depths[0], first_visit=True)
+        findings = cell.findings(failures=True)
+        answers = self._sampled_answers(tokens, cell, findings)
+        clock = cell.timed.counted_by
+        samples = [timing.decode_rate(answer, clock, tokens) for answer in answers]
+        greedy = cell.timed.answers_of(tokens)[-len(answers) :]
+        beside = [timing.decode_rate(answer, clock, tokens) for answer in greedy]
+        self.record(
+            Measurement(
+                name=f"tg{tokens}_sampled@d{cell.depth}",
+                unit="tok/s",
+                samples=samples,
+                higher_is_better=True,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"temperature": _SAMPLED, "beside": beside},
+            )
+        )
+        share = chats.share if chats is not None else None
+        if findings.invalid or share is None or cell.server.prompts.natural:
+            return
+        rate, decoding = median(samples), median(beside)
+        if rate < share * decoding:
+            words = f"sampled answers are at least {share:.0%} as fast as greedy ones:"
+            text = f"tg{tokens}@d{cell.depth} is {decoding:.4g} tok/s between these answers"
+            fact = Fact(words, value=rate, limit=share * decoding, unit="tok/s", evidence=text)
+            raise Unmet(fact)
+
+    def _sampled_answers(
+        self, tokens: int, cell: MeasuredCell, findings: validity.Findings
+    ) -> list[timed_answer.TimedAnswer]:
+        """Return sampled answers but the first, each behind a greedy round of the cell."""
+        server = self.bench.server
+        rounds = self.bench.plan.measuring.concurrency_rounds + 1
+        texts = server.prompts.texts
+        answers: list[timed_answer.TimedAnswer] = []
+        for number in range(rounds + 1):
+            cell.gather(len(cell.timed.long) + 1)
+            request = server.request(
+                cell.shape.prompt_tokens,
+                tokens,
+                text=texts[number % len(texts)],
+                temperature=_SAMPLED,
+            )
+            server.show(f"tg{tokens} sampled: {number}/{rounds}")
+            server.compiled()
+            answer = server.sender.run([request], patience=server.patience).answers[0]
+            if number == 0 and answer.ok:  # the first of its shape
+                continue
+            validity.check_compiled(server.compiled(), findings)
+            answers.append(answer)
+            if findings.invalid or not answer.ok:
+                break
+        validity.check_answers(answers, cell.timed.clock, findings)
+        return answers
 
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
         """Record acceptance@P: accepted tokens at a position, in percent of the drafts.
