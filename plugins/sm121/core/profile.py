@@ -340,9 +340,10 @@ class Profile(DataTable):
     @property
     def asks(self) -> str | None:
         """The question of a named configuration's own gates, in words; None for the profile's."""
-        if self.question is None:
+        rates = [gate for gate in self.performance.gates if gate.minimum is not None]
+        if self.question is None or not rates:
             return None
-        rate = next(gate for gate in self.performance.gates if gate.minimum is not None)
+        rate = rates[0]
         return (
             f"is it as fast as configuration {self.question} has been "
             f"({rate.metric} at least {rate.minimum:g} {rate.unit})"

@@ -32,6 +32,14 @@ def add_options(add: AddOption) -> None:
 
 def _add_sizes(add: AddOption) -> None:
     add(
+        "--pp",
+        metavar="N",
+        help=(
+            "tokens of the measured prompt in place of the profile's: 512. Gates of rates and "
+            "times hold for the profile's prompt, and are left out"
+        ),
+    )
+    add(
         "--depth",
         metavar="LIST",
         help=("context before the measured prompt, in tokens, besides the profile's: 1024,65536"),

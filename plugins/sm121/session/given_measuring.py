@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from sm121.core.options import Option
 from sm121.core.profile import Profile
 from sm121.measure.plan import Sizes
-from sm121.session import given_numbers, plan_choice
+from sm121.session import given_numbers, given_sizes, plan_choice
 from sm121.session.given_judging import GivenJudging
+from sm121.session.given_sizes import GivenSizes
 from sm121.session.plan_choice import PlanChoice
 
 
@@ -16,6 +17,8 @@ class GivenMeasuring:
 
     planned: PlanChoice = field(default_factory=PlanChoice)
     sizes: Sizes = field(default_factory=Sizes)
+    #: Sizes that the profile has otherwise.
+    replaced: GivenSizes = field(default_factory=GivenSizes)
     percentiles: bool = False
     #: The axes of the matrix, by name or path (default: the profile's).
     axes: str | None = None
@@ -39,6 +42,7 @@ def read(
     return GivenMeasuring(
         planned=plan_choice.of_options(option, expected, trusted=trusted, names_tests=names_tests),
         sizes=_sizes(option),
+        replaced=given_sizes.read(option),
         percentiles=option("--percentiles") or judging.certify,
         axes=option("--matrix-axes"),
     )

@@ -71,6 +71,7 @@ def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | 
         if has_obstacle and settings.base_url is None:
             return None
         chosen = profile.load(profile.for_architecture(arch, settings.engine.name))
+    chosen = settings.measuring.replaced.of(chosen)
     if settings.answers.exam is None:
         return chosen
     correctness = chosen.correctness.model_copy(update={"exam": str(settings.answers.exam)})

@@ -1,0 +1,50 @@
+"""Sizes of the profile that options replace."""
+
+import pytest
+
+from sm121.core import profile
+from sm121.core.errors import UsageError
+from sm121.session import given_sizes
+from sm121.session.given_sizes import GivenSizes
+
+GB10 = profile.load("sm121-gpt-oss-120b")
+
+
+def given(**values: str) -> GivenSizes:
+    options = {f"--{name}": value for name, value in values.items()}
+    return given_sizes.read(options.get)
+
+
+def test_the_load_of_the_guide_has_other_sizes():
+    stress = given(requests="500", crowd="16").of(GB10).stress
+    assert (stress.load_requests.value, stress.load_concurrency.value) == (500, 16)
+    assert given().of(GB10) is GB10
+
+
+def test_with_another_prompt_no_gate_of_a_rate_is_asked():
+    """52 tok/s behind 512 tokens are less than behind 2,048."""
+    for judged in (given(pp="512").of(GB10), given(pp="512").of(GB10).judging("cutlass", "0.33.0")):
+        assert judged.performance.prompt_tokens == 512
+        assert [gate.metric for gate in judged.performance.gates] == ["startup_s"]
+        assert judged.asks is None
+    assert given(pp="2048").of(GB10) is GB10
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"pp": "0"}, "--pp 0: expected a number, 1 or more"),
+        ({"pp": "512,1024"}, "--pp 512,1024: expected a number"),
+        ({"requests": "-1"}, "--requests -1: expected a number"),
+        ({"crowd": "many"}, "--crowd many: expected a number"),
+        ({"crowd": "201"}, "--crowd 201: expected at most the 200 requests of the load"),
+        ({"requests": "4"}, None),
+        ({"requests": "4", "crowd": "5"}, "--crowd 5: expected at most the 4 requests"),
+    ],
+)
+def test_a_wrong_size_is_one_line(values, says):
+    if says is None:
+        assert given(**values).of(GB10).stress.load_requests.value == 4
+        return
+    with pytest.raises(UsageError, match=says):
+        given(**values).of(GB10)

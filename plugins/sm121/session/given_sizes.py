@@ -1,0 +1,85 @@
+"""Options that replace sizes of the profile: ``--pp``, ``--requests`` and ``--crowd``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sm121.core.errors import OptionError
+from sm121.core.options import Option
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import Gate, Sourced
+from sm121.session import given_numbers
+
+#: The units of gates that hold for the profile's own prompt.
+_OF_A_PROMPT = ("tok/s", "ms")
+
+
+@dataclass(frozen=True)
+class GivenSizes:
+    """Sizes in place of the profile's; None where an option was not given."""
+
+    #: Tokens of the measured prompt.
+    prompt_tokens: int | None = None
+    #: Requests of the load of the stress level.
+    requests: int | None = None
+    #: How many of them run at the same time.
+    crowd: int | None = None
+
+    def of(self, chosen: Profile) -> Profile:
+        """Return the profile with these sizes.
+
+        With another prompt, the gates of rates and times are left out: they hold for the prompt of
+        the profile.
+
+        Args:
+            chosen: The profile.
+
+        Raises:
+            OptionError: More requests run at the same time than there are.
+        """
+        update: dict[str, object] = {}
+        if self.prompt_tokens not in (None, chosen.performance.prompt_tokens):
+            performance = chosen.performance
+            update["performance"] = performance.model_copy(
+                update={
+                    "prompt_tokens": self.prompt_tokens,
+                    "gates": _without_rates(performance.gates),
+                }
+            )
+            configurations = {}
+            for name, configuration in chosen.configurations.items():
+                gates = _without_rates(configuration.gates)
+                configurations[name] = configuration.model_copy(update={"gates": gates})
+            update["configurations"] = configurations
+        loads = {}
+        for name, value in (("load_requests", self.requests), ("load_concurrency", self.crowd)):
+            if value is not None:
+                loads[name] = Sourced(value=value, source="--requests, --crowd")
+        stress = chosen.stress.model_copy(update=loads)
+        requests = stress.load_requests.value
+        if self.crowd is not None and self.crowd > requests:
+            raise OptionError(
+                "--crowd", f"{self.crowd}: expected at most the {requests:g} requests of the load"
+            )
+        if loads:
+            update["stress"] = stress
+        return chosen.model_copy(update=update) if update else chosen
+
+
+def read(option: Option) -> GivenSizes:
+    """Read the options.
+
+    Args:
+        option: Gives the value of an option.
+
+    Raises:
+        UsageError: An option is no number, or 0.
+    """
+    return GivenSizes(
+        prompt_tokens=given_numbers.number("--pp", option("--pp")),
+        requests=given_numbers.number("--requests", option("--requests")),
+        crowd=given_numbers.number("--crowd", option("--crowd")),
+    )
+
+
+def _without_rates(gates: Sequence[Gate]) -> tuple[Gate, ...]:
+    return tuple(gate for gate in gates if gate.unit not in _OF_A_PROMPT)
