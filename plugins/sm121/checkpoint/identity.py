@@ -7,6 +7,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from sm121.core import digest, engine_arguments, model_folder
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.verdict import NotRun
 
 #: In front of the name of a model whose files are not on this machine.
 _ON_THE_HUB = "hub:"
@@ -86,6 +88,20 @@ def drafter_obstacle(
                 f"downloads: `hf download {drafter}` first"
             )
     return None
+
+
+def require_drafter(configuration: ServerConfiguration) -> None:
+    """Require that the drafter of a configuration is on this machine.
+
+    Args:
+        configuration: The configuration of the server.
+
+    Raises:
+        NotRun: It is not.
+    """
+    why = drafter_obstacle(configuration.given, configuration.variables)
+    if why is not None:
+        raise NotRun(why)
 
 
 def is_of_shape(folder: str, name: str) -> bool:

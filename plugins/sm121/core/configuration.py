@@ -1,5 +1,6 @@
 """A server configuration: everything that decides what an engine process will be."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -82,6 +83,11 @@ class ServerConfiguration:
     def given(self) -> tuple[str, ...]:
         """The arguments as the engine gets them, with the model's folder filled in."""
         return tuple(argument.replace(_MODEL, self.model) for argument in self.arguments)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of this process, with those of the configuration."""
+        return os.environ | dict(self.environment)
 
 
 def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,6 @@
 """The part of a run that its levels use. The run is pytest's, or a script's `Session`."""
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,10 +157,7 @@ class Harness(RunRecord):
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
-        variables = {**os.environ, **dict(configuration.environment)}
-        why = identity.drafter_obstacle(configuration.given, variables)
-        if why is not None:
-            raise NotRun(why)
+        identity.require_drafter(configuration)
         self.look_at_the_server()
         return self.pool.get(configuration)
 
@@ -359,7 +355,7 @@ class Harness(RunRecord):
         if configuration is None:  # another machine's or container's files may not be those here
             return wrong
         stated = self.profile.model
-        variables = os.environ | dict(configuration.environment)
+        variables = configuration.variables
         other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
         if other:
             wrong.append(Contradiction("model", other, other))
