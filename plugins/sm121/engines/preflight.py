@@ -78,6 +78,12 @@ class _Floor(DataTable):
     remedy: str
     source: str
 
+    @property
+    def version(self) -> CudaVersion:
+        """The number of ``at_least``."""
+        major, minor = self.at_least.split(".")
+        return CudaVersion(int(major), int(minor))
+
 
 class _Rule(DataTable):
     id: str = Field(pattern=r"^[a-z0-9_]+$")
@@ -255,7 +261,7 @@ class Preflight:
             version = self.cuda.of_part(floor.part)
             if version is None:
                 unknown.append(f"{floor.title} {floor.at_least}")
-            elif version < CudaVersion.of_text(floor.at_least):
+            elif version < floor.version:
                 yield _finding(
                     "below_floor",
                     title=floor.title,
