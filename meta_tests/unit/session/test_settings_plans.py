@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meta_tests.fakes import checkpoints
 from meta_tests.folders import ROOT
 from sm121.cli import main
 from sm121.compilation import jit
@@ -271,6 +272,34 @@ def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
     assert gates_said(None, "0.33.0", tmp_path, *more) == [], "what the user adds counts"
     less = gates_said(None, "0.14.0+mxfp4", tmp_path, "--mxfp4-layers", "moe")
     assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
+
+
+def memory_said(model: str, *arguments: str) -> list[str]:
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.33.0")
+    chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
+    given = GivenEngine(arguments=arguments)
+    return [
+        *planning._memory(
+            Settings(target=GivenTarget(profile=gb10, model=model), engine=given), chosen, gb10
+        )
+    ]
+
+
+def test_a_plan_forecasts_the_memory_of_a_start(tmp_path):
+    model = str(checkpoints.load("openai/gpt-oss-120b").write(tmp_path))
+    (line,) = memory_said(model)
+    assert line.startswith(
+        "memory: weights 65.9 GiB (headers); --gpu-memory-utilization 0.7 takes 83.8 of 119.7 GiB; "
+        "left for the KV cache: 12.9 to 17.6 GiB, about "
+    )
+    _, wrong = memory_said(model, "--gpu-memory-utilization", "0.5")
+    assert wrong.startswith("memory: error: the weights take 65.9 GiB")
+    assert wrong.endswith(". raise --gpu-memory-utilization to 0.61")
+
+
+def test_a_plan_says_that_a_checkpoint_is_not_here():
+    (line,) = memory_said("somebody/something")
+    assert line.startswith("memory: not forecast: somebody/something: expected a folder")
 
 
 @pytest.mark.parametrize(

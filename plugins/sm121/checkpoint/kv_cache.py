@@ -1,5 +1,6 @@
 """The KV cache of a model by its config.json: layers, values of a token, tokens that are kept."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,22 @@ class KvCache:
             bits: Bits of a value.
         """
         return self.layer_tokens(depth) * self.values * bits / 8
+
+    def request_size(self, length: int, bits: float, *, batched: int, block: int) -> float:
+        """Return the bytes that vLLM reserves for a request of the longest length.
+
+        Args:
+            length: The tokens of the request.
+            bits: Bits of a value.
+            batched: The tokens of a step (``--max-num-batched-tokens``), which a layer with a
+                window keeps beside the window.
+            block: The tokens of a block.
+        """
+        blocks = self.full_layers * math.ceil(length / block)
+        if self.sliding_layers:
+            kept = min(self.window - 1 + batched, length) if self.window else length
+            blocks += self.sliding_layers * (math.ceil(kept / block) + 1)
+        return blocks * block * self.values * bits / 8
 
     def growth(self, bits: float) -> float:
         """Return the bytes of one token more in a long context.

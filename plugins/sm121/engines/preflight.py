@@ -141,8 +141,16 @@ def load_preflight() -> PreflightData:
     return data_file.load("preflight.toml", PreflightData)
 
 
-def _finding(name: str, severity: Severity | None = None, /, **values: object) -> PreflightFinding:
-    """Return a finding of the data file, with its values in the place of the braces."""
+def finding_of(
+    name: str, severity: Severity | None = None, /, **values: object
+) -> PreflightFinding:
+    """Return a finding of the data file.
+
+    Args:
+        name: Its key there.
+        severity: None: that of the data file.
+        **values: What stands in the place of the braces.
+    """
     row = load_preflight().finding[name]
     update = {
         "severity": severity or row.severity,
@@ -190,7 +198,7 @@ def _check_memory(needs: engine_settings.Needs, available_bytes: int) -> Preflig
     available = available_bytes / _GIB
     if needs.memory_gib is None or available >= needs.memory_gib:
         return None
-    return _finding("memory", memory=needs.memory_gib, available=available)
+    return finding_of("memory", memory=needs.memory_gib, available=available)
 
 
 @dataclass(frozen=True)
@@ -239,7 +247,7 @@ class Preflight:
         existing = next(item for item in (path, *path.parents) if item.exists())
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:
-            yield _finding("disk", disk=disk, path=path, free=free)
+            yield finding_of("disk", disk=disk, path=path, free=free)
 
     def _older_driver(self) -> Iterator[PreflightFinding]:
         driver, toolkit = self.cuda.driver, self.cuda.toolkit
@@ -247,7 +255,7 @@ class Preflight:
             return
         is_of_same_major = driver.major == toolkit.major
         name = "driver_of_an_older_minor" if is_of_same_major else "driver_of_an_older_major"
-        yield _finding(name, driver=driver, toolkit=toolkit)
+        yield finding_of(name, driver=driver, toolkit=toolkit)
 
     def _floors(self, data: PreflightData) -> Iterator[PreflightFinding]:
         """Compare the driver, the toolkit and cuDNN with the floors of the architecture."""
@@ -262,7 +270,7 @@ class Preflight:
             if version is None:
                 unknown.append(f"{floor.title} {floor.at_least}")
             elif version < floor.version:
-                yield _finding(
+                yield finding_of(
                     "below_floor",
                     title=floor.title,
                     arch=self.arch,
@@ -272,12 +280,12 @@ class Preflight:
                     remedy=floor.remedy,
                 )
         if unknown:
-            yield _finding("unknown_floor", arch=self.arch, unknown=", ".join(unknown))
+            yield finding_of("unknown_floor", arch=self.arch, unknown=", ".join(unknown))
 
     def _unmet_requirements(self) -> Iterator[PreflightFinding]:
         unmet = self.modules.unmet if self.modules is not None else ()
         for each in unmet:
-            yield _finding(
+            yield finding_of(
                 "requirement",
                 package=f"{each.package} {each.version}",
                 requirement=each.requirement,
@@ -297,13 +305,13 @@ class Preflight:
             if not value:
                 continue  # the engine asks the device, which is right
             if name.startswith("FLASHINFER") and re.search("[,;]", value):
-                yield _finding("arch_list_separators", name=name, value=value, code=codes[0])
+                yield finding_of("arch_list_separators", name=name, value=value, code=codes[0])
                 continue
             entries = [entry.removesuffix("+PTX") for entry in re.split(separator, value) if entry]
             is_accepted = not {*entries}.isdisjoint(codes)
             is_bare = architecture.target in entries
             if is_bare or not is_accepted:
-                yield _finding(
+                yield finding_of(
                     "arch_list",
                     "warning" if is_accepted else severity,
                     name=name,
@@ -322,7 +330,7 @@ class Preflight:
         modules = self.modules or jit.FlashInferModules(None, cache)
         foreign = _caches_of_others(modules.folder, architecture)
         if foreign:
-            yield _finding(
+            yield finding_of(
                 "jit_cache_of_others",
                 it=architecture,
                 codes=", ".join(architecture.codes),
@@ -334,7 +342,7 @@ class Preflight:
             return
         names = printable.some_of([module.module for module in missing], _SHOWN_NAMES)
         cpu_s = sum(module.cpu_s for module in missing)
-        yield _finding(
+        yield finding_of(
             "jit_cache",
             version=f" of FlashInfer {modules.version}" if modules.version else "",
             folder=modules.folder,
@@ -359,7 +367,7 @@ class Preflight:
         if is_silenced:
             why = "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them"
         severity: Severity = "error" if is_silenced or is_named else "note"
-        yield _finding(
+        yield finding_of(
             "jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why
         )
 
@@ -368,19 +376,19 @@ class Preflight:
     ) -> Iterator[PreflightFinding]:
         text = self.environment.get("MAX_JOBS", "").strip()
         if text and not (text.isdecimal() and int(text) > 0):
-            yield _finding("max_jobs_is_no_number", text=text)
+            yield finding_of("max_jobs_is_no_number", text=text)
             return
         bound = jit.bound(missing, self.environment, resident_gib=self.needs.weights_gib or 0.0)
         if bound.jobs == 0:
-            yield _finding("jit_memory", names=names, bound=bound)
+            yield finding_of("jit_memory", names=names, bound=bound)
             return
         if text and int(text) > bound.fitting:
-            yield _finding("max_jobs", text=text, names=names, bound=bound)
+            yield finding_of("max_jobs", text=text, names=names, bound=bound)
             return
         jobs = min(int(text or bound.jobs), bound.jobs)
         takes_s = cpu_s / jobs
         if takes_s > self.cold_ready_within_s:
-            yield _finding(
+            yield finding_of(
                 "jit_time",
                 names=names,
                 minutes=takes_s / 60,

@@ -137,6 +137,15 @@ class Ceiling:
         )
 
 
+def bits_of(name: str) -> float | None:
+    """Return the bits of an element of a format; None if formats.toml does not have it.
+
+    Args:
+        name: The name of a format or dtype.
+    """
+    return _FORMATS.bits.get(name)
+
+
 def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
     """Return the checkpoint's own formats.
 

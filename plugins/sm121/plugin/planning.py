@@ -14,17 +14,19 @@ from typing import TypeAlias
 
 import pytest
 
+from sm121.checkpoint import inspection
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
-from sm121.core.errors import UsageError
+from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.core.time_range import TimeRange
 from sm121.engines import preflight, registry
 from sm121.engines.cuda_versions import CudaVersions
+from sm121.evidence.kernel_path import KernelPath
 from sm121.kernels import serving
-from sm121.machine import box, roofline, this_machine
+from sm121.machine import box, roofline, start_memory, this_machine
 from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
@@ -44,6 +46,9 @@ COLLECTED = pytest.StashKey[Sequence[pytest.Item]]()
 FORECAST = pytest.StashKey[Forecast]()
 #: How many of the newest runs in a report directory may say what the memory gives.
 _NEWEST = 5
+#: The engine and the architecture whose memory is forecast: host and GPU share a GB10's memory.
+_FORECAST_ENGINE = "vllm"
+_ONE_MEMORY = "sm121"
 Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
@@ -359,6 +364,31 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         yield f"start: the JIT cache in {modules.folder} is warm"
 
 
+def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
+    """Yield the memory of the start, and what stands against it, by the checkpoint's headers."""
+    if settings.base_url is not None or settings.engine.name != _FORECAST_ENGINE:
+        return
+    if chosen.arch != _ONE_MEMORY:
+        return
+    model = settings.target.model or profile.model.id
+    try:
+        checkpoint = inspection.inspect(model)
+    except (Sm121Error, OSError) as error:
+        yield f"memory: not forecast: {error}"
+        return
+    under_test = profile.configurations[profile.under_test]
+    arguments = (*profile.engine.arguments, *under_test.arguments, *settings.engine.arguments)
+    start = start_memory.Start.of(arguments, checkpoint)
+    if start is None:
+        return
+    required = profile.path_of(profile.under_test)
+    formats = roofline.served(checkpoint.config, arguments, required, KernelPath())
+    memory = start_memory.MachineMemory.of_a_gb10()
+    if chosen.obstacle is None:
+        memory = start_memory.MachineMemory.read()
+    yield from start_memory.lines(start_memory.forecast(checkpoint, start, memory, formats))
+
+
 def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
     """Yield the gates above the bound of the configuration under test, by the bytes of a token."""
     config = roofline.read_config(settings.target.model or profile.model.id)
@@ -400,4 +430,4 @@ def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterab
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"
 
 
-_FACTS: tuple[Fact, ...] = (_path, _gates, _start, _certificate)
+_FACTS: tuple[Fact, ...] = (_path, _gates, _start, _memory, _certificate)

@@ -1,0 +1,423 @@
+"""Will it fit: the memory of a vLLM start, before it, by the headers of a checkpoint.
+
+vLLM takes ``--gpu-memory-utilization`` of all memory. The weights and what an engine needs beside
+them come off that; the rest is KV cache, and must hold one request of ``--max-model-len``. The
+price of activations and CUDA graphs is only known as a range (``fixtures/start-memory.toml``), so
+the KV cache is a range, too. A GB10 has one memory for host and GPU.
+"""
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from sm121.checkpoint import contradictions
+from sm121.checkpoint.inspection import Inspection
+from sm121.checkpoint.weights import Weight
+from sm121.core import data_file, engine_arguments, printable
+from sm121.core.data_file import DataTable
+from sm121.engines import dead_runs, device_memory
+from sm121.engines.preflight import PreflightFinding, finding_of
+from sm121.machine import roofline
+from sm121.machine.roofline import Formats
+
+_GIB = float(1 << 30)
+#: A process with less is not named.
+_LARGE_GIB = 1.0
+#: Limit of the names in a message.
+_SHOWN = 4
+#: The bits of a value of the KV cache in a dtype that formats.toml does not have.
+_KV_BITS = 16.0
+#: The modules of the dense layers that an engine may quantise when it loads them.
+_DENSE = {
+    "qkv": re.compile(r"\.self_attn\.(q|k|v|qkv)_proj$"),
+    "o": re.compile(r"\.self_attn\.o_proj$"),
+    "lm_head": re.compile(r"^lm_head$"),
+}
+#: The bits of a value in a KV cache with FP8.
+_FP8_BITS = 8.0
+#: A start that takes all memory would end the machine.
+_MOST_UTILISATION = 0.95
+
+
+class Overhead(DataTable):
+    """What a start takes beside weights and KV cache, in GiB."""
+
+    least: float
+    usual: float
+    most: float
+
+
+class _Gb10(DataTable):
+    total_gib: float
+
+
+class _Vllm(DataTable):
+    utilisation: float
+    batched_tokens: int
+    block: int
+    cpu_block: int
+
+
+class _File(DataTable):
+    """start-memory.toml."""
+
+    overhead_gib: Overhead
+    gb10: _Gb10
+    vllm: _Vllm
+
+
+def overhead() -> Overhead:
+    """Return what a start takes beside weights and KV cache, as a range of published starts."""
+    return _data().overhead_gib
+
+
+def _data() -> _File:
+    return data_file.load("start-memory.toml", _File)
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """Memory of a machine whose GPU has the host's memory, in GiB."""
+
+    total: float
+    #: What can be had without swapping, with the page cache.
+    available: float
+    #: What nothing uses, not even the page cache.
+    free: float
+    cached: float
+    #: Processes that hold much of it, in words.
+    holders: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls) -> "MachineMemory":
+        """Read the memory of this machine."""
+        now = psutil.virtual_memory()
+        return cls(
+            total=now.total / _GIB,
+            available=now.available / _GIB,
+            free=now.free / _GIB,
+            cached=now.cached / _GIB,
+            holders=tuple(_holders()),
+        )
+
+    @classmethod
+    def of_a_gb10(cls) -> "MachineMemory":
+        """Return the memory of a GB10 on which nothing runs."""
+        total = _data().gb10.total_gib
+        return cls(total=total, available=total, free=total, cached=0.0)
+
+
+def _holders() -> Iterator[str]:
+    """Yield the processes that hold much memory: orphans, those on the GPU, large ones."""
+    named: set[int] = set()
+    for run, processes in dead_runs.of_dead_runs().items():
+        for process in processes:
+            named.add(process.pid)
+            yield f"{_name(process)} (pid {process.pid}), an orphan of run {run or 'unknown'}"
+    for pids in (device_memory.read_computing_pids() or {}).values():
+        for pid in sorted(pids - named):
+            named.add(pid)
+            with contextlib.suppress(psutil.Error):
+                yield f"{_name(psutil.Process(pid))} (pid {pid}) on the GPU"
+    large = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            resident = process.memory_info().rss / _GIB
+            if resident >= _LARGE_GIB and process.pid not in named:
+                large.append((resident, f"{_name(process)} (pid {process.pid})"))
+    for resident, name in sorted(large, reverse=True):
+        yield f"{name} with {resident:.1f} GiB"
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return str(process.name())
+    except psutil.Error:
+        return "a process"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a start of vLLM asks for."""
+
+    #: ``--gpu-memory-utilization``.
+    utilisation: float
+    #: ``--max-model-len``.
+    length: int
+    #: Bits of a value of the KV cache.
+    kv_bits: float
+    #: ``--max-num-batched-tokens``.
+    batched: int
+    #: The tokens of a block.
+    block: int
+    #: The machines or GPUs that share weights and KV cache.
+    parallel: int
+    #: Whether the checkpoint's own drafter is loaded.
+    drafts: bool
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], inspection: Inspection) -> "Start | None":
+        """Read the arguments of vLLM.
+
+        Args:
+            arguments: The arguments of the server.
+            inspection: The checkpoint.
+
+        Returns:
+            The start; None if a value is no number.
+        """
+        options = engine_arguments.read(arguments)
+        own = _data().vllm
+        text = {**inspection.config, **(inspection.config.get("text_config") or {})}
+        longest = options.get("max_model_len") or text.get("max_position_embeddings") or 0
+        method = options.get("speculative_config.method", "")
+        try:
+            return cls(
+                utilisation=float(options.get("gpu_memory_utilization", own.utilisation)),
+                length=int(longest),
+                kv_bits=_kv_bits(options, text),
+                batched=int(options.get("max_num_batched_tokens", own.batched_tokens)),
+                block=int(options.get("block_size", own.block)),
+                parallel=int(options.get("tensor_parallel_size", 1)),
+                drafts="mtp" in method,
+            )
+        except ValueError:
+            return None
+
+
+def _kv_bits(options: Mapping[str, str], config: Mapping[str, object]) -> float:
+    """Return the bits of a value of the KV cache."""
+    named = options.get("kv_cache_dtype", "auto")
+    if named == "auto":
+        named = options.get("dtype", "auto")
+    if named == "auto":
+        named = str(config.get("dtype") or config.get("torch_dtype"))
+    return roofline.bits_of(named) or _KV_BITS
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The memory of a start, in GiB."""
+
+    start: Start
+    memory: MachineMemory
+    weights: float
+    #: What a request of the longest length needs; None: the KV cache is not known.
+    request: float | None
+    #: What a token more in such a request needs.
+    growth: float = 0.0
+
+    @property
+    def requested(self) -> float:
+        """What the start asks for."""
+        return self.memory.total * self.start.utilisation
+
+    def kv_cache(self, overhead: float) -> float:
+        """Return what is left for the KV cache.
+
+        Args:
+            overhead: What the engine needs beside weights and KV cache.
+        """
+        return self.requested - self.weights - overhead
+
+    @property
+    def usual_kv_cache(self) -> float:
+        """What is usually left for the KV cache."""
+        return self.kv_cache(overhead().usual)
+
+    def tokens(self, kv_cache: float) -> int | None:
+        """Return how many tokens of longest requests a KV cache holds.
+
+        Args:
+            kv_cache: The KV cache in GiB.
+        """
+        if not self.request:
+            return None
+        return max(0, int(kv_cache / self.request * self.start.length))
+
+    @property
+    def text(self) -> str:
+        """The forecast on one line."""
+        beside = overhead()
+        low, high = self.kv_cache(beside.most), self.kv_cache(beside.least)
+        option = f"--gpu-memory-utilization {self.start.utilisation:g}"
+        line = (
+            f"memory: weights {self.weights:.1f} GiB (headers); {option} takes "
+            f"{self.requested:.1f} of {self.memory.total:.1f} GiB; left for the KV cache: "
+            f"{max(0.0, low):.1f} to {max(0.0, high):.1f} GiB"
+        )
+        tokens = self.tokens(self.usual_kv_cache)
+        if not tokens:
+            return line
+        return f"{line}, about {tokens:,} tokens in requests of {self.start.length:,}"
+
+    def findings(self) -> list[PreflightFinding]:
+        """Return what stands against the start, each with the argument to change."""
+        own = self.memory
+        found = []
+        if own.available < self.requested:
+            found.append(self._taken())
+        elif own.free < self.requested:
+            found.append(
+                finding_of("page_cache", free=own.free, cached=own.cached, requested=self.requested)
+            )
+        beside = overhead()
+        if self.kv_cache(beside.least) <= 0:
+            found.append(self._too_large())
+        elif self.request is not None and self.request > self.kv_cache(beside.most):
+            found.append(self._too_long(self.request))
+        return found
+
+    def _taken(self) -> PreflightFinding:
+        own = self.memory
+        holders = ""
+        if own.holders:
+            holders = f": held by {printable.some_of(own.holders, _SHOWN)}"
+        fitting = int(100 * own.available / own.total) / 100
+        least = self.weights + overhead().usual + (self.request or 0.0)
+        remedy = f"lower --gpu-memory-utilization to {fitting:g}"
+        if fitting * own.total < least:
+            remedy = f"stop what holds memory: this start needs about {least:.1f} GiB"
+        return finding_of(
+            "utilisation_exceeds_free",
+            utilisation=self.start.utilisation,
+            requested=self.requested,
+            total=own.total,
+            available=own.available,
+            holders=holders,
+            remedy=remedy,
+        )
+
+    def _too_large(self) -> PreflightFinding:
+        remedy = self._larger_share() or "take a checkpoint with fewer bits, or several machines"
+        return finding_of(
+            "weights_exceed_memory",
+            weights=self.weights,
+            utilisation=self.start.utilisation,
+            requested=self.requested,
+            total=self.memory.total,
+            overhead=overhead().least,
+            remedy=remedy,
+        )
+
+    def _too_long(self, request: float) -> PreflightFinding:
+        beside = overhead()
+        low, high = self.kv_cache(beside.most), self.kv_cache(beside.least)
+        remedies = []
+        fitting = self._fitting_length(request, low)
+        if fitting:
+            remedies.append(f"lower --max-model-len to {fitting}")
+        if self.start.kv_bits > _FP8_BITS:
+            remedies.append("take --kv-cache-dtype fp8")
+        remedies += filter(None, (self._larger_share(),))
+        remedy = ", or ".join(remedies) or "take a checkpoint with fewer bits, or several machines"
+        return finding_of(
+            "context_exceeds_cache",
+            "error" if request > high else "warning",
+            length=self.start.length,
+            request=request,
+            low=max(0.0, low),
+            high=high,
+            remedy=remedy,
+        )
+
+    def _larger_share(self) -> str:
+        """Return the larger share that this start usually needs; empty if there is none."""
+        needed = self.weights + overhead().usual + (self.request or 0.0)
+        share = math.ceil(100 * needed / self.memory.total) / 100
+        if share > _MOST_UTILISATION or share <= self.start.utilisation:
+            return ""
+        return f"raise --gpu-memory-utilization to {share:g}"
+
+    def _fitting_length(self, request: float, kv_cache: float) -> int:
+        """Return the longest request that a KV cache holds; 0 if it holds none."""
+        fixed = request - self.growth * self.start.length
+        if not self.growth or kv_cache <= fixed:
+            return 0
+        return int((kv_cache - fixed) / self.growth)
+
+
+def loaded(inspection: Inspection, served: Formats | None, *, drafts: bool) -> float:
+    """Return the bytes of the weights after they were loaded.
+
+    Args:
+        inspection: The checkpoint.
+        served: The formats that the engine serves in: padded experts, requantised dense layers.
+            None: as they are stored.
+        drafts: Whether the checkpoint's own drafter is loaded.
+    """
+    padding = _padding(inspection, served)
+    total = 0.0
+    for weight in inspection.weights:
+        if weight.drafts and not drafts:
+            continue
+        size = float(weight.size)
+        if weight.group == "experts":
+            size *= padding
+        elif served is not None:
+            size *= _requantised(weight, served)
+        total += size
+    return total
+
+
+def _padding(inspection: Inspection, served: Formats | None) -> float:
+    """Return by how much the experts grow when they are padded."""
+    if served is None or served.padded_to == (1, 1):
+        return 1.0
+    sizes = []
+    for keys in (("hidden_size",), ("moe_intermediate_size", "intermediate_size")):
+        sizes.append(contradictions.number(inspection.config, keys))
+    hidden, intermediate = sizes
+    if not hidden or not intermediate:
+        return 1.0
+    rows = math.ceil(hidden / served.padded_to[0]) * served.padded_to[0]
+    columns = math.ceil(intermediate / served.padded_to[1]) * served.padded_to[1]
+    return rows * columns / (hidden * intermediate)
+
+
+def _requantised(weight: Weight, served: Formats) -> float:
+    """Return the share of a dense weight's bytes that is left when it is requantised."""
+    bits = {"qkv": served.qkv, "o": served.o, "lm_head": served.lm_head}
+    for layer, pattern in _DENSE.items():
+        stored = roofline.bits_of(weight.format or "")
+        if pattern.search(weight.module) and stored and bits[layer] < stored:
+            return bits[layer] / stored
+    return 1.0
+
+
+def forecast(
+    inspection: Inspection, start: Start, memory: MachineMemory, served: Formats | None = None
+) -> Forecast:
+    """Forecast the memory of a start.
+
+    Args:
+        inspection: The checkpoint.
+        start: What the start asks for.
+        memory: The machine's memory.
+        served: As in `loaded`.
+    """
+    weights = loaded(inspection, served, drafts=start.drafts)
+    request: float | None = None
+    growth = 0.0
+    if inspection.kv is not None and start.length:
+        size = inspection.kv.request_size(
+            start.length, start.kv_bits, batched=start.batched, block=start.block
+        )
+        request = size / start.parallel / _GIB
+        growth = inspection.kv.growth(start.kv_bits) / start.parallel / _GIB
+    return Forecast(start, memory, weights / start.parallel / _GIB, request, growth)
+
+
+def lines(found: Forecast) -> Iterable[str]:
+    """Yield a forecast and what stands against the start, a line each.
+
+    Args:
+        found: The forecast.
+    """
+    yield found.text
+    for item in found.findings():
+        yield f"memory: {item.severity}: {item.message}. {item.remedy}"
