@@ -222,7 +222,7 @@ def test_two_words_are_taken_whatever_they_begin_with(given):
 
 @pytest.mark.parametrize("words", [[], ["--enforce-eager"]])
 def test_a_word_that_is_missing_is_one_line(words):
-    with pytest.raises(pytest.UsageError, match="argument --ab: expected 2 arguments"):
+    with pytest.raises(pytest.UsageError, match="--ab: expected 2 arguments"):
         parser().parse(["tests", "--ab", *words])
 
 
