@@ -133,6 +133,16 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     progress.stop()
 
 
+def test_the_last_check_that_takes_long_has_no_time_that_is_left():
+    now = [0.0]
+    expected_ = expected("smoke", "test_one", seconds=10.0)
+    progress = Progress(io.StringIO(), Forecast(expected_), clock=lambda: now[0], every_s=60.0)
+    progress.begin("smoke", "tests/test_smoke.py::test_one")
+    now[0] = 40.0
+    assert progress.line() == "0:40, slower than forecast | smoke 0/1 ended | test_one for 0:40"
+    progress.stop()
+
+
 def test_at_the_end_nothing_is_left():
     progress, _ = going([0.0])
     lines: list[str] = []

@@ -33,6 +33,8 @@ _LINE_EVERY_S = 8.0
 #: A test that runs for so long is shown with its time.
 _LONG_S = 10.0
 _MOST_CHARACTERS = 300
+#: Shown of a run that takes longer than was said at its beginning.
+_SLOWER = "slower than forecast"
 
 
 @dataclass(frozen=True)
@@ -282,11 +284,13 @@ class Progress:
         left = self._remaining.shown(self._clock())
         if left is None or (left.time.high < 1.0 and not left.is_least):
             return ""
+        if left.is_least and left.time.low < 1.0:  # that is no news
+            return text.partition("{}")[0] + _SLOWER
         time = _between(left.time)
         if left.is_least:
             time = f"at least {clock(left.time.low)}"
         if left.is_slower:
-            time = f"slower than forecast, {time}"
+            time = f"{_SLOWER}, {time}"
         return text.format(time)
 
     def _counts(self, verdicts: Counter[Verdict], left_out: Collection[Verdict] = ()) -> str:
