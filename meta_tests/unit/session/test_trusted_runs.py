@@ -141,6 +141,14 @@ def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, te
         trusted_runs.trust(folder, tmp_path / "storage")
 
 
+def test_a_run_of_nothing_is_not_called_old(tmp_path):
+    """It has no fingerprint: it was stopped before it had a target."""
+    run = a_run(("tests/a.py::a", "NOT_RUN", "no GPU"), fingerprint=None, metrics={})
+    folder = stored(run, tmp_path / "run")
+    with pytest.raises(UsageError, match="no test of a level was executed in it"):
+        trusted_runs.trust(folder, tmp_path / "storage")
+
+
 def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
     with pytest.raises(UsageError, match="sm121 trust REPORT"):
         trusted_runs.load("trusted", tmp_path)

@@ -278,7 +278,10 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
     changed = contradiction(run)
     if changed is not None:
         yield f"it was changed after it was written: {changed}"
-    if run.fingerprint is None:
+    has_any = any(test.executed for test in run.tests)
+    if not has_any:
+        yield "no test of a level was executed in it"
+    if run.fingerprint is None and has_any:
         yield "it does not say what was asked (it is of an earlier version)"
     if run.shard is not None:
         yield f"it is shard {run.shard.index} of {run.shard.of}"
@@ -293,8 +296,6 @@ def _unfit_tests(run: VerdictFile) -> Iterator[str]:
     for test in run.tests:
         if test.is_beside and test.counted is Verdict.FAIL:
             yield f"{test.id}: {test.message}"
-    if not any(test.executed for test in run.tests):
-        yield "no test of a level was executed in it"
     smoke = [test for test in run.tests if test.level == LEVELS[0]]
     others = [test for test in run.tests if test.level != LEVELS[0]]
     failed = [test.id for test in smoke if test.counted is Verdict.FAIL]
