@@ -27,12 +27,17 @@ REFUSED = [
     pytest.param(("--plan",), "--plan: expected one argument. --plan quick|", id="no-plan"),
     pytest.param(("--format", "md"), "did you mean markdown?", id="format"),
     pytest.param(("-m", "SM121"), "did you mean sm121?", id="marker"),
+    pytest.param(("--no-such-option",), "List the options with --help", id="option"),
+    pytest.param(("-n", "many"), "-n: invalid parse_numprocesses value: 'many'. -n ", id="n"),
     pytest.param(("tests/no_such_file.py",), "file or directory not found", id="path"),
     pytest.param(("--benchmark-compare=0099",), "Store one with", id="benchmark-compare"),
     pytest.param(
         ("--benchmark-compare", "tests/test_smoke.py"), "write paths first", id="compare-path"
     ),
     pytest.param(("--benchmark-compare=README.md",), "write paths first", id="compare-page"),
+    pytest.param(
+        ("--benchmark-autosave", "--report-dir=README.md"), "expected a folder", id="not-stored"
+    ),
     pytest.param(("--benchmark-compare-fail=5%",), "eg: min:5%", id="compare-fail"),
     pytest.param(
         ("--base-url", DEAD), "Start the server, or name the address at which it listens",
@@ -163,6 +168,14 @@ def test_no_check_of_that_name_is_one_line(run_pytest):
         "NOT_RUN: -k 'nosuch': expected the name of a check, got none of "
     )
     assert the_line(run).endswith("List the names: pytest --collect-only -q")
+
+
+def test_no_check_that_is_left_is_one_line(run_pytest):
+    status, run = run_pytest("tests/test_smoke.py", "--deselect", "tests/test_smoke.py")
+    assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
+    assert the_line(run).startswith(
+        "NOT_RUN: --deselect tests/test_smoke.py: expected the name of a check, got none of "
+    )
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,15 @@ def test_an_option_of_others_is_left_to_them(words):
 )
 @pytest.mark.parametrize("is_own", [True, False], ids=["sm121 run", "pytest"])
 def test_an_option_that_nobody_has_is_refused_by_sm121_run_in_one_line(words, is_refused, is_own):
-    config = SimpleNamespace(inipath=own_tests.settings() if is_own else None)
+    inipath = own_tests.settings() if is_own else None
+    config = SimpleNamespace(inipath=inipath, rootpath=own_tests.folder() / "elsewhere")
     if not (is_refused and is_own):
         options.refuse_unknown(config, parser(), words)
         return
     with pytest.raises(pytest.UsageError) as refused:
         options.refuse_unknown(config, parser(), words)
-    assert str(refused.value) == "unrecognized arguments: --nonsense"
+    line = "unrecognized arguments: --nonsense. List the options with --help"
+    assert str(refused.value) == line
 
 
 def test_the_own_tests_are_no_value_of_the_last_option():

@@ -79,6 +79,17 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         raise _no_number(named)
 
 
+def store_nothing(config: pytest.Config) -> None:
+    """Let pytest-benchmark store nothing of a refused run: it would warn of that.
+
+    Args:
+        config: pytest's; nothing is changed where pytest-benchmark is not there.
+    """
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is not None:
+        benchmarks.save = benchmarks.autosave = benchmarks.json = None
+
+
 def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """Refuse, before anything starts, a comparison with nothing and a place that cannot be written.
 

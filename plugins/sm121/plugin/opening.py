@@ -126,13 +126,15 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
 
 
 def _nothing_selected(config: pytest.Config) -> str | None:
-    """Why ``-k`` or ``-m`` selects no test of a level.
+    """Why ``-k``, ``-m`` or ``--deselect`` selects no test of a level.
 
     None without them, and in a part of a run, which may have no test.
     """
     settings = config.stash[SETTINGS]
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
     given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)
+    if not given:
+        given = " ".join(f"--deselect {word}" for word in config.getoption("deselect") or ())
     if not given or settings.worker is not None or config.getoption("--shard") is not None:
         return None
     count = len(config.stash[selection.COLLECTED])

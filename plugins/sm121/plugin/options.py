@@ -55,7 +55,7 @@ def _add(group: "pytest.OptionGroup", *names: str, **keywords: Any) -> None:
     choices = keywords.pop("choices", None)
     if choices is not None:
         keywords["type"] = functools.partial(_chosen, names[0], choices)
-        keywords["metavar"] = "{" + ",".join(choices) + "}"
+        keywords["metavar"] = "|".join(choices)
     group.addoption(*names, **keywords)
 
 
@@ -71,7 +71,7 @@ def _chosen(option: str, choices: Sequence[str], value: str) -> str:
 def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
     """Refuse an option without its value in one line: pytest writes its usage, too.
 
-    Before pytest 9.1 there is no parser yet, and it does.
+    Before pytest 8.4 there is no parser yet, and it does.
     """
     arguments = getattr(parser, "optparser", None)
     if arguments is None:
@@ -82,7 +82,7 @@ def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, argparse.ArgumentError) and error.argument_name is not None:
             name = error.argument_name.partition("/")[0]
-            if name in own_options.every() or name.startswith("--benchmark"):
+            if name in (*own_options.every(), "-n") or name.startswith("--benchmark"):
                 action = arguments._option_string_actions[name]
                 why = error.message.rstrip(".")
                 raise pytest.UsageError(f"{name}: {why}. {_described(name, action)}")
@@ -161,7 +161,9 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
 
 
 def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list[str]) -> None:
-    """Refuse an unknown option of ``sm121 run`` in one line: pytest writes its usage, too.
+    """Refuse an unknown option in one line: pytest writes its usage, too.
+
+    So does ``sm121 run``, and pytest in the suite's clone. Other projects have pytest's own text.
 
     Args:
         config: pytest's.
@@ -172,8 +174,11 @@ def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list
         pytest.UsageError: It names the unknown words.
     """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
-    if is_own_run(config) and any(word.startswith("-") for word in unknown):
-        raise pytest.UsageError(f"unrecognized arguments: {' '.join(unknown)}")
+    is_of_the_suite = is_own_run(config) or config.rootpath == own_tests.folder()
+    if is_of_the_suite and any(word.startswith("-") for word in unknown):
+        raise pytest.UsageError(
+            f"unrecognized arguments: {' '.join(unknown)}. List the options with --help"
+        )
 
 
 def refuse_numbers(config: pytest.Config) -> None:

@@ -110,12 +110,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Show that a long collection goes on. A worker hands a refusal to the first process."""
+    """Show that a long collection goes on. A worker hands a refusal to the first process.
+
+    Nothing is stored of a refused run.
+    """
     try:
         with progress.going_on(session.config, "collecting the tests"):
             return (yield)
     except pytest.UsageError as error:
         workers.hand_over_refusal(session.config, error)
+        comparing.store_nothing(session.config)
         raise
 
 

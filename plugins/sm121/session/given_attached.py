@@ -138,7 +138,11 @@ def server_logs(
         logs = (ab[0].log,)
     for log in logs:
         if not log.is_file():
-            raise UsageError(f"--server-log {log}: expected the log file of the server")
+            got = "something that is no file" if log.exists() else "no file of that name"
+            raise UsageError(
+                f"--server-log {log}: expected the log file of the server, got {got}. "
+                "Save one: docker logs NAME > server.log 2>&1"
+            )
     _refuse_number_of_logs(logs, given_nodes.count_of(profile))
     return logs
 

@@ -212,7 +212,8 @@ def repeat(
             red += 1
         say(line_of(played))
         stopped.wait(max(0.0, every_s - (time.monotonic() - began)))
-    say(f"stopped after {rounds} rounds: {rounds - red} green, {red} red")
+    counted = "1 round" if rounds == 1 else f"{rounds} rounds"
+    say(f"stopped after {counted}: {rounds - red} green, {red} red")
     if rounds == 0:
         return 5
     if red:
