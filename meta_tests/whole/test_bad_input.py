@@ -51,6 +51,17 @@ pytestmark = pytest.mark.timeout(120)
             id="keyword",
         ),
         pytest.param(
+            ("--arch", "cpu", "--base-url", ""),
+            ("--base-url '': expected a value, got an empty one. Leave the option out",),
+            id="base-url of a variable that is not set",
+        ),
+        pytest.param(
+            ("--report-dir=",), ("--report-dir '': expected a value",), id="report-dir is empty"
+        ),
+        pytest.param(
+            ("--engine-arg=",), ("--engine-arg '': expected a value",), id="engine-arg is empty"
+        ),
+        pytest.param(
             ("--report-dir", "/proc/nope"),
             ("--report-dir /proc/nope", "expected a folder"),
             id="report-dir",

@@ -20,6 +20,8 @@ from sm121.plugin.given import fingerprinted, given
 from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
 
+#: Options whose empty value says the same as none.
+_MAY_BE_EMPTY = ("--api-key",)
 #: The markers beside those of levels: set by the plugin, or by a test.
 _MARKERS = (
     "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
@@ -208,6 +210,28 @@ def refuse_numbers(config: pytest.Config) -> None:
             )
 
 
+def refuse_empty_values(config: pytest.Config) -> None:
+    """Refuse an empty value: the variable that it comes from is not set.
+
+    Without its ``--base-url`` a run would judge another server, which it starts itself.
+
+    Args:
+        config: pytest's.
+
+    Raises:
+        UsageError: It names the option.
+    """
+    for name, action in own_options.every().items():
+        if name in _MAY_BE_EMPTY or action.nargs is not None:
+            continue
+        value = config.getoption(name)
+        if value == "" or (isinstance(value, list) and "" in value):
+            raise errors.UsageError(
+                f"{name} '': expected a value, got an empty one. Leave the option out, or set the "
+                "variable that its value comes from"
+            )
+
+
 def markers() -> list[str]:
     """Return the markers of the suite, as pytest shows them: for levels, and the others."""
     levels = [f"{name}: tests of the {name} level" for name in profile_fields.LEVELS]
@@ -250,6 +274,7 @@ def read(config: pytest.Config) -> settings.Settings:
         names_tests=expressions.names_tests(config),
         marked=architectures_asked_for(expressions.marker_expression(config)),
     )
+    refuse_empty_values(config)
     if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]
         planned = PlanChoice(name, Reason(reason))
