@@ -292,10 +292,23 @@ def _judge(
             n for n, p in index["parts"].items() if not p.get("file") and not p.get("unavailable")
         ]
         wrong += [f"parts without a reason: {silent}"] if silent else []
+        wrong += _without_stacks(bundle) if case.kind == "hang" else []
         if case.says and case.says not in json.dumps(index):
             wrong.append(f"required {case.says!r} in the bundle, seen {index['summary']!r}")
     if case.special != "kill" and output.count("] crash: ") < 1:
         wrong.append("no line in the terminal")
+    return wrong
+
+
+def _without_stacks(bundle: Path) -> list[str]:
+    """Processes of a bundle that show no Python stack; every process of these servers is Python."""
+    file = bundle / "stacks.txt"
+    sections = file.read_text("utf-8").split("## ")[1:] if file.is_file() else []
+    wrong = [] if sections else ["no stacks"]
+    for section in sections:
+        title, _, stacks = section.partition("\n")
+        if "hread " not in stacks:
+            wrong.append(f"no stack of {title}: {stacks.strip()}")
     return wrong
 
 

@@ -1,5 +1,7 @@
 """A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
 
+import json
+
 import pytest
 
 from meta_tests.faults import stress_faults
@@ -35,3 +37,22 @@ def test_the_documentation_shows_every_fault_and_every_sample():
     samples = root / "docs" / "bundles"
     absent = [name for name in stress_faults.SAMPLES if not (samples / name).is_dir()]
     assert not absent, "docs/bundles has no sample of these; run `make catalogues`"
+
+
+def test_a_hang_without_stacks_is_wrong(tmp_path):
+    assert stress_faults._without_stacks(tmp_path) == ["no stacks"]
+    stack = "Thread 0x00007f (most recent call first):\n"
+    text = f"## python (1)\n{stack}\n## python (2)\nno stack: a signal has stopped it\n"
+    (tmp_path / "stacks.txt").write_text(text)
+    without = ["no stack of python (2): no stack: a signal has stopped it"]
+    assert stress_faults._without_stacks(tmp_path) == without
+
+
+def test_every_sample_of_a_hang_has_the_stacks_of_each_process():
+    hangs = []
+    for index in sorted((stress_faults.ROOT / "docs" / "bundles").glob("*/bundle.json")):
+        if json.loads(index.read_text("utf-8"))["class"] == "hang":
+            hangs.append(index.parent)
+    assert hangs
+    for bundle in hangs:
+        assert not stress_faults._without_stacks(bundle), bundle.name

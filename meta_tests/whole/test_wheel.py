@@ -101,6 +101,7 @@ def test_a_wheel_has_the_data(wheelhouse):
             "sm121/fixtures/models/gpt-oss-120b.json",
             "sm121/fixtures/hypotheses/phases.toml",
             "sm121/engines/in_engine/sm121_probe.py",
+            "sm121/evidence/in_engine/sitecustomize.py",
             "sm121/fixtures/kernels/tolerances.toml",
             "sm121/py.typed",
             "sm121/fixtures/run.ini",

@@ -26,7 +26,7 @@ def of_start(error: StartError) -> Cause:
         kind="hang",
         summary=error.what,
         owner="the engine; or the limit of the start is too low for this model",
-        remedy="read the end of its log, and take stacks (py-spy dump) while it starts",
+        remedy="read the end of its log, and the stacks in the crash bundle",
         lines=error.cause.lines,
     )
 
@@ -87,7 +87,7 @@ def report(
         cause=cause,
         what=what,
         test=test,
-        processes=crash_bundle.EngineProcesses(exits=exits, tree=managed.launch.look_at_tree()),
+        processes=managed_evidence.processes_of(managed),
         kernel=kernel,
         cgroup=crash_bundle.CgroupCounters(cgroup_before, cgroup.memory_events()),
     )

@@ -254,6 +254,8 @@ def test_hanging_is_told_from_slow(make):
     assert stalled.result()[2] < 60.0, "long before the timeout of 300 s"
     slow.result()
     assert "first token" in without_a_token.result()[0], "health alone is not ready"
+    for server in (silent, logs, health_only):
+        assert "fault_server.py" in server.launch.stacks, "they are taken before the stop"
 
 
 @pytest.fixture

@@ -80,6 +80,8 @@ class Launch:
         self.at = 0.0
         #: The tree as it was when it was last looked at.
         self.last_tree: list[dict[str, Any]] = []
+        #: The stacks of the processes when the start hung, or why there are none; else empty.
+        self.stacks = ""
         #: The processes of the tree when the server was ready.
         self.pids_when_ready: frozenset[int] = frozenset()
         self._mark = mark

@@ -17,7 +17,13 @@ def processes_of(managed: ManagedServer | None) -> EngineProcesses:
         return EngineProcesses()
     exits = managed.launch.exits()
     tree = managed.launch.look_at_tree()
-    return EngineProcesses(exits=exits, tree=tree, pids=managed.launch.known_pids)
+    return EngineProcesses(
+        exits=exits,
+        tree=tree,
+        pids=managed.launch.known_pids,
+        stacks=managed.launch.stacks,
+        stacks_folder=managed.launch.supervision.stacks_folder,
+    )
 
 
 def add(

@@ -16,7 +16,7 @@ from sm121.engines.server_errors import (
     StartError,
 )
 from sm121.engines.starting import Activity, ReadinessProbe, StartHooks, StartLimits, StartPhase
-from sm121.evidence import failure
+from sm121.evidence import failure, stacks
 from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
@@ -119,6 +119,9 @@ class StartWatch:
         raise self._failed(ServerTimedOut, message + _other_load())
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
+        """Return the error of a start that hangs. Its processes are ended next."""
+        tree = self.launch.look_at_tree()
+        self.launch.stacks = stacks.take_or_why(tree, self.launch.supervision.stacks_folder)
         log = self.launch.log
         return kind(f"{what}; last progress: {self._progress}", failure.classify(log), log)
 

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from sm121.evidence import stacks
+
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 
@@ -51,9 +53,11 @@ class Supervision:
         supervisor += ["--status", str(self.status_file)]
         supervisor += ["--scratch", str(self.scratch)]
         supervisor += ["--grace", str(grace_s)]
+        variables = {**os.environ, **environment, "TMPDIR": str(self.scratch)}
+        variables.update(stacks.variables(variables, self.scratch))
         self._process = subprocess.Popen(
             [*supervisor, "--", *command],
-            env={**os.environ, **environment, "TMPDIR": str(self.scratch)},
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=self._output,
@@ -64,6 +68,11 @@ class Supervision:
     def pid(self) -> int | None:
         """The pid of the supervisor; None before the start and after `end`."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def stacks_folder(self) -> Path | None:
+        """The folder into which the processes write their stacks; None before the start."""
+        return None if self.scratch is None else stacks.folder_in(self.scratch)
 
     @property
     def exit_status(self) -> int | None:

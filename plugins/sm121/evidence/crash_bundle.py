@@ -20,7 +20,7 @@ from pydantic import AliasChoices, Field
 
 from sm121.core import templates
 from sm121.core.files import write_text
-from sm121.evidence import failure, kernel_messages, process_snapshot
+from sm121.evidence import failure, kernel_messages, process_snapshot, stacks
 
 #: The folder of the report directory with the bundles.
 FOLDER = "crashes"
@@ -70,12 +70,16 @@ class EngineProcesses:
         exits: The ended processes, each with its status.
         tree: The processes, as of `process_snapshot.snapshot`.
         pids: The ids of all processes that the server had.
+        stacks: The stacks that were taken before the processes were ended; empty: they still live.
+        stacks_folder: The folder into which they can write their stacks, as of `stacks.take`.
     """
 
     exit_status: int | None = None
     exits: list[dict[str, Any]] = field(default_factory=list)
     tree: list[dict[str, Any]] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
+    stacks: str = ""
+    stacks_folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -302,19 +306,15 @@ def _exits(evidence: Evidence) -> str:
 
 
 def _stacks(evidence: Evidence) -> str:
-    tool = shutil.which("py-spy")
-    if tool is None:
-        raise Unavailable("py-spy is not here; pip install py-spy gives the stacks of a hang")
-    alive = [
-        entry for entry in evidence.processes.tree if entry["status"] not in ("zombie", "dead")
-    ]
-    if not alive:
-        raise Unavailable(_NO_PROCESS)
-    stacks = ""
-    for entry in alive:
-        stacks += f"## {entry['name']} ({entry['pid']})\n"
-        stacks += _output(tool, "dump", "--nonblocking", "--pid", str(entry["pid"]))
-    return stacks
+    processes = evidence.processes
+    if processes.stacks:
+        return processes.stacks
+    if not processes.tree:
+        raise Unavailable(evidence.missing.get("tree", _NO_PROCESS))
+    try:
+        return stacks.take(processes.tree, processes.stacks_folder)
+    except stacks.NoStacks as error:
+        raise Unavailable(str(error)) from error
 
 
 def _kernel(evidence: Evidence) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,14 @@ from pathlib import Path
 import psutil
 
 from sm121.core import files, redaction
-from sm121.evidence import cgroup, crash_bundle, failure, kernel_messages, process_snapshot
+from sm121.evidence import (
+    cgroup,
+    crash_bundle,
+    failure,
+    kernel_messages,
+    process_snapshot,
+    stacks,
+)
 
 #: How far back the kernel's messages are read, in seconds.
 _LOOK_BACK_S = 600.0
@@ -43,7 +51,11 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | 
         what="the suite died",
         # The supervisor's standard output is the server's log.
         log=Path("/proc/self/fd/1").resolve(),
-        processes=crash_bundle.EngineProcesses(tree=process_snapshot.snapshot(processes)),
+        processes=crash_bundle.EngineProcesses(
+            tree=process_snapshot.snapshot(processes),
+            # The temporary folder of this process, the supervisor, is the server's own.
+            stacks_folder=stacks.folder_in(Path(tempfile.gettempdir())),
+        ),
         kernel=kernel,
         cgroup=crash_bundle.CgroupCounters(after=cgroup.memory_events()),
         setup=crash_bundle.EngineSetup(environment=dict(os.environ)),

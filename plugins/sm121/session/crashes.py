@@ -335,8 +335,7 @@ class CrashDesk:
                 kind="hang",
                 summary=_subject(error),
                 owner=OWNERS["hang"],
-                remedy="run again with --engine-debug, and take stacks (py-spy dump) while it "
-                "hangs",
+                remedy="read stacks.txt of the bundle, then run again with --engine-debug",
                 lines=error.cause.lines,
             )
         if isinstance(error, ServerError | Dead):

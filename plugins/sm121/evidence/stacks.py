@@ -1,0 +1,209 @@
+"""Python stacks of the processes of an engine that hangs.
+
+py-spy reads them from outside, also those of a process that a signal has stopped. Where py-spy is
+not installed, or may not read, a process writes its own on a signal: the suite starts an engine
+with a handler for it (`in_engine/sitecustomize.py`), which works while Python is stuck in a kernel.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.core.waiting import until
+
+#: The folder of the module that registers the handler.
+_HANDLER = Path(__file__).parent / "in_engine"
+#: A signal that no engine uses.
+_SIGNAL = int(signal.SIGRTMIN) + 12
+#: Seconds that py-spy may take for a process.
+_PY_SPY_TIMEOUT_S = 30
+#: Seconds that the processes may take to write their stacks.
+_WRITTEN_WITHIN_S = 3.0
+#: The time between two looks at what they have written. A file that did not grow is complete.
+_LOOK_EVERY_S = 0.2
+
+
+class NoStacks(Exception):
+    """No process has shown a stack; the message has the reasons."""
+
+
+@dataclass
+class _Process:
+    """A living process, and its stacks or the reasons why there are none."""
+
+    pid: int
+    name: str
+    #: Its state, as psutil names it.
+    status: str
+    stacks: str = ""
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """Its name and pid."""
+        return f"{self.name} ({self.pid})"
+
+
+def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """Return the variables by which the processes of an engine get the handler.
+
+    Args:
+        environment: The environment of the engine.
+        scratch: The folder of its temporary files, in which the folder of the stacks is made.
+    """
+    folder = folder_in(scratch)
+    folder.mkdir(exist_ok=True)
+    paths = [str(_HANDLER)]
+    if environment.get("PYTHONPATH"):
+        paths.append(environment["PYTHONPATH"])
+    return {
+        "SM121_STACKS": str(folder),
+        "SM121_STACKS_SIGNAL": str(_SIGNAL),
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
+
+
+def folder_in(scratch: Path) -> Path:
+    """Return the folder of the stacks, by the folder of the temporary files."""
+    return scratch / "stacks"
+
+
+def take(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
+    """Return the stacks of the living processes of an engine.
+
+    Args:
+        tree: The processes, as of `process_snapshot.snapshot`.
+        folder: The folder into which they write; None: they have no handler.
+
+    Returns:
+        A section for each process: its stacks, or why there are none.
+
+    Raises:
+        NoStacks: There is not one stack.
+    """
+    processes = []
+    for entry in tree:
+        if entry["status"] not in ("zombie", "dead") and Path(f"/proc/{entry['pid']}").is_dir():
+            processes.append(_Process(entry["pid"], entry["name"], entry["status"]))
+    if not processes:
+        raise NoStacks("no process of the tree was left to look at")
+    tool = _py_spy()
+    for process in processes:
+        if tool is None:
+            process.reasons.append("py-spy is not here (pip install py-spy)")
+        else:
+            _read_from_outside(tool, process)
+    _let_write([process for process in processes if not process.stacks], folder)
+    if not any(process.stacks for process in processes):
+        raise NoStacks("; ".join(f"{each.title}: {', '.join(each.reasons)}" for each in processes))
+    sections = []
+    for process in processes:
+        text = process.stacks or f"no stack: {', '.join(process.reasons)}"
+        sections.append(f"## {process.title}\n{text.rstrip()}\n")
+    return "\n".join(sections)
+
+
+def take_or_why(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
+    """Return the stacks of the living processes of an engine, or why there are none.
+
+    Args:
+        tree: As of `take`.
+        folder: As of `take`.
+    """
+    try:
+        return take(tree, folder)
+    except NoStacks as error:
+        return f"{error}\n"
+
+
+def _py_spy() -> str | None:
+    """Return the path of py-spy, which may lie beside this interpreter."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("py-spy") or shutil.which("py-spy", path=beside)
+
+
+def _read_from_outside(tool: str, process: _Process) -> None:
+    """Read the stacks of a process with py-spy."""
+    command = [tool, "dump", "--nonblocking", "--pid", str(process.pid)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        process.reasons.append(f"py-spy: {error}")
+        return
+    if answer.returncode == 0 and "\nThread " in answer.stdout:
+        process.stacks = answer.stdout
+    else:
+        words = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+        process.reasons.append(f"py-spy: {words[0] if words else 'no answer'}")
+
+
+def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
+    """Send the signal to processes that have the handler, and read what they write."""
+    written: list[_Written] = []
+    for process in processes:
+        if process.status == "stopped":
+            process.reasons.append("a signal has stopped it, so it cannot write its stacks")
+        elif folder is None or not (folder / str(process.pid)).is_file():
+            process.reasons.append("it has no handler that writes its stacks (is it Python?)")
+        elif not _has_handler(process.pid):
+            process.reasons.append("its handler is gone, so the signal would end it")
+        else:
+            file = folder / str(process.pid)
+            written.append(_Written(process, file, before=file.stat().st_size))
+    for each in written:
+        try:
+            os.kill(each.process.pid, _SIGNAL)
+        except OSError as error:
+            each.process.reasons.append(f"the signal could not be sent ({error.strerror})")
+    # Each of them is looked at each time: a list, not a generator.
+    until(
+        lambda: all([each.is_complete() for each in written]),  # noqa: C419
+        _WRITTEN_WITHIN_S,
+        every_s=_LOOK_EVERY_S,
+    )
+    for each in written:
+        each.process.stacks = each.text().strip()
+        if not each.process.stacks:
+            each.process.reasons.append(f"it wrote nothing within {_WRITTEN_WITHIN_S:.0f} s")
+
+
+@dataclass
+class _Written:
+    """What a process writes on the signal."""
+
+    process: _Process
+    file: Path
+    #: Bytes of the file before the signal, from an earlier look.
+    before: int
+    #: Bytes when it was last looked at.
+    size: int = 0
+
+    def is_complete(self) -> bool:
+        """Return whether it has written, and has not gone on since the last look."""
+        size = self.file.stat().st_size
+        is_complete = size > self.before and size == self.size
+        self.size = size
+        return is_complete
+
+    def text(self) -> str:
+        """Return what it has written since the signal."""
+        return self.file.read_bytes()[self.before :].decode("utf-8", "replace")
+
+
+def _has_handler(pid: int) -> bool:
+    """Return whether a process catches the signal, which would end it otherwise."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+    except OSError:
+        return False
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "SigCgt":
+            return bool(int(value, 16) >> (_SIGNAL - 1) & 1)
+    return False
