@@ -35,6 +35,26 @@ class PartTime(Record):
     share: float
 
 
+class HostTime(Record):
+    """The times of a trace's steps, with what the host did in them."""
+
+    wall_s: float
+    """Seconds from the start of the first kernel to the end of the last one."""
+    busy_s: float
+    """Seconds of them in which a kernel ran."""
+    launches: int | None = None
+    """Calls with which the host launched a kernel or a graph; null where the trace has none."""
+
+
+class ExpertProducts(Record):
+    """The launches of the experts' two products, which often have one name."""
+
+    pairs: int
+    """Launches of each of the two."""
+    first_s: float
+    second_s: float
+
+
 class KernelProfile(Record):
     """Which kernels ran in some decode steps, and for how long."""
 
@@ -44,6 +64,10 @@ class KernelProfile(Record):
     """The trace that it was read from."""
     steps: int | None
     """Decode steps in it; null where the trace does not mark them."""
+    host: HostTime | None = None
+    """Null where the file has no times of single kernels, and without a GPU."""
+    products: ExpertProducts | None = None
+    """Null where the launches do not come in pairs."""
     decoding: bool = False
     """The suite took it while one request was decoded: there is no prefill in it."""
     seconds: float

@@ -10,12 +10,23 @@ import json
 import math
 import re
 import zlib
+from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sm121.core.errors import UsageError
-from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile
+from sm121.evidence.decode_parts import is_first_product, is_product
+from sm121.evidence.kernel_profile import (
+    ExpertProducts,
+    HostTime,
+    KernelProfile,
+    Launches,
+    build_profile,
+)
 
 _BLOCK_BYTES = 1 << 20
 #: Characters of one event. A stack in a trace may be long, but four million are no event.
@@ -24,6 +35,8 @@ _LONGEST_EVENT = 1 << 22
 _MOST_OPERATORS = 5_000_000
 #: The annotation of a step; its requests are those that decode.
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
+#: The calls of CUDA that launch a kernel, or a graph of them.
+_LAUNCH = re.compile(r"^cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[|^\s*\[')
 _BETWEEN_EVENTS = re.compile(r"[ \t\r\n,]*")
 
@@ -48,7 +61,9 @@ def read_trace(path: Path) -> KernelProfile:
         expected = f"{path}: expected a Chrome trace of the torch profiler"
         raise UsageError(f"{expected}: {error}") from error
     if trace.kernels:
-        return build_profile("gpu", path, trace.steps or None, trace.kernels.values())
+        profile = build_profile("gpu", path, trace.steps or None, trace.kernels.values())
+        times = {"host": trace.host_time(), "products": trace.expert_products()}
+        return profile.model_copy(update=times)
     if trace.operator_count > _MOST_OPERATORS:
         raise UsageError(
             f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
@@ -74,6 +89,22 @@ class _Thread(NamedTuple):
     tid: Any
 
 
+@dataclass
+class _Times:
+    """The times of launches, in microseconds. A trace may have a million."""
+
+    starts: "array[float]" = field(default_factory=lambda: array("d"))
+    took: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def add(self, start: float, took: float) -> None:
+        self.starts.append(start)
+        self.took.append(took)
+
+    def in_order(self) -> "np.ndarray[Any, Any]":
+        """Return the numbers of the launches, in the order of their starts."""
+        return np.argsort(np.frombuffer(self.starts), kind="stable")
+
+
 class _OpenOperator(NamedTuple):
     """An operator that encloses the next ones, until its end in microseconds."""
 
@@ -89,6 +120,14 @@ class _Trace:
         self.operators: dict[_Thread, list[_Operator]] = {}
         self.operator_count = 0
         self.steps = 0
+        #: Of the kernels whose times are known.
+        self.times = _Times()
+        #: Of the experts' products.
+        self.products = _Times()
+        #: For each of these whether its name shows that it is the first one: 0 or 1.
+        self.first_products = bytearray()
+        #: Calls of the host that launch kernels or graphs.
+        self.launches = 0
 
     def add(self, event: dict[str, Any]) -> None:
         if event.get("ph") != "X":
@@ -103,6 +142,9 @@ class _Trace:
         category = event.get("cat")
         if category == "kernel":
             self._add_kernel(name, took)
+            self._add_time(name, took, event.get("ts"))
+        elif category in ("cuda_runtime", "cuda_driver"):
+            self.launches += _LAUNCH.match(name) is not None
         elif category == "cpu_op" and not self.kernels:
             self._add_operator(name, took, event)
         elif category == "user_annotation":
@@ -113,6 +155,52 @@ class _Trace:
         if name not in self.kernels:
             self.kernels[name] = Launches(name)
         self.kernels[name].add(took / 1e6)
+
+    def _add_time(self, name: str, took: float, start: object) -> None:
+        if not isinstance(start, int | float) or not math.isfinite(start):
+            return
+        self.times.add(start, took)
+        if is_product(name):
+            self.products.add(start, took)
+            self.first_products.append(is_first_product(name))
+
+    def host_time(self) -> HostTime | None:
+        """Return the times of the steps; None if kernels have no times."""
+        if not self.times.starts:
+            return None
+        order = self.times.in_order()
+        starts = np.frombuffer(self.times.starts)[order]
+        #: The time until which a kernel has run, by the kernels so far.
+        until = np.maximum.accumulate(starts + np.frombuffer(self.times.took)[order])
+        wall_us = float(until[-1] - starts[0])
+        idle_us = float(np.maximum(starts[1:] - until[:-1], 0.0).sum())
+        return HostTime(
+            wall_s=wall_us / 1e6,
+            busy_s=(wall_us - idle_us) / 1e6,
+            launches=self.launches or None,
+        )
+
+    def expert_products(self) -> ExpertProducts | None:
+        """Return the experts' products; None if they do not come in pairs.
+
+        A layer launches the first product and then the second one. Their names are often one.
+        """
+        count = len(self.products.starts)
+        if count == 0 or count % 2:
+            return None
+        order = self.products.in_order()
+        took = np.frombuffer(self.products.took)[order]
+        named = np.frombuffer(self.first_products, dtype=np.uint8)[order]
+        begin = 0
+        if named[1::2].any():
+            if named[::2].any():
+                return None
+            begin = 1  # the trace begins within a layer
+        return ExpertProducts(
+            pairs=count // 2,
+            first_s=float(took[begin::2].sum()) / 1e6,
+            second_s=float(took[1 - begin :: 2].sum()) / 1e6,
+        )
 
     def _add_operator(self, name: str, took: float, event: dict[str, Any]) -> None:
         self.operator_count += 1

@@ -24,16 +24,25 @@ _WRITTEN_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.3
 _REQUEST_TIMEOUT_S = 300.0
 #: Tokens of the answer that is profiled. The client drops it after the profiled steps.
-_LONGEST_ANSWER = 1024
+LONGEST_ANSWER = 1024
 
 
-def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
+def profile_decode(
+    endpoint: Endpoint,
+    traces: Path,
+    steps: int = 16,
+    *,
+    prompt: str | list[int] = "One, two, three,",
+    longest: int = LONGEST_ANSWER,
+) -> Path:
     """Profile decode steps of one request, without its prefill.
 
     Args:
         endpoint: The server.
         traces: The folder on this machine into which the server writes its traces.
         steps: About how many decode steps are profiled.
+        prompt: The prompt of the request.
+        longest: Tokens of the answer at most.
 
     Returns:
         The trace.
@@ -42,7 +51,7 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
         NotRun: The server has no profiler, ended the answer too early, or wrote no trace.
     """
     before = _written(traces)
-    _decode(endpoint, steps)
+    _decode(endpoint, steps, prompt, longest)
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     last_size = 0
     while time.monotonic() < deadline:
@@ -57,15 +66,15 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
     raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
 
 
-def _decode(endpoint: Endpoint, steps: int) -> None:
+def _decode(endpoint: Endpoint, steps: int, prompt: str | list[int], longest: int) -> None:
     """Generate tokens, and profile `steps` of them after /start_profile has answered.
 
     The answer is read all the while: many tokens may be ready before a slow /start_profile answers.
     """
     request = {
         "model": endpoint.served_name,
-        "prompt": "One, two, three,",
-        "max_tokens": _LONGEST_ANSWER,
+        "prompt": prompt,
+        "max_tokens": longest,
         "temperature": 0.0,
         "ignore_eos": True,
     }
@@ -92,7 +101,7 @@ def _decode(endpoint: Endpoint, steps: int) -> None:
     if profiled < steps:
         raise NotRun(
             f"{profiled} of {steps} decode steps were profiled: the answer ended before, of "
-            f"{_LONGEST_ANSWER} tokens at most; the machine may be busy with something else"
+            f"{longest} tokens at most; the machine may be busy with something else"
         )
 
 

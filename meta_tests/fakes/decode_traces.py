@@ -1,0 +1,84 @@
+"""Traces of decode steps in the form that the torch profiler writes on a GPU."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from meta_tests.unit.evidence.kernel_tables import (
+    ATTENTION,
+    CUTLASS,
+    DENSE,
+    MARLIN,
+    QUANTISE,
+    WRITE,
+    event,
+)
+
+#: The kernels of a layer, with the microseconds that each takes: about 0.5 ms a layer.
+LAYER = (
+    ("void vllm::rms_norm_kernel<c10::BFloat16>", 5.0),
+    (DENSE, 30.0),
+    (WRITE, 3.0),
+    (ATTENTION, 40.0),
+    (DENSE, 20.0),
+    ("void vllm::rms_norm_kernel<c10::BFloat16>", 5.0),
+    ("void vllm::moe::topkGating<4, 128, 4, 16, 32, int>", 4.0),
+    ("void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*)", 3.0),
+    (QUANTISE, 10.0),
+    ("FC1", 120.0),
+    ("void vllm::swigluoai_and_mul_kernel<c10::BFloat16>", 4.0),
+    ("FC2", 60.0),
+    ("void vllm::moe::moe_sum_kernel<c10::BFloat16, 4>", 4.0),
+)
+#: Microseconds of the kernels of a layer.
+LAYER_US = sum(took for _, took in LAYER)
+EXPERTS = {"MARLIN": MARLIN, "CUTLASS": CUTLASS}
+
+
+def write(
+    path: Path,
+    *,
+    experts: str = "CUTLASS",
+    steps: int = 8,
+    layers: int = 36,
+    host_us: float = 20.0,
+    slower: float = 1.0,
+    only: str = "",
+) -> Path:
+    """Write a trace.
+
+    Args:
+        path: The file, ``.json`` or ``.json.gz``.
+        experts: Whose products the experts run, of `EXPERTS`.
+        steps: Decode steps.
+        layers: Layers of each step.
+        host_us: Microseconds of each step in which no kernel runs.
+        slower: Factor on the time of the experts' products.
+        only: The name of a kernel that alone takes ten times as long.
+    """
+    events = list(_events(experts, steps, layers, host_us, slower, only))
+    content = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events, "traceName": "x"}
+    text = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(text) if path.name.endswith(".gz") else text)
+    return path
+
+
+def _events(
+    experts: str, steps: int, layers: int, host_us: float, slower: float, only: str
+) -> Iterator[dict]:
+    now = 1000.0
+    for step in range(steps):
+        begun = now
+        now += host_us
+        yield event("cudaGraphLaunch", "cuda_runtime", now - 5, 4, tid=2)
+        for _ in range(layers):
+            for name, took in LAYER:
+                is_product = name in ("FC1", "FC2")
+                took *= slower if is_product else 1.0
+                took *= 10.0 if name == only else 1.0
+                kernel = EXPERTS[experts] if is_product else name
+                yield event(kernel, "kernel", now, took, tid=3)
+                now += took
+        name = f"execute_context_0(0)_generation_1({step + 1})"
+        yield event(name, "user_annotation", begun, now - begun, tid=2)

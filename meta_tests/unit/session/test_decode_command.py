@@ -1,0 +1,132 @@
+"""`sm121 profile`: what it prints, what it refuses, and its exit status."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meta_tests.fakes import decode_traces
+from meta_tests.fakes.decode_traces import LAYER_US
+from meta_tests.folders import ROOT
+from sm121 import cli
+from sm121.session import decode_command
+
+STATUS_NOT_RUN = 4
+
+
+@pytest.fixture
+def profiled(tmp_path, capsys):
+    """Call the command, and return its status, its output and its errors."""
+
+    def call(*words: str | Path):
+        output = tmp_path / "report"
+        status = cli.main(["profile", *map(str, words), "--output", str(output)])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return call
+
+
+def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
+    status, out, _ = profiled(trace, "--backend", "CUTLASS")
+    assert status == 0, out
+    for words in (
+        "| MoE FC1 | 38.9% | 4.320 | 120.0 | 36.0 |",
+        "| MoE FC2 | 19.4% | 2.160 | 60.0 | 36.0 |",
+        "| routing |",
+        "| norms |",
+        "| host: no kernel runs | 0.2% |",
+        "| MoE GEMM of a layer, batch 1 (ms) | 0.180 | gate of the guide: 1 ms |",
+        "gate of the guide: 20 ms a token",
+        "1.0 launches by the host and 468.0 kernels a step",
+        "- MoE takes 63% of the step (more than 50%): work on the MoE kernel (CUTLASS, tiles)",
+    ):
+        assert words in out, words
+    assert (tmp_path / "report" / "decode.md").read_text() == out
+    record = json.loads((tmp_path / "report" / "decode.json").read_text())
+    assert record["faults"] == [] and record["decode"]["steps"] == 8
+
+
+def test_a_host_that_takes_half_of_a_step_fails(profiled, tmp_path):
+    host_us = 36 * LAYER_US
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json", steps=64, host_us=host_us)
+    status, out, _ = profiled(trace)
+    assert status == 1
+    assert "**Not as it must be**: decode: expected at most 20 ms" in out
+    assert "- the host takes 50% of the step (more than 25%): see that CUDA graphs" in out
+
+
+def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json", experts="MARLIN")
+    status, out, _ = profiled(trace, "--backend", "CUTLASS")
+    assert status == 1 and "**Not as it must be**: MoE: expected kernels of CUTLASS, got" in out
+    assert profiled(trace, "--backend", "MARLIN")[0] == 0
+
+
+def test_a_trace_of_a_cpu_says_that_kernels_are_null(profiled, tmp_path):
+    trace = tmp_path / "w.pt.trace.json"
+    trace.write_text(json.dumps({"traceEvents": [decode_traces.event("a", "cpu_op", 0.0, 5.0)]}))
+    status, out, _ = profiled(trace, "--json")
+    record = json.loads(out)
+    assert status == 0 and record["decode"] is None and record["kernels"]["kind"] == "cpu"
+    _, out, _ = profiled(trace)
+    assert "has operators and no kernels, so that the table of kernels" in out
+
+
+def test_a_running_server_without_its_route_is_not_run(
+    profiled, fault_server, tmp_path, monkeypatch
+):
+    server = fault_server()
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    status, _, err = profiled(server.base_url)
+    assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: --traces: expected the folder")
+    assert '--profiler-config \'{"profiler": "torch", "torch_profiler_dir": "DIR"}\'' in err
+    status, _, err = profiled(server.base_url, "--traces", tmp_path)
+    assert status == STATUS_NOT_RUN and err.startswith("NOT_RUN: ")
+    status, _, err = profiled(server.base_url, "--traces", tmp_path / "none")
+    assert status == STATUS_NOT_RUN and "expected a folder on this machine" in err
+
+
+def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypatch):
+    server = fault_server()
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
+    asked: dict = {}
+    monkeypatch.setattr(
+        decode_command, "profile_decode", lambda *_, **asked_for: asked.update(asked_for) or trace
+    )
+    words = ("--prompt", "512", "--tokens", "16", "--traces", tmp_path)
+    status, out, err = profiled(server.base_url, *words)
+    assert status == 0, err
+    assert (len(asked["prompt"]), asked["steps"]) == (512, 16)
+    assert f"# Decode of {server.base_url}" in out and "No roofline: what a running server" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "nothing: expected the URL of a server, a file of a profiler, or a config"),
+        (["float32", "--engine-env", "A"], "--engine-env A: expected KEY=VALUE"),
+        (["float32", "--tokens", "0"], "--prompt, --tokens: expected at least 1"),
+        (["http://127.0.0.1:9", "--layout", "HND"], "--layout HND: the layout of a running"),
+        (["http://127.0.0.1:9", "--engine-arg", "x"], "expected no URL with them"),
+    ],
+    ids=["target", "variable", "tokens", "layout of a URL", "argument of a URL"],
+)
+def test_a_wrong_request_is_refused(profiled, words, message):
+    status, _, err = profiled(*words, "--profile", "cpu-tiny-gpt-oss")
+    assert status == STATUS_NOT_RUN and message in err
+
+
+@pytest.mark.slow("a start of vLLM; what follows from a trace is tested above")
+@pytest.mark.timeout(900)
+def test_a_configuration_is_started_profiled_and_stopped(profiled, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    words = ("--profile", "cpu-tiny-gpt-oss", "--prompt", "512", "--tokens", "16")
+    status, out, err = profiled("float32", *words)
+    assert status == 0, err
+    assert "is a trace of a CPU: it has operators and no kernels" in out
+    assert "_C::cpu_fused_moe" in out
+    record = json.loads((tmp_path / "report" / "decode.json").read_text())
+    assert record["kernels"]["decoding"] and record["kernels"]["steps"] >= 16

@@ -1,0 +1,99 @@
+"""The pieces of a decode step: the rows of the plan's table of kernels.
+
+A part of `kernel_names` is divided by ``fixtures/kernels/decode.toml``: the experts into products
+and routing, and the norms apart from the rest.
+"""
+
+from functools import cache
+from typing import Literal, get_args
+
+from sm121.core import data_file
+from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.evidence.kernel_names import Part, entry_of, part_of
+
+Row = Literal[
+    "moe_fc1", "moe_fc2", "moe_products", "moe_other", "attention", "norms", "quantise", "routing",
+    "dense", "other", "host",
+]  # fmt: skip
+"""A row of the table. ``moe_products``: both products of the experts, where they cannot be told
+apart. ``host``: no kernel ran."""
+ROWS: tuple[Row, ...] = get_args(Row)
+
+
+class _Piece(DataTable):
+    """A piece of a part."""
+
+    id: Literal["norms", "routing", "product"]
+    part: Part
+    regex: Regex
+
+
+class Decision(DataTable):
+    """A row of the plan's decision table."""
+
+    rows: tuple[Row, ...]
+    #: It follows above this share of a step.
+    share: float
+    what: str
+    then: str
+    source: str
+
+
+class Gates(DataTable):
+    """The guide's limits, in milliseconds."""
+
+    #: Both products of the experts of one layer, for one token.
+    moe_ms: float
+    #: A decoded token.
+    token_ms: float
+
+
+class DecodeFile(DataTable):
+    """decode.toml."""
+
+    piece: Entries[_Piece]
+    decision: tuple[Decision, ...]
+    gates: Gates
+
+
+@cache
+def load() -> DecodeFile:
+    """Load the pieces, the decisions and the gates.
+
+    Raises:
+        DataFileError: The file breaks the schema.
+    """
+    return data_file.load("kernels/decode.toml", DecodeFile)
+
+
+@cache
+def row_of(name: str) -> Row:
+    """Return the row of a kernel; ``moe_products`` for both products of the experts.
+
+    Args:
+        name: The name of the kernel.
+    """
+    part = part_of(name)
+    for piece in load().piece:
+        if piece.part == part and piece.regex.search(name):
+            return "moe_products" if piece.id == "product" else piece.id
+    return "moe_other" if part == "moe" else part
+
+
+def is_product(name: str) -> bool:
+    """Return whether a kernel is one of the experts' two products.
+
+    Args:
+        name: The name of the kernel.
+    """
+    return row_of(name) == "moe_products"
+
+
+def is_first_product(name: str) -> bool:
+    """Return whether a kernel is the experts' first product, with the activation in it.
+
+    Args:
+        name: The name of the kernel.
+    """
+    entry = entry_of(name)
+    return is_product(name) and entry is not None and entry.proves == "fused"

@@ -1,0 +1,198 @@
+"""The time of a decode step by its parts, the host's share of it, and what follows from both."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sm121.core.data_file import Record
+from sm121.evidence import decode_parts
+from sm121.evidence.decode_parts import ROWS, Row
+from sm121.evidence.kernel_names import entry_of
+from sm121.evidence.kernel_profile import KernelProfile
+
+#: Characters of a kernel's name in a message.
+_LONGEST_NAME = 120
+
+
+class RowTime(Record):
+    """A row of the table."""
+
+    row: Row
+    share: float
+    """Of a step; of the time of all kernels where the steps' times are not known."""
+    average_us: float | None
+    """Of a launch; null for the host."""
+    calls_per_token: float | None
+    """Null where the profile does not mark its steps, and for the host."""
+    token_ms: float | None
+    """Milliseconds of each decoded token; null where the profile does not mark its steps."""
+
+
+class DecodeTime(Record):
+    """The times of decode steps of one request."""
+
+    of: str
+    """What the shares are of: ``step`` or ``kernels``."""
+    steps: int | None
+    step_ms: float | None
+    """Milliseconds from a step to the next one."""
+    host_share: float | None
+    """The share of a step in which no kernel ran; null where it is not known."""
+    launches: float | None
+    """Launches of kernels or of graphs by the host in a step."""
+    kernels: float | None
+    """Kernels that ran in a step."""
+    moe_layer_ms: float | None
+    """Both products of the experts of one layer, for one token."""
+    rows: list[RowTime]
+    """Without rows that have no time."""
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels of a row."""
+
+    calls: int
+    seconds: float
+
+
+def measure(profile: KernelProfile) -> DecodeTime | None:
+    """Divide the time of decode steps.
+
+    Args:
+        profile: The kernels of some decode steps of one request.
+
+    Returns:
+        The times; None for a profile of a CPU, which has operators and no kernels.
+    """
+    if profile.kind != "gpu":
+        return None
+    steps = profile.steps
+    host = profile.host
+    by_row = _by_row(profile)
+    total_s = profile.seconds if host is None else host.wall_s
+    rows = []
+    for row in ROWS:
+        kernels = by_row.get(row)
+        if kernels is not None and total_s > 0:
+            rows.append(_row_time(row, kernels, total_s, steps))
+    host_share = None
+    step_ms = None
+    if host is not None and host.wall_s > 0:
+        idle_s = host.wall_s - host.busy_s
+        host_share = round(idle_s / host.wall_s, 4)
+        step_ms = None if steps is None else round(host.wall_s / steps * 1e3, 4)
+        token_ms = None if steps is None else round(idle_s / steps * 1e3, 4)
+        rows.append(
+            RowTime(
+                row="host",
+                share=host_share,
+                average_us=None,
+                calls_per_token=None,
+                token_ms=token_ms,
+            )
+        )
+    return DecodeTime(
+        of="kernels" if host is None else "step",
+        steps=steps,
+        step_ms=step_ms,
+        host_share=host_share,
+        launches=_each(steps, None if host is None else host.launches),
+        kernels=_each(steps, sum(kernel.calls for kernel in profile.kernels)),
+        moe_layer_ms=_moe_layer_ms(profile),
+        rows=rows,
+    )
+
+
+def _by_row(profile: KernelProfile) -> dict[Row, _Kernels]:
+    """Sum the kernels of each row."""
+    calls: dict[Row, int] = {}
+    seconds: dict[Row, float] = {}
+    for kernel in profile.kernels:
+        row = decode_parts.row_of(kernel.name)
+        calls[row] = calls.get(row, 0) + kernel.calls
+        seconds[row] = seconds.get(row, 0.0) + kernel.seconds
+    by_row = {row: _Kernels(calls[row], seconds[row]) for row in calls}
+    products = profile.products
+    if products is not None:
+        by_row.pop("moe_products", None)
+        by_row["moe_fc1"] = _Kernels(products.pairs, products.first_s)
+        by_row["moe_fc2"] = _Kernels(products.pairs, products.second_s)
+    return by_row
+
+
+def _row_time(row: Row, kernels: _Kernels, total_s: float, steps: int | None) -> RowTime:
+    return RowTime(
+        row=row,
+        share=round(kernels.seconds / total_s, 4),
+        average_us=round(kernels.seconds / kernels.calls * 1e6, 3),
+        calls_per_token=_each(steps, kernels.calls),
+        token_ms=None if steps is None else round(kernels.seconds / steps * 1e3, 4),
+    )
+
+
+def _each(steps: int | None, count: int | None) -> float | None:
+    """Return a count in each step."""
+    if steps is None or count is None:
+        return None
+    return round(count / steps, 2)
+
+
+def _moe_layer_ms(profile: KernelProfile) -> float | None:
+    """Return the time of both products of a layer, for one token."""
+    products = profile.products
+    if products is None:
+        return None
+    return round((products.first_s + products.second_s) / products.pairs * 1e3, 4)
+
+
+def follows(time: DecodeTime) -> list[str]:
+    """Return what the plan's decision table says of a decode step, a line for each row of it.
+
+    Args:
+        time: The times of the step.
+    """
+    shares = {row.row: row.share for row in time.rows}
+    lines = []
+    for decision in decode_parts.load().decision:
+        share = sum(shares.get(row, 0.0) for row in decision.rows)
+        if share > decision.share:
+            lines.append(
+                f"{decision.what} takes {share:.0%} of the {time.of} (more than "
+                f"{decision.share:.0%}): {decision.then}"
+            )
+    return lines
+
+
+def faults(profile: KernelProfile, time: DecodeTime, *, backends: Sequence[str] = ()) -> list[str]:
+    """Return what is not as it must be: kernels of another backend, and the guide's limits.
+
+    Args:
+        profile: The kernels.
+        time: Their times.
+        backends: The backends of the experts that were requested; empty: not known.
+    """
+    gates = decode_parts.load().gates
+    found = [] if not backends else _of_others(profile, backends)
+    if time.moe_layer_ms is not None and time.moe_layer_ms > gates.moe_ms:
+        found.append(
+            f"MoE GEMM at batch 1: expected at most {gates.moe_ms:g} ms a layer, got "
+            f"{time.moe_layer_ms:.3g} ms"
+        )
+    if time.step_ms is not None and time.step_ms > gates.token_ms:
+        found.append(
+            f"decode: expected at most {gates.token_ms:g} ms a token, got {time.step_ms:.3g} ms"
+        )
+    return found
+
+
+def _of_others(profile: KernelProfile, backends: Sequence[str]) -> list[str]:
+    """Return the experts' kernels that only another backend runs, one for each kind."""
+    found: dict[str, str] = {}
+    for kernel in profile.kernels:
+        entry = entry_of(kernel.name)
+        if entry is None or entry.part != "moe" or entry.backend is None:
+            continue
+        if not any(entry.belongs_to(backend) for backend in backends):
+            found.setdefault(entry.id, kernel.name[:_LONGEST_NAME])
+    asked = " or ".join(backends)
+    return [f"MoE: expected kernels of {asked}, got {kind}: {name}" for kind, name in found.items()]

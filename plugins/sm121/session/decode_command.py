@@ -1,0 +1,294 @@
+"""`sm121 profile`: the kernels of a decode, by part, with the host's share and what follows."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.client import models
+from sm121.core import architecture, templates
+from sm121.core import profile as profiles
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.profile import Profile
+from sm121.core.server import Endpoint, Server
+from sm121.core.verdict import NotRun
+from sm121.engines import attached, given_key
+from sm121.evidence import decode_parts, decode_time, kernel_profile, profile_files
+from sm121.evidence.decode_parts import Row
+from sm121.evidence.decode_time import DecodeTime
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_profile import KernelProfile
+from sm121.evidence.profiler import LONGEST_ANSWER, profile_decode
+from sm121.machine import roofline
+from sm121.measure.prompts import Prompts
+from sm121.session.given_engine import GivenEngine
+from sm121.session.given_kernels import GivenKernels
+from sm121.session.given_target import GivenTarget
+from sm121.session.opening import open_session
+from sm121.session.settings import Settings
+
+#: The rows of the table for people.
+TITLES: Mapping[Row, str] = {
+    "moe_fc1": "MoE FC1",
+    "moe_fc2": "MoE FC2",
+    "moe_products": "MoE FC1 and FC2, not told apart",
+    "moe_other": "MoE, other",
+    "attention": "attention",
+    "norms": "norms",
+    "quantise": "quantisation",
+    "routing": "routing",
+    "dense": "dense",
+    "other": "other",
+    "host": "host: no kernel runs",
+}
+#: Any model has so many plain tokens.
+_VOCABULARY = 30_000
+#: The variable that asks vLLM for a layout of the KV cache.
+_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
+#: Tokens beside the profiled ones: some pass before the profiler has started.
+_FEWEST_SPARE = 32
+_START_WITH = (
+    "start vLLM (0.13 or later) with --profiler-config "
+    '\'{"profiler": "torch", "torch_profiler_dir": "DIR"}\', and give --traces DIR'
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command.
+
+    Attributes:
+        target: The URL of a server, the name of a configuration, or a file of a profiler.
+        prompt: Tokens of the prompt.
+        tokens: Decode steps that are profiled.
+        layout: The KV layout that is required; None: any.
+        profile: Name or path of the profile that has the configuration.
+        backends: The experts' backends that were requested; empty: those of the configuration.
+        traces: The folder into which a running server writes its traces.
+        arguments: More arguments of the engine that is started.
+        environment: More variables of it.
+        output: The folder of the report.
+    """
+
+    target: str
+    prompt: int
+    tokens: int
+    layout: str | None
+    profile: str | None
+    backends: tuple[str, ...]
+    traces: Path | None
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    output: Path
+
+
+@dataclass
+class Subject:
+    """The thing that was profiled.
+
+    Attributes:
+        name: The server, the configuration or the file.
+        prompt: Tokens of the prompt; None: not known.
+        backends: The experts' backends that were requested; empty: not known.
+        layout: The KV layout that the log shows; None: not known.
+        bound_ms: The shortest time of a token by the memory; None: not known.
+        moe_bound_ms: The same, of the experts of one layer.
+        no_bound: Why there is no bound.
+        faults: What is wrong beside the kernels.
+    """
+
+    name: str
+    prompt: int | None
+    backends: Sequence[str] = ()
+    layout: str | None = None
+    bound_ms: float | None = None
+    moe_bound_ms: float | None = None
+    no_bound: str = ""
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The kernels of a decode, and what follows.
+
+    Attributes:
+        subject: What was profiled.
+        profile: The kernels.
+        time: Their times by part; None on a CPU.
+        faults: What is not as it must be.
+        follows: What follows by the plan's decision table.
+    """
+
+    subject: Subject
+    profile: KernelProfile
+    time: DecodeTime | None
+    faults: list[str]
+    follows: list[str]
+
+    def text(self) -> str:
+        """Return the result as Markdown."""
+        return templates.rendered(
+            "decode.md.j2",
+            subject=self.subject,
+            profile=self.profile,
+            time=self.time,
+            faults=self.faults,
+            follows=self.follows,
+            titles=TITLES,
+            gates=decode_parts.load().gates,
+            operators=kernel_profile.table(self.profile),
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the result for programs."""
+        return {
+            "subject": dataclasses.asdict(self.subject),
+            "decode": None if self.time is None else self.time.model_dump(mode="json"),
+            "faults": self.faults,
+            "follows": self.follows,
+            "kernels": self.profile.model_dump(mode="json"),
+        }
+
+
+def run(request: Request) -> Result:
+    """Profile a decode, and write the result to the folder of the report.
+
+    Args:
+        request: The arguments.
+
+    Raises:
+        UsageError: The target is not known, or an argument is wrong.
+        NotRun: The server has no profiler, or wrote no trace; the message has the remedy.
+    """
+    if request.target.startswith(("http://", "https://")):
+        subject, profile = _of_running(request)
+    elif Path(request.target).is_file():
+        subject = Subject(request.target, None, request.backends)
+        subject.no_bound = "a file of a profiler does not show what the server reads"
+        profile = profile_files.read_profile(Path(request.target))
+    else:
+        subject, profile = _of_start(request)
+    time = decode_time.measure(profile)
+    faults = list(subject.faults)
+    follows: list[str] = []
+    if time is not None:
+        faults += decode_time.faults(profile, time, backends=subject.backends)
+        follows = decode_time.follows(time)
+    result = Result(subject, profile, time, faults, follows)
+    request.output.mkdir(parents=True, exist_ok=True)
+    write_text(result.text(), request.output / "decode.md")
+    write_text(json.dumps(result.record(), indent=2) + "\n", request.output / "decode.json")
+    return result
+
+
+def _of_running(request: Request) -> tuple[Subject, KernelProfile]:
+    """Profile a server that somebody else has started."""
+    if request.arguments or request.environment:
+        raise UsageError("--engine-arg, --engine-env: expected no URL with them")
+    if request.layout is not None:
+        raise UsageError(
+            f"--layout {request.layout}: the layout of a running server is in its log: sm121 path "
+            "LOG; expected a configuration with it"
+        )
+    server = attached.attach(
+        request.target,
+        api_key=given_key.api_key(lambda _option: None),
+        served_name=None,
+        default_name="gpt-oss-120b",
+        log=None,
+    )
+    if request.traces is None:
+        raise NotRun(
+            f"--traces: expected the folder into which this server writes its traces; {_START_WITH}"
+        )
+    if not request.traces.is_dir():
+        raise UsageError(f"--traces {request.traces}: expected a folder on this machine")
+    subject = Subject(server.endpoint.base_url, request.prompt, request.backends)
+    subject.no_bound = "what a running server reads is in its log: sm121 path LOG has the bound"
+    try:
+        return subject, _take(server.endpoint, request.traces, request)
+    except NotRun as error:
+        if "without --profiler-config" in str(error):
+            raise NotRun(f"{error}: {_START_WITH}") from error
+        raise
+
+
+def _of_start(request: Request) -> tuple[Subject, KernelProfile]:
+    """Start a configuration, profile it, and stop it."""
+    name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
+    chosen = profiles.load(name)
+    if request.target not in chosen.configurations:
+        known = ", ".join(chosen.configurations)
+        raise UsageError(
+            f"{request.target}: expected the URL of a server, a file of a profiler, or a "
+            f"configuration of {chosen.name}: {known}"
+        )
+    variables = dict(request.environment)
+    if request.layout is not None:
+        variables[_LAYOUT] = request.layout
+    settings = Settings(
+        target=GivenTarget(profile=chosen, configuration=request.target),
+        engine=GivenEngine(
+            name=chosen.engine.name,
+            arguments=request.arguments,
+            environment=tuple(sorted(variables.items())),
+        ),
+        kernels=GivenKernels(trace="keep"),
+        report_dir=request.output,
+    )
+    with open_session(settings) as session:
+        server = session.server()
+        configuration = server.configuration
+        if configuration is None or configuration.traces is None:
+            raise NotRun(f"{server.engine} takes no --profiler-config: vLLM 0.13 or later does")
+        profile = _take(server.endpoint, Path(configuration.traces), request)
+        path = session.kernel_path(server)
+    required = chosen.path_of(request.target)
+    subject = Subject(request.target, request.prompt, request.backends or required.moe or ())
+    subject.layout = path.kv_layout
+    if request.layout is not None and path.kv_layout != request.layout:
+        shown = path.kv_layout or "none"
+        subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
+    _add_bound(subject, chosen, request, server, path)
+    return subject, profile
+
+
+def _add_bound(
+    subject: Subject, chosen: Profile, request: Request, server: Server, path: KernelPath
+) -> None:
+    """Add the shortest time of a token that the memory allows."""
+    model = server.configuration.model if server.configuration is not None else ""
+    config = roofline.read_config(model)
+    healthy = None if chosen.box is None else chosen.box.healthy_gb_s
+    if config is None or healthy is None:
+        subject.no_bound = "the profile names no bandwidth of a healthy machine"
+        return
+    read = roofline.cost(chosen, request.target, request.prompt, config, request.arguments, path)
+    if read is None:
+        subject.no_bound = "the formats of its layers are not known, or it speculates"
+        return
+    subject.bound_ms = 1e3 / roofline.Ceiling(read, healthy.high, 1.0).tok_s
+    layers = int(config["num_hidden_layers"])
+    subject.moe_bound_ms = read.experts / (healthy.high * 1e9) / layers * 1e3
+
+
+def _take(endpoint: Endpoint, traces: Path, request: Request) -> KernelProfile:
+    """Profile decode steps behind a prompt of an exact length."""
+    with endpoint.http() as http:
+        listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")
+    longest = LONGEST_ANSWER
+    for model in listed["data"]:
+        if model["id"] == endpoint.served_name and model.get("max_model_len"):
+            longest = min(longest, int(model["max_model_len"]) - request.prompt)
+    if longest < request.tokens + _FEWEST_SPARE:
+        raise UsageError(
+            f"--prompt {request.prompt} --tokens {request.tokens}: expected {_FEWEST_SPARE} tokens "
+            f"more in the server's context, which has {longest} behind the prompt"
+        )
+    prompt = Prompts(endpoint, _VOCABULARY).make(request.prompt)
+    trace = profile_decode(endpoint, traces, steps=request.tokens, prompt=prompt, longest=longest)
+    profile = profile_files.read_profile(trace)
+    return profile.model_copy(update={"decoding": True})
