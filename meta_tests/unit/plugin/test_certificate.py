@@ -26,7 +26,7 @@ from sm121.session.settings import Settings
 ALLOWED = {
     *("arch", "profile", "engine", "engine_python", "engine_binary", "base_url", "api_key"),
     *("api_key_file", "server_log", "container", "launcher", "node_command", "master_addr"),
-    *("model", "served_model_name", "certify", "golden", "soak", "against", "waivers"),
+    *("model", "served_model_name", "image_id", "certify", "golden", "soak", "against", "waivers"),
     *("report_dir", "format", "basetemp", "xmlpath", "benchmark_autosave", "benchmark_compare"),
     *("benchmark_compare_fail", "benchmark_storage", "capture", "collectonly", "color"),
     *("durations", "quiet", "reportchars", "tbstyle", "verbose"),

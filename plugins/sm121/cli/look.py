@@ -2,11 +2,11 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
-from sm121.cli.command import EXIT_USAGE, Commands, command
+from sm121.cli import evidence
+from sm121.cli.command import Commands, command
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
     """
     _add_health(commands)
     _add_path(commands)
-    _add_profile(commands)
+    evidence.add(commands)
     _add_box(commands)
     _add_checkpoint(commands)
     _add_compare(commands)
@@ -201,99 +201,6 @@ def _libraries(options: argparse.Namespace) -> None:
         tool = toolchain.find_disassembler(toolchain.site_packages(python))
     gpu = CodeArchitecture.parse(options.gpu).number
     libraries.write_report(folders, sys.stdout, gpu=gpu, disassembler=tool)
-
-
-def _add_profile(commands: Commands) -> None:
-    parser = command(
-        commands,
-        "profile",
-        _profile,
-        (
-            "the kernels of a decode by part, the host's share of a step, and what follows: "
-            "exit status 1 if a kernel of another backend ran, or a gate of the guide is missed"
-        ),
-    )
-    parser.add_argument(
-        "target",
-        metavar="URL|CONFIGURATION|FILE",
-        help=(
-            "a running server; a configuration of the profile, which is started and stopped; or a "
-            "trace of the torch profiler, a .nsys-rep, the CSV of nsys stats"
-        ),
-    )
-    parser.add_argument(
-        "--prompt", type=int, default=2048, metavar="TOKENS",
-        help="length of the prompt (default: 2048)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tokens", type=int, default=64, metavar="TOKENS",
-        help="decode steps that are profiled (default: 64)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--layout", choices=["HND", "NHD"],
-        help="with a configuration: the KV layout that is requested, and must be in the log",
-    )  # fmt: skip
-    parser.add_argument(
-        "--backend", action="append", default=[], metavar="NAME",
-        help=(
-            "the experts' backend that was requested, as MARLIN or CUTLASS; repeatable (default: "
-            "those of the configuration)"
-        ),
-    )  # fmt: skip
-    parser.add_argument(
-        "--profile", metavar="NAME|PATH",
-        help="of the suite, with the configuration (default: by architecture)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--traces", type=Path, metavar="DIR",
-        help="with a URL: the server's torch_profiler_dir, on this machine",
-    )  # fmt: skip
-    parser.add_argument(
-        "--engine-arg", action="append", default=[], metavar="ARG",
-        help="with a configuration: passed to the engine; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--engine-env", action="append", default=[], metavar="KEY=VALUE",
-        help="with a configuration: in the engine's environment; repeatable",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
-        help="where decode.md and decode.json go (default: decode-profile)",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print decode.json")
-
-
-def _profile(options: argparse.Namespace) -> int:
-    from sm121.core.verdict import NotRun
-    from sm121.session import decode_command
-
-    if options.prompt < 1 or options.tokens < 1:
-        raise UsageError("--prompt, --tokens: expected at least 1")
-    variables = []
-    for assignment in options.engine_env:
-        key, equals, value = assignment.partition("=")
-        if not (key and equals):
-            raise UsageError(f"--engine-env {assignment}: expected KEY=VALUE")
-        variables.append((key, value))
-    request = decode_command.Request(
-        target=options.target,
-        prompt=options.prompt,
-        tokens=options.tokens,
-        layout=options.layout,
-        profile=options.profile,
-        backends=tuple(options.backend),
-        traces=options.traces,
-        arguments=tuple(options.engine_arg),
-        environment=tuple(variables),
-        output=options.output,
-    )
-    try:
-        result = decode_command.run(request)
-    except NotRun as error:
-        print(f"NOT_RUN: {printable(str(error))}", file=sys.stderr)
-        return EXIT_USAGE
-    print(json.dumps(result.record(), indent=2) if options.json else result.text(), end="")
-    return 1 if result.faults else 0
 
 
 def _add_box(commands: Commands) -> None:

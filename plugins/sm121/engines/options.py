@@ -11,6 +11,7 @@ def add_options(add: AddOption) -> None:
         add: Adds an option.
     """
     _add_started(add)
+    _add_image(add)
     _add_attached(add)
     _add_nodes(add)
 
@@ -67,6 +68,17 @@ def _add_started(add: AddOption) -> None:
         "--engine-debug",
         action="store_true",
         help="the engine runs with blocking launches and full stack traces",
+    )
+
+
+def _add_image(add: AddOption) -> None:
+    add(
+        "--image-id",
+        metavar="ID",
+        help=(
+            "id of the image that the engine runs in, for the record: docker image inspect -f "
+            "'{{.Id}}' IMAGE (default: the variable SM121_IMAGE_ID)"
+        ),
     )
 
 

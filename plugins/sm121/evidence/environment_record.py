@@ -68,6 +68,7 @@ class ContainerRecord(Record):
     """The container that the suite runs in, as far as a process inside can tell."""
 
     runtime: str
+    """``unknown`` where the user names an image, and the suite is in no container."""
     image: str | None = None
     image_id: str | None = None
     build: dict[str, str] = Field(default_factory=dict)
@@ -80,6 +81,8 @@ class PackagesRecord(Record):
     python: str | None = None
     packages: dict[str, str] | None = None
     """Normalised name to version."""
+    flashinfer_config: str | None = None
+    """The output of ``python -m flashinfer show-config``, of an engine's environment alone."""
 
 
 class EnvironmentRecord(Record):
@@ -100,6 +103,7 @@ class EnvironmentRecord(Record):
     environment: dict[str, str]
     """The variables that bear on an engine, secrets blanked."""
     workload: dict[str, JsonValue]
+    """Sizes and sampling of the timed requests. ``seed`` is null: they are greedy."""
     nccl: dict[str, list[MappedLibrary]] = Field(default_factory=dict)
     """By node, the NCCL that the server's processes mapped, once its path was judged; empty where
     none did, or where they are not seen from here."""

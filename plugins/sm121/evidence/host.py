@@ -13,8 +13,9 @@ import psutil
 from sm121.core import architecture, data_file, digest
 from sm121.evidence.environment_record import ContainerRecord, GpuRecord, HostRecord
 
-#: The variable by which the user gives the id of the image to the container.
-_IMAGE_ID = "SM121_IMAGE_ID"
+#: The variables by which the user gives the id and the name of the image to the container.
+IMAGE_ID = "SM121_IMAGE_ID"
+_IMAGE = "SM121_IMAGE"
 #: The variables that describe an image.
 _IMAGE_VARIABLES = data_file.load_key(
     "recorded-variables.toml", "recorded", dict[str, tuple[str, ...]]
@@ -175,8 +176,9 @@ def read_container(
     """Read the container of this process.
 
     Podman writes the image into ``/run/.containerenv``. Docker leaves a mark without the image. So
-    the image is null unless it names itself in its environment, as those of NGC and vLLM do. The id
-    of the image is the value of the variable SM121_IMAGE_ID, if the user gave it.
+    the image is null unless it names itself in its environment, as those of NGC and vLLM do, or the
+    user names it: SM121_IMAGE has its name, SM121_IMAGE_ID its id. Outside of a container these two
+    are of the container of an attached server.
 
     Args:
         environment: The environment of the process.
@@ -188,8 +190,8 @@ def read_container(
     build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
     container = ContainerRecord(
         runtime="podman",
-        image=environment.get("VLLM_IMAGE_TAG"),
-        image_id=environment.get(_IMAGE_ID) or None,
+        image=environment.get(_IMAGE) or environment.get("VLLM_IMAGE_TAG"),
+        image_id=environment.get(IMAGE_ID) or None,
         build=build,
     )
     text = _read(root / "run/.containerenv")
@@ -203,6 +205,9 @@ def read_container(
         return container
     if environment.get("KUBERNETES_SERVICE_HOST"):
         container.runtime = "kubernetes"
+        return container
+    if environment.get(IMAGE_ID) or environment.get(_IMAGE):
+        container.runtime = "unknown"
         return container
     return None
 

@@ -19,6 +19,8 @@ from sm121.run import beside, details, verdict_file
 from sm121.run.events import Measured, Sampled
 from sm121.run.harness import Harness
 
+#: The entries of the workload in which runs that are compared must not differ.
+_SIZES = ("prompt_tokens", "generated_tokens", "depths", "plan", "texts")
 #: The fields of the kernel path that determine speed.
 _SPEED_PATH = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
 
@@ -296,7 +298,7 @@ class Recorder:
             "gpu_units": [gpu.get("unit") for gpu in file.environment.get("gpus") or ()],
             "profile": file.profile,
             "configuration": configuration,
-            "plan": {name: value for name, value in workload.items() if name != "rounds"},
+            "plan": {name: workload[name] for name in _SIZES if name in workload},
             "definition": metrics.DEFINITION,
         }
 

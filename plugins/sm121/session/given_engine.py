@@ -45,6 +45,8 @@ class GivenEngine:
     #: The commands that run Python on the other nodes.
     node_commands: tuple[tuple[str, ...], ...] = ()
     master_address: str | None = None
+    #: The id of the image that the engine runs in, for the record; None: as the variable says.
+    image_id: str | None = None
 
 
 def read(
@@ -72,6 +74,7 @@ def read(
         launcher=given_nodes.launcher(option, chosen, base_url),
         node_commands=given_nodes.commands(option, chosen),
         master_address=option("--master-addr"),
+        image_id=option("--image-id"),
     )
 
 

@@ -9,14 +9,12 @@ import uuid
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from sm121.core import architecture
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
-from sm121.core.profile_fields import FULL
 from sm121.core.server import Server
 from sm121.engines import (
     dead_runs,
@@ -33,7 +31,7 @@ from sm121.engines.followed_log import FollowedLog
 from sm121.engines.kept_log import KeptLog
 from sm121.engines.server_memory import ServerMemoryReader
 from sm121.engines.starting import StartLimits
-from sm121.evidence import environment, resources
+from sm121.evidence import environment, host, resources
 from sm121.machine import this_machine
 from sm121.run import directory as report_directory
 from sm121.run import events, fold, stored_run
@@ -48,7 +46,7 @@ from sm121.run.events import (
     StartEnded,
 )
 from sm121.run.record import ProgressLine, Say, Target
-from sm121.session import crashes, fingerprinting, signals
+from sm121.session import crashes, fingerprinting, show_config, signals, workload
 from sm121.session import target as targets
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -255,13 +253,17 @@ def _prepare_engine(session: Session) -> None:
         return
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
+    if settings.engine.image_id is not None:
+        variables[host.IMAGE_ID] = settings.engine.image_id
     if session.attached is None:
         _make_pool(session, profile)
         under_test = session.configurations[profile.under_test]
+        tokenizer = workload.tokenizer_of(under_test)
         session.emit(EngineShown.of(session.file.engine, model=under_test.model))
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
+        tokenizer = session.attached.endpoint.served_name
         _watch_attached(session, session.attached, profile)
     python = settings.engine.python
     if isinstance(registry.engine(settings.engine.name), protocol.Program):
@@ -271,11 +273,13 @@ def _prepare_engine(session: Session) -> None:
         python,
         arguments=arguments,
         environment=variables,
-        workload=_workload(settings, profile),
+        workload=workload.of(settings, profile, tokenizer=tokenizer),
     )
     record = look()
     fingerprint = fingerprinting.of(session, record, variables)
     session.emit(EnvironmentRead(record.model_dump(mode="json"), fingerprint))
+    if session.attached is None and profile.arch != architecture.CPU:
+        show_config.note_later(session, python, variables)
     session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
 
 
@@ -297,19 +301,6 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
     session.kept_log = KeptLog(attached.log, session.directory / "server-attached.log")
     session.attached = dataclasses.replace(attached, log=session.kept_log.path)
     session.judge_errors()
-
-
-def _workload(settings: Settings, profile: Profile) -> dict[str, Any]:
-    """The sizes that are measured. A plan is named unless it is whole: it misses some metrics."""
-    plan = settings.measuring_plan(profile)
-    workload: dict[str, Any] = {
-        "prompt_tokens": plan.prompt_tokens,
-        "generated_tokens": list(plan.generated_tokens),
-        "depths": list(plan.depths),
-    }
-    if settings.plan != FULL:
-        workload["plan"] = settings.plan
-    return workload
 
 
 def _make_pool(session: Session, profile: Profile) -> None:

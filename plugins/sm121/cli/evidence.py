@@ -1,0 +1,167 @@
+"""The commands that show where the time of a decode goes, and what a run would record."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from sm121.cli.command import EXIT_USAGE, Commands, command
+from sm121.core.errors import UsageError
+from sm121.core.printable import printable
+
+
+def add(commands: Commands) -> None:
+    """Add the commands.
+
+    Args:
+        commands: The subcommands of the parser.
+    """
+    _add_profile(commands)
+    _add_record(commands)
+
+
+def _add_profile(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "profile",
+        _profile,
+        (
+            "the kernels of a decode by part, the host's share of a step, and what follows: "
+            "exit status 1 if a kernel of another backend ran, or a gate of the guide is missed"
+        ),
+    )
+    parser.add_argument(
+        "target",
+        metavar="URL|CONFIGURATION|FILE",
+        help=(
+            "a running server; a configuration of the profile, which is started and stopped; or a "
+            "trace of the torch profiler, a .nsys-rep, the CSV of nsys stats"
+        ),
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=2048, metavar="TOKENS",
+        help="length of the prompt (default: 2048)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="TOKENS",
+        help="decode steps that are profiled (default: 64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layout", choices=["HND", "NHD"],
+        help="with a configuration: the KV layout that is requested, and must be in the log",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", action="append", default=[], metavar="NAME",
+        help=(
+            "the experts' backend that was requested, as MARLIN or CUTLASS; repeatable (default: "
+            "those of the configuration)"
+        ),
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", metavar="NAME|PATH",
+        help="of the suite, with the configuration (default: by architecture)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR",
+        help="with a URL: the server's torch_profiler_dir, on this machine",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-arg", action="append", default=[], metavar="ARG",
+        help="with a configuration: passed to the engine; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-env", action="append", default=[], metavar="KEY=VALUE",
+        help="with a configuration: in the engine's environment; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
+        help="where decode.md and decode.json go (default: decode-profile)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print decode.json")
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from sm121.core.verdict import NotRun
+    from sm121.session import decode_command
+
+    if options.prompt < 1 or options.tokens < 1:
+        raise UsageError("--prompt, --tokens: expected at least 1")
+    request = decode_command.Request(
+        target=options.target,
+        prompt=options.prompt,
+        tokens=options.tokens,
+        layout=options.layout,
+        profile=options.profile,
+        backends=tuple(options.backend),
+        traces=options.traces,
+        arguments=tuple(options.engine_arg),
+        environment=_variables(options),
+        output=options.output,
+    )
+    try:
+        result = decode_command.run(request)
+    except NotRun as error:
+        print(f"NOT_RUN: {printable(str(error))}", file=sys.stderr)
+        return EXIT_USAGE
+    print(json.dumps(result.record(), indent=2) if options.json else result.text(), end="")
+    return 1 if result.faults else 0
+
+
+def _variables(options: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    """Return the variables of ``--engine-env``."""
+    variables = []
+    for assignment in options.engine_env:
+        key, equals, value = assignment.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--engine-env {assignment}: expected KEY=VALUE")
+        variables.append((key, value))
+    return tuple(variables)
+
+
+def _add_record(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "record",
+        _record,
+        (
+            "the record of a run's environment as JSON, without a run: commits, packages, driver, "
+            "clocks, flags, variables, workload, FlashInfer's configuration"
+        ),
+    )
+    parser.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
+    parser.add_argument(
+        "--configuration", metavar="NAME",
+        help="of the profile (default: the one under test)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-python", metavar="PYTHON", default=sys.executable,
+        help="the interpreter of the engine's environment (default: this one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-arg", action="append", default=[], metavar="ARG",
+        help="passed to the engine; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-env", action="append", default=[], metavar="KEY=VALUE",
+        help="in the engine's environment; repeatable",
+    )  # fmt: skip
+    parser.add_argument(
+        "--image-id", metavar="ID",
+        help="id of the image that the engine runs in (default: the variable SM121_IMAGE_ID)",
+    )  # fmt: skip
+
+
+def _record(options: argparse.Namespace) -> None:
+    from sm121.session import record_command
+
+    record = record_command.run(
+        record_command.Request(
+            profile=options.profile,
+            configuration=options.configuration,
+            engine_python=options.engine_python,
+            arguments=tuple(options.engine_arg),
+            environment=_variables(options),
+            image_id=options.image_id,
+        )
+    )
+    print(record.model_dump_json(indent=2))

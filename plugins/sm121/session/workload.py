@@ -1,0 +1,48 @@
+"""The timed requests of a run, as its record has them."""
+
+from typing import Any
+
+from sm121.core import engine_arguments
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.profile import Profile
+from sm121.core.profile_fields import FULL
+from sm121.session.settings import Settings
+
+
+def of(settings: Settings, profile: Profile, *, tokenizer: str | None) -> dict[str, Any]:
+    """Return the sizes and the sampling of the requests that time a decode.
+
+    A plan is named unless it is whole: it misses some metrics.
+
+    Args:
+        settings: The settings of the run.
+        profile: The profile in force.
+        tokenizer: The tokenizer of the server; None: not known.
+    """
+    plan = settings.measuring_plan(profile)
+    workload: dict[str, Any] = {
+        "prompt_tokens": plan.prompt_tokens,
+        "generated_tokens": list(plan.generated_tokens),
+        "depths": list(plan.depths),
+        "batch_size": 1,
+        "concurrency": sorted({1, *plan.measuring.concurrency}),
+        "warm_up_requests": plan.measuring.warm_up_requests,
+        "temperature": 0.0,
+        # A greedy request takes the likeliest token: no seed is sent.
+        "top_p": 1.0,
+        "seed": None,
+        "tokenizer": tokenizer,
+    }
+    if settings.plan != FULL:
+        workload["plan"] = settings.plan
+    return workload
+
+
+def tokenizer_of(configuration: ServerConfiguration) -> str:
+    """Return the tokenizer of a server that the suite starts: its option, else the model.
+
+    Args:
+        configuration: The configuration of the server.
+    """
+    options = engine_arguments.read(configuration.given)
+    return options.get("tokenizer") or configuration.model
