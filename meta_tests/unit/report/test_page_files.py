@@ -427,5 +427,16 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
     results = (tmp_path / "BENCHMARK_RESULTS.md").read_text()
     assert results.count("MXFP4\\_lm\\_head\\_20260112091403") == 1, "a run is added once"
     assert (tmp_path / "TEST_LOGS" / "FEATURE_MXFP4-lm_head_2026-01-12.md").is_file()
-    (tmp_path / "BENCHMARK_RESULTS.md").write_text("something else\n")
-    assert main([*arguments, "--output", str(tmp_path)]) == 4, "a file of somebody else stays"
+    features = (tmp_path / "FEATURE_MATRIX.md").read_text()
+    cells = json.loads((runs["fail"] / "matrix" / "matrix.json").read_text())["cells"]
+    tested = [cell for cell in cells if not cell["isolating"]]
+    added = features.count("| MXFP4\\_lm\\_head\\_20260112091403")
+    assert added == 1 + len(tested), "the configuration and the cells, once"
+    for words in ("| Test | Kernel | Activation | Sinks | Spec | Graphs |", "| FAIL | [metadata]("):
+        assert words in features, words
+    for text in (results, features):
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            assert (tmp_path / target).is_file(), target
+    for name in ("FEATURE_MATRIX.md", "BENCHMARK_RESULTS.md"):
+        (tmp_path / name).write_text("something else\n")
+        assert main([*arguments, "--output", str(tmp_path)]) == 4, "a file of somebody else stays"

@@ -450,7 +450,7 @@ def _add_testlog(commands: Commands) -> None:
         commands,
         "testlog",
         _testlog,
-        "the test log of a feature and its row of BENCHMARK_RESULTS.md, from a run",
+        "the test log of a feature and its rows of BENCHMARK_RESULTS.md and FEATURE_MATRIX.md",
     )
     testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
     testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
@@ -462,8 +462,8 @@ def _add_testlog(commands: Commands) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="write TEST_LOGS/FEATURE_<name>_<date>.md and BENCHMARK_RESULTS.md there "
-        "(default: both to standard output)",
+        help="write TEST_LOGS/FEATURE_<name>_<date>.md, BENCHMARK_RESULTS.md and FEATURE_MATRIX.md "
+        "there, with the evidence that they link to (default: log and row to standard output)",
     )
 
 

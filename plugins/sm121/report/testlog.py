@@ -8,7 +8,8 @@ from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, metric_names
+from sm121.report import charts, feature_table, findings, metric_names
+from sm121.report.feature_table import Evidence
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
@@ -60,12 +61,13 @@ def log(
     )
 
 
-def entry(report: StoredReport, *, feature: str) -> str:
+def entry(report: StoredReport, *, feature: str, evidence: Evidence | None = None) -> str:
     """Return the run's row of BENCHMARK_RESULTS.md.
 
     Args:
         report: The run.
         feature: The name of the feature.
+        evidence: The files of the run that the row links to.
     """
     run = report.run
     path = run.engine.path
@@ -81,11 +83,16 @@ def entry(report: StoredReport, *, feature: str) -> str:
         run.verdict.value,
         f"{run.engine.name} {run.engine.version or 'unknown'}, {run.profile}, box {run.box.state}",
     ]
-    return "| " + " | ".join(plain(cell) for cell in cells) + " |"
+    row = " | ".join(plain(cell) for cell in cells)
+    if evidence is not None:
+        row += f"; {evidence.text}"
+    return f"| {row} |"
 
 
 def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> list[Path]:
-    """Write the test log under ``TEST_LOGS/`` and add the run to BENCHMARK_RESULTS.md, once.
+    """Write the test log under ``TEST_LOGS/``, and add the run once to both tables of the plan.
+
+    These are BENCHMARK_RESULTS.md and FEATURE_MATRIX.md.
 
     Args:
         report: The run.
@@ -108,10 +115,12 @@ def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> lis
     rows = results.read_text("utf-8") if results.is_file() else _HEAD
     if _MARK not in rows:
         raise UsageError(f"{results}: expected the table of `sm121 testlog`")
-    row = entry(report, feature=feature)
+    run_id = _run_id(report.run, feature)
+    evidence = feature_table.keep_evidence(report, folder, run_id)
+    row = entry(report, feature=feature, evidence=evidence)
     if row not in rows:
         results.write_text(rows.replace(_MARK, f"{_MARK}\n{row}", 1), "utf-8")
-    return [file, results]
+    return [file, results, feature_table.add(report, folder, run_id, evidence)]
 
 
 def _run_id(run: VerdictFile, feature: str) -> str:

@@ -1,0 +1,146 @@
+"""FEATURE_MATRIX.md of the plan in a folder of the user's, and the evidence that its rows link to.
+
+A run adds a row for its configuration, and one for each cell of its matrix.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.core.errors import UsageError
+from sm121.matrix.feature_matrix import MARKDOWN
+from sm121.matrix.outcome import CellRecord
+from sm121.report.stored import StoredReport
+from sm121.report.summary import plain
+from sm121.run.verdict_file import VerdictFile
+
+#: The folder with the evidence of each run, in the folder of the documents.
+RUNS = "runs"
+#: New rows go below the line that ends the table's head, the latest first.
+_MARK = "|------|--------|------------|-------|------|--------|-------------|--------|----------|"
+_HEAD = f"""# Feature matrix
+
+Each row is a configuration, or a cell of a matrix, that a run has judged. It is added by
+`sm121 testlog RUN --output DIR`.
+
+| Test | Kernel | Activation | Sinks | Spec | Graphs | Flags, variables | Status | Evidence |
+{_MARK}
+"""
+#: The axes of a matrix that have columns of their own, beside the kernel's (`moe`).
+_AXES = ("activation", "sinks", "spec", "graphs")
+#: A value that no evidence shows.
+_UNKNOWN = "-"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The files of a run in the folder of the documents, by the words of their links."""
+
+    links: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """The links as Markdown."""
+        return ", ".join(f"[{words}]({path})" for words, path in self.links.items())
+
+
+def keep_evidence(report: StoredReport, folder: Path, run_id: str) -> Evidence:
+    """Copy the metadata, the table of kernels, the review and the matrix of a run.
+
+    Args:
+        report: The run.
+        folder: The folder of the documents.
+        run_id: The name of the run in it.
+
+    Returns:
+        The files. The metadata is always there.
+    """
+    kept = folder / RUNS / run_id
+    kept.mkdir(parents=True, exist_ok=True)
+    metadata = kept / "metadata.json"
+    metadata.write_text(json.dumps(report.run.environment, indent=2) + "\n", "utf-8")
+    found = {"metadata": metadata}
+    traces = sorted([*report.directory.glob("kernels-*.md"), *report.directory.glob("decode.md")])
+    sources = {
+        "trace": traces[0] if traces else None,
+        "review": report.directory / "review.md",
+        "matrix": report.directory / "matrix" / MARKDOWN,
+    }
+    for words, source in sources.items():
+        if source is not None and source.is_file():
+            found[words] = kept / source.name
+            shutil.copyfile(source, found[words])
+    return Evidence({words: str(path.relative_to(folder)) for words, path in found.items()})
+
+
+def add(report: StoredReport, folder: Path, run_id: str, evidence: Evidence) -> Path:
+    """Add the rows of a run to FEATURE_MATRIX.md, the latest first. A run is added once.
+
+    Args:
+        report: The run.
+        folder: The folder of the documents.
+        run_id: The name of the run.
+        evidence: Its files.
+
+    Returns:
+        The page.
+
+    Raises:
+        UsageError: The page is there and has no place for a row.
+    """
+    page = folder / MARKDOWN
+    text = page.read_text("utf-8") if page.is_file() else _HEAD
+    if _MARK not in text:
+        raise UsageError(f"{page}: expected the table of `sm121 testlog`")
+    rows = []
+    for cells in _rows(report):
+        row = " | ".join(plain(cell) for cell in (f"{run_id} {cells[0]}".strip(), *cells[1:]))
+        rows.append(f"| {row} | {evidence.text} |")
+    new = [row for row in rows if row not in text]
+    if new:
+        lines = "\n".join([_MARK, *new])
+        page.write_text(text.replace(_MARK, lines, 1), "utf-8")
+    return page
+
+
+def _rows(report: StoredReport) -> list[list[str]]:
+    """Return the cells of each row, without the evidence."""
+    rows = [_of_configuration(report.run)]
+    if report.matrix is not None:
+        rows += [_of_cell(cell) for cell in report.matrix.cells if not cell.isolating]
+    return rows
+
+
+def _of_configuration(run: VerdictFile) -> list[str]:
+    path = run.engine.path
+    graphs = {True: "on", False: "off", None: _UNKNOWN}[path.cuda_graphs]
+    arguments = run.environment.get("engine_arguments") or []
+    variables = run.environment.get("environment") or {}
+    return [
+        run.engine.configuration or run.engine.name,
+        path.moe or _UNKNOWN,
+        _UNKNOWN,
+        _UNKNOWN,
+        path.speculative or _UNKNOWN,
+        graphs,
+        _flags(arguments, variables),
+        run.verdict.value,
+    ]
+
+
+def _of_cell(cell: CellRecord) -> list[str]:
+    return [
+        cell.id,
+        cell.values.get("moe") or str(cell.path.get("moe") or _UNKNOWN),
+        *(cell.values.get(axis, _UNKNOWN) for axis in _AXES),
+        _flags(cell.arguments, cell.environment),
+        f"{cell.outcome.value} {cell.reason}".strip(),
+    ]
+
+
+def _flags(arguments: list[str], variables: Mapping[str, str]) -> str:
+    """Return the arguments and variables of a server, as one types them."""
+    assigned = [f"{name}={value}" for name, value in sorted(variables.items())]
+    return " ".join([*assigned, *arguments]) or _UNKNOWN
