@@ -140,6 +140,11 @@ def test_the_first_run_of_a_ci_is_told_what_to_store(judged, options):
             id="storage-is-a-file",
         ),
         pytest.param(
+            (SCENARIO, "--benchmark-storage="),
+            "--benchmark-storage '': expected a folder, got an empty value",
+            id="storage-is-empty",
+        ),
+        pytest.param(
             (SCENARIO, "--benchmark-storage=s3://bucket"),
             "s3://bucket: expected a folder",
             id="storage-is-no-file-system",

@@ -65,6 +65,11 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         UsageError: The storage or the run cannot be what pytest-benchmark reads.
     """
     storage = config.getoption("benchmark_storage", "")
+    if storage == "" and hasattr(config.option, "benchmark_storage"):
+        raise UsageError(
+            "--benchmark-storage '': expected a folder, got an empty value. Leave the option out, "
+            "or set the variable that its value comes from"
+        )
     scheme, separator, _ = storage.partition("://")
     if separator and scheme != "file":
         is_database = scheme.startswith("elasticsearch+")
