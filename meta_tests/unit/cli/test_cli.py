@@ -163,7 +163,7 @@ from sm121.cli import OF_A_CHECKOUT
         ),
         pytest.param(
             ("plan", "-n"),
-            "sm121 plan: argument -n/--numprocesses: expected one argument (see pytest --help)",
+            "sm121 plan: -n: expected one argument. -n numprocesses: ",
             id="plan -n",
         ),
         pytest.param(
