@@ -5,6 +5,7 @@ with the file, the key and what was expected.
 """
 
 import fnmatch
+import functools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib.resources.abc import Traversable
@@ -389,6 +390,7 @@ def shipped() -> dict[str, Traversable]:
     return data_file.shipped("profiles")
 
 
+@functools.cache  # a run asks for it a dozen times, and each profile takes its time to be read
 def for_architecture(arch: str, engine: str = "vllm") -> str:
     """Return the name of the shipped profile for an architecture and an engine.
 
