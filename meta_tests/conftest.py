@@ -78,10 +78,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     durations.longest_first(items, alone=config.option.markexpr == "alone")
 
 
-def pytest_collection_finish() -> None:
-    """Leave thousands of items out of each later collection of garbage."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Leave thousands of items out of every collection of garbage, from the first one on."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -233,6 +233,23 @@ def _remember_the_processor() -> None:
     plugin.get_cpu_info = remembered
 
 
+def _remember_arrays(folder: Path) -> None:
+    """Let runs share the covering arrays of the matrix: each run that collects it makes 24."""
+    covertable = importlib.import_module("covertable")
+    make = covertable.make
+
+    def remembered(factors: dict[str, list[Any]], **options: Any) -> Any:
+        asked = json.dumps([factors, options])
+        file = folder / hashlib.sha256(asked.encode()).hexdigest()
+        if not file.is_file():
+            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as whole:
+                json.dump(make(factors, **options), whole)
+            Path(whole.name).replace(file)
+        return json.loads(file.read_text("utf-8"))
+
+    covertable.make = remembered
+
+
 def _compile_templates() -> None:
     """Compile the templates that every run fills: that takes longer than to fill them."""
     page = importlib.import_module("sm121.report.page").environment()
@@ -264,12 +281,17 @@ if __name__ == "__main__":
         sys.stdout.flush()
         _compile_templates()
         _remember_answers(Path(sys.argv[1]))
+        _remember_arrays(Path(sys.argv[1]))
         _remember_the_commit()
         _remember_the_processor()
         # What a run imports and reads after its start, too.
         for module in (
             *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
             *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
+            *("sm121.api.chat_prompts", "sm121.api.compatibility", "sm121.api.endings"),
+            *("sm121.api.logprobs", "sm121.api.responses", "sm121.api.sampling"),
+            *("sm121.api.streaming", "sm121.api.structured_output"),
+            *("sm121.compilation.modules", "sm121.evidence.kernel_requirement"),
         ):
             importlib.import_module(module)
         importlib.import_module("sm121.core.bounded").tls()
