@@ -154,6 +154,7 @@ class Attention:
         """flashinfer/decode.py: the queries' address, and no stride."""
         assert out is None and bmm2_scale == 1.0 and block_tables.is_contiguous()
         self.queries.append(query)
+        self.caches.append(kv_cache)
         keys, values = kv_cache if isinstance(kv_cache, tuple) else kv_cache.unbind(1)
         page = keys.shape[-2 if kv_layout == "HND" else -3]
         name = f"xqa_kv_{DTYPES[keys.dtype]}_page_{page}_window_{window_left >= 0}"

@@ -138,12 +138,14 @@ def test_queries_reach_xqa_contiguous(name):
     assert all(query.is_contiguous() for query in made.attention.queries)
 
 
-@pytest.mark.parametrize("group", ["prefill", "prefill_fp8"])
-def test_packed_keys_and_values_reach_the_wrapper_as_two_views(group):
+@pytest.mark.parametrize("provider", [EmulatedProvider, Fa2Provider])
+@pytest.mark.parametrize("group", ["prefill", "prefill_fp8", "decode", "decode_fp8"])
+def test_packed_keys_and_values_reach_the_kernel_as_two_views(group, provider):
     """As vLLM 0.32 gives them: halves of one tensor, at strides of 2 D."""
     made = emulation()
     (case,) = (case for case in cases.GROUPS[group] if case.packed)
-    assert checks.check(EmulatedProvider(made), problems.build(case)) == []
+    assert checks.check(provider(made), problems.build(case)) == []
+    assert made.attention.caches
     for given in made.attention.caches:
         keys, values = given
         assert keys.stride(-2) == values.stride(-2) == 2 * case.head_dim
