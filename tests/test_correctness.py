@@ -109,9 +109,9 @@ def test_samples_of_chats_keep_the_cut(sampler, cut):
 
 
 @pytest.mark.ability("oracle")
-def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
+def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark):
     """Prompt log-probabilities agree with the oracle across the sliding window and KV blocks."""
-    conformance.remark(f"oracle: {log_probabilities.prompts_agree(asker, reference)}")
+    remark(f"oracle: {log_probabilities.prompts_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
@@ -122,9 +122,9 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 
 
 @pytest.mark.ability("oracle")
-def test_each_part_is_rounded_as_the_kernel_path_says(asker, reference, conformance):
+def test_each_part_is_rounded_as_the_kernel_path_says(asker, reference, remark):
     """What is quantised beyond the checkpoint is, by its own rule, and is in all layers."""
-    conformance.remark(f"oracle: {log_probabilities.roundings_are_absent(asker, reference)}")
+    remark(f"oracle: {log_probabilities.roundings_are_absent(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
@@ -135,9 +135,9 @@ def test_rounding_costs_what_the_profile_allows(price_of_rounding, metric):
 
 
 @pytest.mark.ability("oracle")
-def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
+def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, remark):
     """Decoding chooses the best token, and all log-probabilities at its place are right."""
-    conformance.remark(f"oracle: {log_probabilities.generations_agree(asker, reference)}")
+    remark(f"oracle: {log_probabilities.generations_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
@@ -197,19 +197,19 @@ def test_before_equals_after_an_aborted_request(continuations):
 # Speculative decoding: where the server speculates, it is faster and nothing else is different.
 
 
-def test_speculation_keeps_the_targets_tokens(speculation, conformance):
+def test_speculation_keeps_the_targets_tokens(speculation, remark):
     """Each greedy token is the likeliest by a prefill of the same text, which nobody drafts."""
-    conformance.remark(f"speculation: {speculation.tokens_are_the_targets()}")
+    remark(f"speculation: {speculation.tokens_are_the_targets()}")
 
 
-def test_speculation_keeps_the_targets_log_probabilities(speculation, conformance):
+def test_speculation_keeps_the_targets_log_probabilities(speculation, remark):
     """What is reported of a token is the target's log-probability, not the drafter's."""
-    conformance.remark(f"speculation: {speculation.log_probabilities_are_the_targets()}")
+    remark(f"speculation: {speculation.log_probabilities_are_the_targets()}")
 
 
-def test_speculation_keeps_the_targets_distribution(speculation, conformance):
+def test_speculation_keeps_the_targets_distribution(speculation, remark):
     """The four likeliest tokens are sampled as promised, at a temperature and with top_p too."""
-    conformance.remark(f"speculation: {speculation.samples_follow_the_target()}")
+    remark(f"speculation: {speculation.samples_follow_the_target()}")
 
 
 def test_speculation_ends_an_answer_anywhere(speculation):
@@ -224,9 +224,9 @@ def test_speculation_keeps_a_form(speculation):
 
 
 @contract
-def test_drafted_and_accepted_tokens_add_up(speculation, conformance):
+def test_drafted_and_accepted_tokens_add_up(speculation, remark):
     """The server's counts of drafts and accepted tokens, by position too, make what it answered."""
-    conformance.remark(f"speculation: {speculation.counts_add_up()}")
+    remark(f"speculation: {speculation.counts_add_up()}")
 
 
 def test_drafts_are_accepted(speculation):
@@ -243,31 +243,31 @@ def test_texts_go_on_sensibly(continuations):
 
 
 @pytest.mark.ability("answer_length")
-def test_answers_are_as_long_as_they_should_be(sdk, profile, conformance):
+def test_answers_are_as_long_as_they_should_be(sdk, profile, remark):
     """Answers to fixed questions have the expected mean length, and none is cut off."""
-    sdk.answer_lengths_fit(profile, conformance.remark)
+    sdk.answer_lengths_fit(profile, remark)
 
 
 # Against a trusted run, and on questions with known answers. These need a file from the user.
 
 
 @pytest.mark.asked_for("--record-golden")
-def test_golden_file_is_recorded(recorder, conformance):
+def test_golden_file_is_recorded(recorder, conformance, remark):
     """Two recordings of the same server have the same tokens. The first is kept."""
     first = recorder()
     path = conformance.settings.answers.record_golden
     golden.save_repeated(first, recorder(), path)
-    conformance.remark(f"golden file: {path} ({len(first.answers)} prompts)")
+    remark(f"golden file: {path} ({len(first.answers)} prompts)")
 
 
 @pytest.mark.asked_for("--golden")
-def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance):
+def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance, remark):
     """KL divergence, top-1 agreement and the worst token agree with a trusted run."""
-    environment = conformance.file.environment
+    environment = conformance.run.record.file.environment
     result = golden.compare(golden_file, asker, prompts.continuations(), golden_bound, environment)
-    conformance.remark(f"golden: {result.summary()}")
+    remark(f"golden: {result.summary()}")
     for difference in result.differences:
-        conformance.remark(f"golden: another environment: {difference}")
+        remark(f"golden: another environment: {difference}")
     result.hold(golden_bound)
 
 
@@ -285,19 +285,19 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 
 @pytest.mark.asked_for("--scores")
 @pytest.mark.timeout(0)  # each score has its own limit
-def test_scores_are_as_published(server, profile, conformance):
+def test_scores_are_as_published(server, profile, conformance, remark):
     """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
     python = conformance.settings.answers.scores
-    folder = conformance.directory / "scores"
-    published.judge(profile, python, server.endpoint, folder, conformance.remark)
+    folder = conformance.run.record.directory / "scores"
+    published.judge(profile, python, server.endpoint, folder, remark)
 
 
 @pytest.mark.slow("asks OpenAI's 30 tool prompts five times, by chat and by Responses")
 @pytest.mark.ability("tool_scores")
 @pytest.mark.timeout(0)  # each score has its own limit
-def test_tools_are_called_as_published(api, profile, conformance):
+def test_tools_are_called_as_published(api, profile, conformance, remark):
     """Tools are called in every try of OpenAI's compatibility test, by chat and by Responses."""
-    compatibility.judge(api, profile, conformance.directory / "scores", conformance.remark)
+    compatibility.judge(api, profile, conformance.run.record.directory / "scores", remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.
@@ -344,9 +344,9 @@ def test_each_form_obeys_temperature_and_top_p(api, form):
 
 
 @contract
-def test_a_chat_obeys_stop(api, profile, conformance):
+def test_a_chat_obeys_stop(api, profile, remark):
     """Nothing follows the stop string, and finish_reason says that the chat ended there."""
-    endings.chat_obeys_stop(api, profile.correctness, conformance.remark)
+    endings.chat_obeys_stop(api, profile.correctness, remark)
 
 
 @contract
@@ -483,11 +483,9 @@ def test_a_response_is_to_its_harmony(api, chat):
 
 
 @contract
-def test_a_response_goes_on_from_another(api, server, profile, conformance):
+def test_a_response_goes_on_from_another(api, server, profile, remark):
     """With previous_response_id the turns before reach the model."""
-    responses.goes_on_from_another(
-        api, profile.correctness, conformance.remark, server.configuration
-    )
+    responses.goes_on_from_another(api, profile.correctness, remark, server.configuration)
 
 
 @contract

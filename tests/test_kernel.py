@@ -23,28 +23,28 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 
 @pytest.mark.never_waived("the kernel path")
-def test_kernel_path_is_the_required_one(conformance, server):
+def test_kernel_path_is_the_required_one(paths, server):
     """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
     variable. On several machines: equal on all ranks, whose bytes go as the profile requires."""
     if server.log is None:
         raise NotRun(server.why_no_log)
-    wrong = conformance.contradictions(server)
+    wrong = paths.contradictions(server)
     seen = "; ".join(map(str, wrong))
     require(not wrong, "the path of the profile", seen, evidence=server.log)
-    if why := conformance.unlogged(server):
+    if why := paths.unlogged(server):
         raise NotRun(f"attention is not proven: {why}")
-    judged = conformance.spanned(server)
+    judged = paths.spanned(server)
     if judged is not None and judged.silent:
         raise NotRun("; ".join(judged.silent))
 
 
 @pytest.mark.never_waived("the kernel path")
-def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
+def test_kernel_path_of_the_baseline_is_the_required_one(servers, paths, profile):
     """The kernel path of the baseline is the required one, too."""
-    server = conformance.last_server(profile.baseline)
+    server = servers.last(profile.baseline)
     if server is None:
         raise NotRun("the smoke level starts the baseline, and it was not started")
-    wrong = conformance.contradictions(server)
+    wrong = paths.contradictions(server)
     seen = "; ".join(map(str, wrong))
     require(not wrong, "the path of the profile", seen, evidence=server.log)
 
@@ -59,23 +59,21 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
 
 
 @pytest.mark.never_waived("the kernel path")
-def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
+def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configurations, profile):
     """The evidence of the baseline shows what its arguments and variables asked for, too."""
-    server = conformance.last_server(profile.baseline)
+    server = servers.last(profile.baseline)
     if server is None:
         raise NotRun("the smoke level starts the baseline, and it was not started")
-    configuration = conformance.managed_configuration(profile.baseline)
-    requested.require_as_asked(configuration, conformance.kernel_path(server), server.log)
+    configuration = configurations.managed(profile.baseline)
+    requested.require_as_asked(configuration, paths.of(server), server.log)
 
 
 @pytest.mark.never_waived("the kernel path")
-def test_decode_runs_the_kernels_of_its_path(
-    conformance, server, kernel_path, decode_profile, profile
-):
+def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_profile, profile):
     """Profiled decode steps run kernels of the backends that the log names, and of no others; the
     layers that are quantised beyond the checkpoint are those of the configuration."""
     required = profile.path_of(server.configuration.name)
-    judged = (required, kernel_path, decode_profile, conformance.layers)
+    judged = (required, kernel_path, decode_profile, paths.layers)
     wrong = kernel_requirement.kernel_contradictions(*judged)
     require(not wrong, "the path of the profile", "; ".join(wrong), evidence=decode_profile.source)
     if untold := kernel_requirement.untold_of_kernels(*judged):
@@ -289,13 +287,13 @@ def test_flashinfer_module(compilation, module):
 
 
 @pytest.mark.applies_to("gpu")
-def test_engine_has_code_for_this_gpu(conformance, profile):
+def test_engine_has_code_for_this_gpu(conformance, configurations, profile):
     """The engine's libraries have machine code for this GPU."""
-    configuration = conformance.managed_configuration(profile.under_test)
+    configuration = configurations.managed(profile.under_test)
     imported = interpreter.imports(
         conformance.engine_interpreter,
         libraries.PACKAGES,
-        conformance.engine_environment(configuration),
+        configurations.environment(configuration),
     )
     gpu = CodeArchitecture.parse(profile.arch).number
     require_none(libraries.without_code(configuration.engine, imported.origins, gpu))

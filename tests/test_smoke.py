@@ -17,25 +17,25 @@ from sm121.evidence.kernel_path import mistaken_environment
 pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
 
 
-def test_machine_is_fit_for_a_start(conformance):
+def test_machine_is_fit_for_a_start(configurations):
     """Memory, disk, architecture list, JIT cache and MAX_JOBS are fit, and no setting is known to
     fail."""
     unfit = [
         f"{finding.message} Remedy: {finding.remedy}"
-        for finding in conformance.findings
+        for finding in configurations.findings
         if finding.severity == "error"
     ]
     assert not unfit, "; ".join(unfit)
 
 
-def test_imports_come_from_where_they_should(conformance, profile):
+def test_imports_come_from_where_they_should(conformance, configurations, profile):
     """The engine's interpreter imports its own engine, or the checkout that the profile expects."""
     engine = conformance.settings.engine.name
-    configuration = conformance.managed_configuration(profile.under_test)
+    configuration = configurations.managed(profile.under_test)
     imported = interpreter.imports(
         conformance.engine_interpreter,
         (engine, "flashinfer"),
-        conformance.engine_environment(configuration),
+        configurations.environment(configuration),
     )
     require(imported.origins[engine], f"{configuration.python} can import {engine}", "it cannot")
     wrong = interpreter.misplaced(imported, profile.engine.checkouts)
@@ -83,7 +83,7 @@ def test_server_is_ready_in_time(server, profile):
 
 def test_version_is_known(conformance, server):
     """The engine's version is known. Without it a result cannot be compared with anything."""
-    version = conformance.file.engine.version
+    version = conformance.run.record.file.engine.version
     if not server.managed and not version:
         raise NotRun("the attached server has no /version; give its log: --server-log PATH")
     require(version, "a version at /version")

@@ -3,8 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+from sm121.run.configurations import Configurations
 from sm121.run.engine_report import EngineReport
 from sm121.run.fold import Fold
+from sm121.run.log_errors import LogErrors
+from sm121.run.paths import KernelPaths
+from sm121.run.record import RunRecord
+from sm121.run.run import Run
+from sm121.run.servers import Servers
 from sm121.run.verdict_file import VerdictFile
 
 
@@ -14,11 +20,43 @@ def new_file(**fields: Any) -> VerdictFile:
     return VerdictFile(**{"arch": "cpu", "profile": "p", "started": "", "engine": engine, **fields})
 
 
+def stand_in(**members: Any) -> Any:
+    """A stand-in of a run. Each member is in the part of `Run` that has it."""
+    run = SimpleNamespace(**{part: SimpleNamespace() for part in _PARTS})
+    give(run, **members)
+    return run
+
+
+def give(run: Any, **members: Any) -> None:
+    """Set members of a stand-in, each in the part of `Run` that has it."""
+    for name, member in members.items():
+        owner = run
+        for part, names in _PARTS.items():
+            if name in names - _OWN:
+                owner = getattr(run, part)
+        setattr(owner, name, member)
+
+
 def with_events(run: Any) -> Any:
     """Give a stand-in of a run `emit` and its ledger, on its ``file``."""
-    if isinstance(run.file, SimpleNamespace) and not hasattr(run.file, "tests"):
-        run.file.tests = []
-    folded = Fold(run.file)
-    run.emit = folded.apply
-    run.ledger = folded.ledger
+    record = run.record
+    if isinstance(record.file, SimpleNamespace) and not hasattr(record.file, "tests"):
+        record.file.tests = []
+    folded = Fold(record.file)
+    record.emit = folded.apply
+    record.ledger = folded.ledger
     return run
+
+
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(vars(kind)) | frozenset(kind.__annotations__)
+
+
+_OWN = frozenset(Run.__annotations__) | {"profile", "server"}
+_PARTS = {
+    "record": _names(RunRecord),
+    "configurations": _names(Configurations),
+    "servers": _names(Servers),
+    "paths": _names(KernelPaths),
+    "log_errors": _names(LogErrors),
+}

@@ -50,9 +50,9 @@ def script(
     )
     with opening.open_session(chosen) as session:
         check = TestReport(id="script::check", level="smoke", verdict=Verdict.PASS)
-        session.emit(Decided(check))
+        session.run.record.emit(Decided(check))
         doing(session)
-    file = session.file
+    file = session.run.record.file
     return Outcome(file.verdict.value, file.reason, file.exit_status, bool(file.certified))
 
 
@@ -65,7 +65,7 @@ def scripted(kit: Kit, doing: Doing, arguments: str = "") -> Outcome:
 
 def tell(session: Session, do: str, configuration: str | None = None) -> None:
     """Tell the server of a configuration what to do, and wait until it was done."""
-    with session.server(configuration).endpoint.http() as http:
+    with session.run.server(configuration).endpoint.http() as http:
         http.get(f"/meta?{do}")
     time.sleep(1.0)
 

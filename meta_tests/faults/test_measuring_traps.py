@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.fakes.timed_server import TRAPS
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint, Server
@@ -243,8 +244,8 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
         httpx.post(f"{server.base_url}/admin", json={"early_token": False, "content_free": 0})
     more = lambda metric, cell: metric.of(cell.gather(len(cell.timed.long) + 1))  # noqa: E731
     monkeypatch.setattr(DecodeRate, "settle", more)
-    harness = SimpleNamespace(directory=tmp_path, follow_log=lambda *_: None)
-    comparison = SimpleNamespace(harness=harness, plan=plan, visits=[])
+    run = stand_in(directory=tmp_path, follow_log=lambda *_: None)
+    comparison = SimpleNamespace(run=run, plan=plan, visits=[])
     attached = Server(measured.endpoint, False, "vllm", None, None, None, None)
     assert "tg32@d0" in AbRun._measure(comparison, "a", attached)
 

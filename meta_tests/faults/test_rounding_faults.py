@@ -2,10 +2,10 @@
 
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.faults import rounding_faults
 from meta_tests.faults.rounding_faults import FAULTS, HONEST, formats_of
 
@@ -79,14 +79,14 @@ def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     path = KernelPath(
         log=LogStart(version="0.32.0"), attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8"
     )
-    harness = SimpleNamespace(profile=roundings.PROFILE, kernel_path=lambda _server: path)
+    run = stand_in(profile=roundings.PROFILE, of=lambda _server: path)
     monkeypatch.setattr(oracle_tolerance, "checkpoint_of", lambda _server: checkpoints[0])
     monkeypatch.setattr(oracle, "Asker", lambda _server: Asked(answers))
     if cached == "cut off":
-        assert oracle.agrees(harness, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")
+        assert oracle.agrees(run, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")
     else:
         with pytest.raises(Unmet, match=r"rounded as kv=fp8-cut.* kv=checkpoint"):
-            oracle.agrees(harness, server, tmp_path)
+            oracle.agrees(run, server, tmp_path)
 
 
 def _slow(names, quick):

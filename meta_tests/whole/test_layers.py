@@ -32,8 +32,8 @@ UPWARD = {
     ),
     "pytest_llm_server uses the engines and nothing of a run": (
         "../pytest_llm_server/servers.py",
-        "sm121.run.harness",
-        "pytest_llm_server.servers -> sm121.run.harness",
+        "sm121.run.servers",
+        "pytest_llm_server.servers -> sm121.run.servers",
     ),
     "pytest_bench_gate works with what measures alone": (
         "../pytest_bench_gate/judging.py",

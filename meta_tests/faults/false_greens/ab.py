@@ -14,7 +14,7 @@ from typing import Any
 from meta_tests.fakes import servers
 from meta_tests.fakes.ab_visits import REVIEW
 from meta_tests.fakes.loopback import serving
-from meta_tests.fakes.run_events import new_file, with_events
+from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from meta_tests.texts import text_file
 from meta_tests.two_steps import in_two_steps
 from sm121.core import profile
@@ -30,7 +30,6 @@ from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion, Hypothesis
 from sm121.regression.side_watch import SideWatch
-from sm121.run import beside
 from sm121.run.machine_report import BoxReport
 
 from . import Case, Kit, Outcome
@@ -70,7 +69,7 @@ class _Starts(AbRun):
     visited: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.watch = _Deaf(self.harness, self.sides)
+        self.watch = _Deaf(self.run, self.sides)
 
     def _server(self, name: str, side: ab.Side) -> tuple[Server, None]:
         self.visited.append(name)
@@ -106,9 +105,9 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
     folder.mkdir()
     file = new_file(profile="meta", box=BoxReport(state="QUALIFIED", reason=""))
     file.engine.version = "0.32.0"
-    harness = SimpleNamespace(
+    parts = stand_in(
         say=lambda *_line: None, redact=str, pool=None, directory=folder,
-        kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
+        of=_kernel_path, managed=lambda _name: _OWN, target=SimpleNamespace(arch="sm121"),
         check_alive=lambda: None,
         file=file,
         profile=SimpleNamespace(
@@ -117,10 +116,10 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
             regression=Regression(),
         ),
     )  # fmt: skip
-    with_events(harness)
+    with_events(parts)
     parsed = ab.parse_sides(sides)
     run = _Starts(
-        harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder
+        parts, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder
     )  # fmt: skip
     verdicts = []
     reasons = []
@@ -139,7 +138,7 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
     both = "PASS" if verdicts == ["PASS", "PASS"] else next(v for v in verdicts if v != "PASS")
     if "PASS" in verdicts and both != "PASS":
         both = f"PASS of one: {verdicts}"
-    return Outcome(both, f"{'; '.join(reasons)}{again}{'; '.join(harness.file.unproven)}")
+    return Outcome(both, f"{'; '.join(reasons)}{again}{'; '.join(parts.record.file.unproven)}")
 
 
 @in_two_steps
@@ -202,7 +201,7 @@ def _urls(kit: Kit, same: bool) -> Outcome:
 def _answers(kit: Kit, sensible: bool) -> Outcome:
     """What is said of a B that answers noise, or what A answers, after an A that knows a fact."""
     run = AbRun(
-        SimpleNamespace(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
+        stand_in(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
         ab.parse_sides(["", "--x"]), None, lambda _side: None,
     )  # fmt: skip
     knows = kit.fault_server()
@@ -224,15 +223,14 @@ def _logs(kit: Kit, lines: str) -> Outcome:
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []
     log.write_text(f"{_ILLEGAL}\n")  # of an earlier time
-    harness = SimpleNamespace(
+    parts = stand_in(
         profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),
-        kernel_path=lambda _server: KernelPath(),
-        decide_silent=lambda errors, source: decided.extend(
-            beside.silent(errors, source, ("regression", "in the run"), str)),
+        of=lambda _server: KernelPath(), phase=("regression", "in the run"), redact=str,
+        emit=lambda event: decided.append(event.test),
     )  # fmt: skip
     sides = ab.parse_sides(["http://a:1", f"http://b:1 --server-log {log}"])
-    run = AbRun(harness, sides, None, lambda _side: None)
-    run.watch = _Seen(harness, sides)
+    run = AbRun(parts, sides, None, lambda _side: None)
+    run.watch = _Seen(parts, sides)
     server = Server(Endpoint("http://b:1", "x", "canary"), False, "vllm", None, log, None, None)
     for text in (lines, ""):
         run._check(Visit("B"), server, sides[1])

@@ -47,7 +47,7 @@ def _changes(kit: Kit, change: Callable[[Path], object]) -> Outcome:
     git(folder, "commit", "-qm", "one")
 
     def doing(session: Session) -> None:
-        session.server()
+        session.run.server()
         change(folder)
 
     with mock.patch.dict(os.environ, {**VARIABLES, "PYTHONPATH": f"{folder}"}):

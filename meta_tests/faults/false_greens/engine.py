@@ -20,27 +20,27 @@ def ends(session: Session, do: str, *then: str) -> None:
     """It is told to do this; then servers of these configurations are wanted."""
     tell(session, f"do={do}")
     for configuration in then:
-        session.server(configuration)
+        session.run.server(configuration)
 
 
 def is_restarted_by_us(session: Session) -> None:
-    session.server()
-    session.stop()
-    session.server("bfloat16")
-    session.server()
+    session.run.server()
+    session.run.servers.stop()
+    session.run.server("bfloat16")
+    session.run.server()
 
 
 def lives(session: Session) -> None:
-    session.server()
+    session.run.server()
     time.sleep(0.3)
-    session.server()
+    session.run.server()
 
 
 @in_two_steps
 def dies_behind_a_proxy(kit: Kit, *, dies: bool) -> Outcome:
     def doing(session: Session) -> None:
-        session.server()
-        session.look_at_the_server()
+        session.run.server()
+        session.run.servers.look()
         if dies:
             process.kill()
             process.wait()

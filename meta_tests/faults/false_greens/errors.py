@@ -43,7 +43,7 @@ _NUMBERS = itertools.count()
 @in_two_steps
 def prints(session: Session, text: str) -> None:
     """A server prints it, and serves on."""
-    session.server()
+    session.run.server()
     tell(session, f"do=print&text={quote(text)}")
 
 
@@ -52,7 +52,7 @@ def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
     """The kernel says it during a run of that architecture."""
 
     def doing(session: Session) -> None:
-        session.target = dataclasses.replace(session.target, arch=arch)
+        session.run.target = dataclasses.replace(session.run.target, arch=arch)
 
     folder = kit.tmp_path / f"kernel-{next(_NUMBERS)}"
     folder.mkdir()

@@ -30,8 +30,8 @@ def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
     file: list[VerdictFile] = []
 
     def doing(session: Session) -> None:
-        session.server()
-        file.append(session.file)
+        session.run.server()
+        file.append(session.run.record.file)
 
     script(kit, f"{log.stem}-report", doing, attached=GivenServer(url, log=log))
     return file[0]
@@ -132,7 +132,7 @@ def log_is_moved(kit: Kit, move: Callable[[Path], object], line: str) -> Outcome
     log, _ = two_logs(kit)
 
     def doing(session: Session) -> None:
-        session.contradictions(session.server())
+        session.run.paths.contradictions(session.run.server())
         move(log)
         tell(session, f"do=print&text={quote(line)}")
 

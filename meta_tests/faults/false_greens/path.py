@@ -25,16 +25,16 @@ from sm121.session.session import Session
 
 @in_two_steps
 def says_later(session: Session, line: str) -> None:
-    server = session.server()
-    assert not session.contradictions(server)  # as the kernel level does
+    server = session.run.server()
+    assert not session.run.paths.contradictions(server)  # as the kernel level does
     tell(session, f"do=print&text={quote(line)}")
 
 
 @in_two_steps
 def says_before_a_restart(session: Session, line: str) -> None:
     says_later(line)(session)
-    session.stop()
-    session.server("bfloat16")
+    session.run.servers.stop()
+    session.run.server("bfloat16")
 
 
 @in_two_steps

@@ -50,12 +50,12 @@ class Replaced:
                 address, _ = servers.enter_context(attached_engine(folder / "proxy.log", *forward))
 
             def doing(session: Session) -> None:
-                files.append(session.file)
-                with session.server().endpoint.http() as http:
+                files.append(session.run.record.file)
+                with session.run.server().endpoint.http() as http:
                     for _ in range(3):
                         http.post("/v1/completions", json={"prompt": "x", "max_tokens": 9})
                 session.recorder.record(rate("tg32@d0"))
-                session.look_at_the_server()  # as between two tests
+                session.run.servers.look()  # as between two tests
                 if self.core and self.then is not None:
                     tell(session, "do=core&number=9")
                 elif self.then is not None:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from meta_tests.fakes.run_events import new_file, with_events
+from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from meta_tests.faults.test_rounding_faults import _slow
 from meta_tests.unit.answers.price_limits import ALLOWING, KL, LIKELIEST, LIMITS, RIGHT
 from sm121.answers import oracle_making, oracle_texts, price
@@ -130,8 +130,8 @@ def conformance_of(prices, limits):
     profile = SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices))
     file = new_file()
     recorder = SimpleNamespace(gates={})
-    run = SimpleNamespace(recorder=recorder, remark=Mock(), file=file, profile=profile)
-    return with_events(run)
+    run = with_events(stand_in(remark=Mock(), file=file, profile=profile))
+    return SimpleNamespace(recorder=recorder, run=run)
 
 
 def deciding(monkeypatch, conformance, priced):

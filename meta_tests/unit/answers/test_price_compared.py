@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from meta_tests.fakes.against_runs import OWN, a_run
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.unit.answers.price_limits import ALLOWING, KL, LIKELIEST, LIMITS, RIGHT
 from sm121.client.completions import Refused
 from sm121.core.errors import UsageError
@@ -172,10 +173,10 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
     """What a side cannot tell is a remark; what it tells wrongly is red."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
     settings = Settings(answers=GivenAnswers(oracle=Path("FILE")))
-    side = SimpleNamespace(settings=settings, remark=Mock())
+    side = SimpleNamespace(settings=settings, run=stand_in(remark=Mock()))
     with pytest.raises(type(error)) if is_red else contextlib.nullcontext():
         assert answers.price_of(None, side, None) == {}
-    assert side.remark.call_count == (not is_red)
+    assert side.run.record.remark.call_count == (not is_red)
 
 
 @pytest.mark.parametrize(

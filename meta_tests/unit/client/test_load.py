@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from meta_tests.fakes import servers
-from meta_tests.fakes.run_events import new_file, with_events
+from meta_tests.fakes.run_events import give, new_file, stand_in, with_events
 from sm121.client.jobs import Job, JobOutcome, LoadResult
 from sm121.client.load import LoadClient
 from sm121.client.patience import Patience
@@ -84,7 +84,7 @@ def test_the_time_limit_of_a_test_ends_a_load():
 @pytest.fixture
 def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
     """A run, and what makes a level on a server that is not there; no load is sent."""
-    run = SimpleNamespace(
+    run = stand_in(
         profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
         pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
     )  # fmt: skip
@@ -107,11 +107,11 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     run, make = begin
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
-    assert run.load is not None and run.load.client.under_way() == []
+    assert run.servers.load is not None and run.servers.load.client.under_way() == []
     assert sampling() == 0
     item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={stash.LEVEL: "performance"})
-    performance.end_with_its_level(item, run)
-    assert run.load is None, "a later level's bundle shows nothing of this server"
+    performance.end_with_its_level(item, SimpleNamespace(run=run))
+    assert run.servers.load is None, "a later level's bundle shows nothing of this server"
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,11 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
     report = SimpleNamespace(clean=True, log="server-x.log")
     stop = lambda: stopped.append(time.monotonic()) or report  # noqa: E731
     server = SimpleNamespace(endpoint=ENDPOINT)
-    harness = SimpleNamespace(stop=stop, server=lambda: server)
+    run = stand_in(stop=stop, server=lambda: server)
     client = LoadClient(ENDPOINT, Patience(1, 1))
 
     def go(jobs=8, *more):
-        return restart.under_load(
-            harness, client, [JOB] * jobs, 2, EXACT, lambda: None, 10.0, *more
-        )
+        return restart.under_load(run, client, [JOB] * jobs, 2, EXACT, lambda: None, 10.0, *more)
 
     if not wait_s:
         assert "6 requests were broken off" in go()
@@ -196,7 +194,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
         go()
     # A release that is known for it is excused for as many requests as its engine can have had.
     remarks: list[str] = []
-    harness.remark = remarks.append
+    give(run, remark=remarks.append)
     deviation = capabilities.of("vllm", "0.32.0").deviation("restart-under-load", "silent")
     for jobs, expected in ((8, pytest.raises(AssertionError)), (4, contextlib.nullcontext())):
         stopped.clear()
@@ -230,8 +228,8 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     level = make()
     level.timeline.stop()
     run.server = lambda: SimpleNamespace(endpoint=ENDPOINT)
-    run.pool = SimpleNamespace(current=object())
-    run.stop = lambda: stopped.set() or SimpleNamespace(clean=True, log="server-x.log")
+    report = SimpleNamespace(clean=True, log="server-x.log")
+    give(run, pool=SimpleNamespace(current=object()), stop=lambda: stopped.set() or report)
     if decided:
         level.restarted_under_load()
     else:
@@ -242,19 +240,22 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
 def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
     it. What an attached server cannot show or allow is NOT_RUN."""
-    harness, _ = begin
-    harness.arch = "cpu"
-    harness.directory = tmp_path
-    harness.no_memory = lambda: "memory is not known here"
+    run, _ = begin
     engine = EngineReport(name="vllm", managed=False, model="canary")
-    harness.file = new_file(engine=engine)
-    with_events(harness)
     lines: list[str] = []
-    harness.say = lambda _what, line: lines.append(line)
+    give(
+        run,
+        target=SimpleNamespace(arch="cpu"),
+        directory=tmp_path,
+        no_memory=lambda: "memory is not known here",
+        file=new_file(engine=engine),
+        say=lambda _what, line: lines.append(line),
+    )
+    with_events(run)
     with servers.stress_server() as endpoint:
         server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
-        level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
-        assert harness.load is not None and harness.load.client is level.client
+        level = Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
+        assert run.servers.load is not None and run.servers.load.client is level.client
         level.sustained()
         level.brim()
         level.unruly()
@@ -266,7 +267,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
         level.close()
         assert level.client.under_way() == []
     assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
-    assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
+    assert run.record.file.memory.samples == 0, "the processes of an attached server are not known"
     whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())
     assert [sample for sample in whole.samples if sample.running is not None], "read from /metrics"
     assert sampling() == 0

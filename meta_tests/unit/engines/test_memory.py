@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from meta_tests.fakes import servers
-from meta_tests.fakes.run_events import new_file
+from meta_tests.fakes.run_events import new_file, stand_in
 from sm121.engines import memory, process_tree, server_memory
 from sm121.engines.endings import StopReport
 from sm121.engines.memory import DeviceUse, Memory, Returned
@@ -20,8 +20,9 @@ from sm121.machine.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
 from sm121.run.event_log import EventLog
+from sm121.run.record import RunRecord
+from sm121.run.servers import Servers
 from sm121.run.verdict_file import TestReport
-from sm121.session.session import Session
 
 GIB = 2**30
 
@@ -322,7 +323,7 @@ def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypa
 def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(None, {os.getpid(): 66 * GIB}))
     pool = SimpleNamespace(processes=lambda: [psutil.Process()])
-    run = AbRun(SimpleNamespace(pool=pool), sides=(), plan=None, attach=None)
+    run = AbRun(stand_in(pool=pool), sides=(), plan=None, attach=None)
     metrics = run._memory(ServerMemoryReader(gpu=True))
     assert metrics["device_memory_gib"].value == 66.0
     assert 66.0 < metrics["memory_gib"].value < 70.0
@@ -352,26 +353,26 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
     assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
 
 
-def a_session() -> tuple[Session, list[str]]:
-    """One that only hears of servers that stop, and its remarks."""
-    run = object.__new__(Session)
+def hearing_of_stops() -> tuple[Servers, list[str]]:
+    """The servers of a run, as far as they hear of stops, and its remarks."""
     remarks = []
-    run.stops, run.remark, run.log = {}, remarks.append, EventLog(new_file())
-    return run, remarks
+    record = RunRecord(directory=Path(), log=EventLog(new_file()), say=lambda *_: None)
+    record.remark = remarks.append
+    return Servers(target=None, record=record, configurations=None), remarks
 
 
 def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
-    run, _ = a_session()
+    run, _ = hearing_of_stops()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
     run.note_stop(
         "marlin", StopReport(0, (core,), False, Returned(100 * GIB), 1.0, log="server-marlin.log")
     )
     run.note_stop("marlin", StopReport(0, (), True, Returned(), 1.0, log="server-marlin-2.log"))
     assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
-    (test,) = run.file.tests
+    (test,) = run.record.file.tests
     assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
-    assert "100.0 GiB" in test.message and run.ledger.complete
+    assert "100.0 GiB" in test.message and run.record.ledger.complete
 
 
 @pytest.mark.parametrize(
@@ -383,7 +384,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
 )
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = TestReport(id=identity, level="smoke", verdict="FAIL")
-    session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
+    session = SimpleNamespace(run=stand_in(ledger=[failed], aborted=None, distrusted=None))
     why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
     assert ("the smoke level failed" in why) if gated else why is None
 
@@ -392,20 +393,20 @@ def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
     before = at(used=4)
     after = at(used=80)
-    run, remarks = a_session()
+    run, remarks = hearing_of_stops()
     for _ in range(2):  # the matrix stops one of a name again and again
         run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
-    (test,) = run.file.tests
+    (test,) = run.record.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
-    assert run.ledger.complete and len(remarks) == 2
+    assert run.record.ledger.complete and len(remarks) == 2
     run.note_stop("triton", StopReport(0, (), True, Returned(), 1.0))
-    assert run.file.tests == [test]
+    assert run.record.file.tests == [test]
 
 
 def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
     """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
     nobody that is seen. In a container as docker makes it, unless all processes are seen."""
-    run, remarks = a_session()
+    run, remarks = hearing_of_stops()
     free = 110
     used = 4
     for number, lost in enumerate(losses):
@@ -420,7 +421,7 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
             returned = before.returned_within(0.0, at_work)
         report = StopReport(0, (), True, returned, 1.0, log=f"server-{number}.log")
         run.note_stop("marlin", report)
-    return [test.verdict.value for test in run.file.tests], remarks
+    return [test.verdict.value for test in run.record.file.tests], remarks
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])

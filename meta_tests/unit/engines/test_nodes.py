@@ -12,13 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from meta_tests.fakes.run_events import with_events
+from meta_tests.fakes.run_events import stand_in, with_events
 from meta_tests.fakes.servers import executable, program
 from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from meta_tests.folders import ROOT
@@ -31,7 +30,7 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.spanning import SpanningServer
 from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
-from sm121.run.harness import Harness
+from sm121.run.paths import KernelPaths
 
 
 @pytest.fixture
@@ -139,16 +138,16 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
     server.start()
     rank_1(server)
     remarks: list[str] = []
-    harness: Any = SimpleNamespace(
+    run = stand_in(
         pool=SimpleNamespace(nccl_by_node=server.nccl_by_node),
         file=SimpleNamespace(environment={}),
         remark=remarks.append,
     )
-    with_events(harness)
+    with_events(run)
 
     def recorded() -> list[str]:
-        Harness._note_nccl(harness)
-        rows = harness.file.environment["nccl"].values()
+        KernelPaths._note_nccl(run)
+        rows = run.record.file.environment["nccl"].values()
         return [row["path"] for (row,) in rows]
 
     assert waiting.until(lambda: recorded() == [*map(str, libraries)], 15.0), recorded()

@@ -15,7 +15,7 @@ import pytest
 
 from meta_tests.documents import altered
 from meta_tests.fakes import servers
-from meta_tests.fakes.run_events import with_events
+from meta_tests.fakes.run_events import stand_in, with_events
 from meta_tests.folders import ROOT
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
@@ -25,7 +25,7 @@ from sm121.engines.pool import ServerPool
 from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.ray_cluster import RayServer
 from sm121.engines.starting import StartLimits
-from sm121.run.harness import Harness
+from sm121.run.paths import KernelPaths
 from sm121.session import target
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_target import GivenTarget
@@ -154,14 +154,14 @@ def test_nccl_that_ray_workers_mapped_is_recorded_and_compared(monkeypatch, serv
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
     server.places.note_ranks(CONFIGURATION)
     remarks: list[str] = []
-    harness: Any = SimpleNamespace(
+    run = stand_in(
         pool=SimpleNamespace(nccl_by_node=server.nccl_by_node),
         file=SimpleNamespace(environment={}),
         remark=remarks.append,
     )
-    with_events(harness)
-    Harness._note_nccl(harness)
-    recorded = harness.file.environment["nccl"]
+    with_events(run)
+    KernelPaths._note_nccl(run)
+    recorded = run.record.file.environment["nccl"]
     assert recorded == {"node 0 (spark1)": [first], "node 1 (spark2)": [second]}
     assert bool(remarks) is not same
     for line in remarks:

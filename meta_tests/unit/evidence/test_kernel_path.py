@@ -13,7 +13,7 @@ from sm121.core.data_file import DataFileError
 from sm121.evidence import log_lines, log_message
 from sm121.evidence.kernel_path import mistaken_environment, read_log, shown
 from sm121.evidence.signatures import load_signatures
-from sm121.run.harness import Harness
+from sm121.run.paths import KernelPaths
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 
@@ -338,13 +338,14 @@ def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, m
     path = read_log(log)
     under_test = loaded.configurations[loaded.under_test]
     server = SimpleNamespace(configuration=under_test if managed else None, log=log)
-    harness = SimpleNamespace(profile=loaded, spanned=lambda _server: None)
-    harness.kernel_path = lambda _server: path
-    harness.unlogged = lambda server: Harness.unlogged(harness, server)
+    target = SimpleNamespace(require_profile=lambda: loaded)
+    paths = KernelPaths(target=target, record=None, configurations=None, servers=None)
+    paths.of = lambda _server: path
+    paths.spanned = lambda _server: None
     if managed:
-        assert harness.unlogged(server) is None
+        assert paths.unlogged(server) is None
         return
-    lines = [*map(str, Harness._contradictions(harness, server, loaded.under_test))]
+    lines = [*map(str, paths._contradictions(server, loaded.under_test))]
     lines = [line for line in lines if "required" in line and "variables" not in line]
     assert len(lines) == len(wrong), lines
     assert all(line.startswith(text) for line, text in zip(lines, wrong, strict=True))

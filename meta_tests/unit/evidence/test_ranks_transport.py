@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from meta_tests.fakes import loopback
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.folders import ROOT
 from meta_tests.unit.evidence.rank_logs import OWN, require_lines, two_logs
 from sm121.core.server import Endpoint
@@ -16,7 +17,7 @@ from sm121.evidence import transport
 from sm121.evidence.kernel_path import read_log
 from sm121.performance import bench
 from sm121.run import spanning
-from sm121.run.harness import Harness
+from sm121.run.paths import KernelPaths
 
 EVIDENCE = ROOT / "docs" / "evidence" / "h100-x2-transport.log"
 
@@ -400,13 +401,15 @@ def test_real_lines_of_nccl_tell_what_it_uses(section, kind, tmp_path):
 @pytest.mark.parametrize("ranks", [[], [0], [1], [0, 1]])
 def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
     server = two_logs(tmp_path, "nnodes", ranks, (r"via NET/IB/\d", "via NET/Socket/0"))
-    harness: Any = SimpleNamespace(
-        profile=OWN, _counted={}, kernel_path=lambda of: read_log(of.log, "vllm"),
+    run = stand_in(
+        profile=OWN,
         file=SimpleNamespace(engine=SimpleNamespace(model="openai/gpt-oss-120b")),
     )  # fmt: skip
-    harness.spanned = partial(Harness.spanned, harness)
-    harness.unlogged = partial(Harness.unlogged, harness)
-    harness.contradictions = lambda of: Harness._contradictions(harness, of, "stock")
-    invalid, _ = bench._check_path(harness, server)
+    target = SimpleNamespace(require_profile=lambda: OWN)
+    paths = KernelPaths(target=target, record=run.record, configurations=None, servers=None)
+    paths.of = lambda of: read_log(of.log, "vllm")
+    paths.contradictions = lambda of: paths._contradictions(of, "stock")
+    run.paths = paths
+    invalid, _ = bench._check_path(run, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
     assert all("seen Socket" in each.evidence for each in invalid)

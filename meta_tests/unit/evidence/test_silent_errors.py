@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.fakes.scripted_sessions import VARIABLES, script
 from meta_tests.fakes.servers import executable
 from meta_tests.faults.false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
@@ -19,7 +20,8 @@ from sm121.engines.endings import StopReport
 from sm121.engines.memory import Returned
 from sm121.evidence import failure_tables, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
-from sm121.run import harness
+from sm121.run.log_errors import LogErrors
+from sm121.run.verdict_file import BESIDE
 
 
 def kernel_log(folder: Path, dmesg: str, journalctl: str = "exit 1") -> str:
@@ -206,10 +208,10 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
 
     def doing(session):
         for arch in ("cpu", "sm121", "sm121"):
-            session.target = dataclasses.replace(session.target, arch=arch)
+            session.run.target = dataclasses.replace(session.run.target, arch=arch)
             session.kernel.judge()
             unread.append(session.kernel.unread)
-        remarks.extend(session.file.remarks)
+        remarks.extend(session.run.record.file.remarks)
 
     outcome = outcome_of(tmp_path, doing, PATH=path)
     assert outcome.green and unread[0] is None and "not permitted" in unread[1]
@@ -236,12 +238,16 @@ def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
     the start began, which took one."""
 
     def doing(session):
-        lines = [f"[{session.started + offset:.6f}] {NO_MEMORY}" for offset in offsets]
+        lines = [f"[{session.kernel.began + offset:.6f}] {NO_MEMORY}" for offset in offsets]
         executable(tmp_path / "dmesg", "cat <<E\n" + "\n".join(["[    0.1] boot", *lines]) + "\nE")
-        session.target = dataclasses.replace(session.target, arch="sm121")
-        session.pool.start_spans.append((session.started, session.started + 1))
+        session.run.target = dataclasses.replace(session.run.target, arch="sm121")
+        session.run.servers.pool.start_spans.append(
+            (session.kernel.began, session.kernel.began + 1)
+        )
         session.kernel.judge()
-        assert bool(offsets) == any("vllm#56824" in remark for remark in session.file.remarks)
+        assert bool(offsets) == any(
+            "vllm#56824" in remark for remark in session.run.record.file.remarks
+        )
 
     path = f"{tmp_path}:{os.environ['PATH']}"
     assert outcome_of(tmp_path, doing, PATH=path).verdict == verdict
@@ -359,7 +365,7 @@ def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
 )
 def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict):
     def doing(session):
-        session.target = dataclasses.replace(session.target, arch=arch)
+        session.run.target = dataclasses.replace(session.run.target, arch=arch)
         kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
         session.server_stopped("x", StopReport(0, (), True, Returned(), 1.0, kernels=kernels))
 
@@ -435,15 +441,16 @@ def test_each_node_of_a_server_is_read(tmp_path, rank, managed, line, kinds):
     server = Server(Endpoint("http://h", None, "m"), managed, "vllm", None, logs[0], None, 1.0,
                     "vllm", nodes=nodes)  # fmt: skip
     decisions = []
-    run = SimpleNamespace(
+    run = stand_in(
         attached=server, pool=None, life=SimpleNamespace(accounted=False, state=lambda: None),
-        _errors={}, follow_log=lambda: None,
-        decide_silent=lambda errors, source: decisions.extend((e.kind, source) for e in errors),
+        follow_log=lambda: None, phase=("smoke", "in the run"), redact=str,
+        emit=lambda event: decisions.append(event.test.id),
     )  # fmt: skip
-    harness.Harness.judge_errors(run)
+    errors = LogErrors(record=run.record, servers=run.servers)
+    errors.judge()
     with logs[rank].open("a") as file:
         file.write(f"{line}\n")
-    harness.Harness.judge_errors(run)
-    harness.Harness.judge_errors(run)
+    errors.judge()
+    errors.judge()
     source = "log of rank0" if rank == 0 else "log of node 1 (spark2)"
-    assert decisions == [(kind, source) for kind in kinds]
+    assert decisions == [f"{BESIDE}{kind} in the {source}" for kind in kinds]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from meta_tests.fakes import past_runs
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.fakes.servers import executable
 from meta_tests.folders import DATA, ROOT
 from sm121.core import level_settings
@@ -121,7 +122,7 @@ def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
     if timed_in_it == "a kernel":
         now.append(stored_metric("moe_decode_us", "fused_moe"))
     before = [*now, stored_metric("attention_decode_us@d0", "decode_attention")]
-    recorder = SimpleNamespace(harness=SimpleNamespace(ledger=Ledger(empty_file())))
+    recorder = SimpleNamespace(run=stand_in(ledger=Ledger(empty_file())))
     history = MeasuredHistory(recorder, "unused", Path())
     vars(history)["_now"] = past_runs.stored_run("now", *now)
     kept = history._without_unselected(past_runs.stored_run("0001", *before))

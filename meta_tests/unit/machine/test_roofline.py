@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from meta_tests.fakes.run_events import with_events
+from meta_tests.fakes.run_events import give, stand_in, with_events
 from sm121.core import errors, profile
 from sm121.core.profile import load as load_profile
 from sm121.core.profile import shipped as shipped_profiles
@@ -185,11 +185,14 @@ def measured(
     path = KernelPath(speculative="none", **other)
     engine = SimpleNamespace(path=path, model=model)
     box = SimpleNamespace(state="QUALIFIED", reason="")
-    harness = SimpleNamespace(profile=of, attached=None, replaced=None)
-    harness.configurations = started if managed else {}
-    harness.file = SimpleNamespace(metrics={}, unproven=[], box=box, engine=engine)
-    harness.remark = lambda line, **_how: remarks.append(line)
-    run_box = RunBox(with_events(harness))
+    run = stand_in(profile=of, attached=None, replaced=None)
+    give(
+        run,
+        by_name=started if managed else {},
+        file=SimpleNamespace(metrics={}, unproven=[], box=box, engine=engine),
+        remark=lambda line, **_how: remarks.append(line),
+    )
+    run_box = RunBox(with_events(run))
     if bandwidth is not None:
         run_box.bounds.device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
     samples = [rate + 0.01 * (n % 3) for n in range(20)]
@@ -197,10 +200,10 @@ def measured(
     fields = {"unit": "tok/s", "higher_is_better": True, "clock": "token_ids"}
     try:
         sampled = measurement.Measurement(name=metric, samples=samples, **fields)
-        Recorder(harness, box=run_box).record(sampled)
+        Recorder(run, box=run_box).record(sampled)
     except (AssertionError, Invalid) as failed:
         text = str(failed)
-    return harness.file.metrics[metric], text, remarks
+    return run.record.file.metrics[metric], text, remarks
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.folders import DATA, FAKES
 from meta_tests.texts import text_file
 from sm121 import cli
@@ -306,11 +307,11 @@ def examiner(tmp_path: Path, alive) -> examine.Examiner:
     cpu = profile.load("cpu-tiny-gpt-oss")
     endpoint = Endpoint("http://127.0.0.1:1", "", "canary")
     server = Server(endpoint, True, "vllm", None, None, None, 1.0)
-    harness = SimpleNamespace(
+    run = stand_in(
         profile=cpu, start=lambda _configuration: server, check_alive=alive,
         redact=lambda text: text, ledger=(), crashed=lambda error, _test: error.cause,
     )  # fmt: skip
-    made = examine.Examiner(harness, SPACES[0], cpu.matrix, tmp_path / "matrix")
+    made = examine.Examiner(run, SPACES[0], cpu.matrix, tmp_path / "matrix")
     for check in ("_path", "_known_answers", "_equivalence", "_stress"):
         setattr(made, check, lambda _record, _server: None)
     return made
@@ -345,13 +346,13 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
         assert record.reason == "performance: the measuring client ended with 1"
 
 
-def attached_harness(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
+def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
     """Has a server, and can start none; whether it lives is nobody's here to watch."""
-    return SimpleNamespace(
+    return stand_in(
         aborted=None, pool=None, life=None, ledger=(), file=SimpleNamespace(fingerprint=None),
-        configurations={}, directory=directory, profile=settings, attached=server,
+        by_name={}, directory=directory, profile=settings, attached=server,
         server=lambda: server, obstacle=lambda: None, check_alive=lambda **_when: None,
-        kernel_path=lambda of: read_log(of.log, "vllm"), say=lambda *_words: None,
+        of=lambda of: read_log(of.log, "vllm"), say=lambda *_words: None,
         redact=lambda text: text,
     )  # fmt: skip
 
@@ -382,8 +383,8 @@ def attached_level(directory, settings, serve_cell, *arguments, baseline=None, l
     server = attach(
         url, api_key="key", served_name=None, default_name="canary", log=file if log else None
     )
-    harness = attached_harness(directory, settings, server)
-    return level.MatrixLevel(harness, plan.make_plan(settings, strength="1"), baseline=baseline)
+    run = attached_run(directory, settings, server)
+    return level.MatrixLevel(run, plan.make_plan(settings, strength="1"), baseline=baseline)
 
 
 def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.unit.matrix.test_isolation import SPACE, ended, record
 from sm121 import cli
 from sm121.core import profile, waiting
@@ -158,13 +159,13 @@ def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None
     cpu = profile.load("cpu-tiny-gpt-oss")
     cpu = cpu.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")
-    harness = SimpleNamespace(
-        profile=cpu, directory=tmp_path, attached=None, configurations={cpu.under_test:
-        configuration}, managed_configuration=lambda _name: configuration, pool=None,
+    run = stand_in(
+        profile=cpu, directory=tmp_path, attached=None, by_name={cpu.under_test:
+        configuration}, managed=lambda _name: configuration, pool=None,
         obstacle=lambda: obstacle, say=lambda *_words: None, redact=lambda text: text,
         file=SimpleNamespace(fingerprint=None), start_anew=lambda _configuration: None,
     )  # fmt: skip
-    made = MatrixLevel(harness, make_plan(cpu, SPACE, strength="1"))
+    made = MatrixLevel(run, make_plan(cpu, SPACE, strength="1"))
     made.records = [BASELINE, ended(CellOutcome.FAIL, graphs="compiled", seqs="1")]
     made._examiner = Examiner()
     made.reported = []

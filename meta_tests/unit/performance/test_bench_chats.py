@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from meta_tests.fakes.loopback import JsonHandler, serving
+from meta_tests.fakes.run_events import stand_in
 from sm121.answers import exam
 from sm121.core import level_settings, profile, unmet
 from sm121.core.profile_fields import Gate
@@ -183,14 +184,14 @@ def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, la
     monkeypatch.setattr(MeasuredServer, "open", lambda *_, **__: nullcontext(opened))
     with serving(Handler) as url:
         server = Server(Endpoint(url, "k", "m"), False, "vllm", "0.32.0", None, None, None)
-        harness = SimpleNamespace(
+        run = stand_in(
             server=lambda: server, profile=CPU, directory=tmp_path, say=print,
-            kernel_path=lambda _server: KernelPath(), follow_log=lambda: None,
+            of=lambda _server: KernelPath(), follow_log=lambda: None,
         )  # fmt: skip
-        with Bench.open(harness, PLAN) as bench:
+        with Bench.open(run, PLAN) as bench:
             bench.recorded["tg"] = (None, None)
             opened.cell = lambda _depth: None
-            recorder = SimpleNamespace(harness=harness, recorded=[])
+            recorder = SimpleNamespace(run=run, recorded=[])
             wrong = pytest.raises(unmet.Unmet, match="what it knew before it was measured")
             with nullcontext() if later == "Paris" else wrong:
                 bench.last_look(recorder)

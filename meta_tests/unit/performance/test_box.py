@@ -11,7 +11,7 @@ import pytest
 
 from meta_tests.fakes import servers
 from meta_tests.fakes.box_readings import reading
-from meta_tests.fakes.run_events import with_events
+from meta_tests.fakes.run_events import stand_in, with_events
 from sm121.core import architecture, profile
 from sm121.core.server import Endpoint, Server
 from sm121.engines.attached_processes import AttachedProcesses
@@ -79,13 +79,14 @@ def run_box(monkeypatch):
                     for url in urls[:1]]  # fmt: skip
         mine = profile.load("sm121-gpt-oss-120b")
         calm = mine.box.model_copy(update={"max_other_load": 1.0, "memory_available_gib": None})
-        harness = SimpleNamespace(
-            file=file, arch="sm121", profile=mine.model_copy(update={"box": calm}), pool=pool,
+        run = stand_in(
+            file=file, target=SimpleNamespace(arch="sm121"), pool=pool,
+            profile=mine.model_copy(update={"box": calm}),
             attached=attached[0] if attached else None, attached_life=None,
             say=lambda *_line: None, remark=remarks.append, redact=str,
             unproven=lambda line: line in file.unproven or file.unproven.append(line),
         )  # fmt: skip
-        return RunBox(with_events(harness), also=urls), file, remarks
+        return RunBox(with_events(run), also=urls), file, remarks
 
     return make
 
@@ -195,7 +196,7 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
 ):
     """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""
     mine, file, remarks = run_box(pool=pool_of())
-    ledger = mine.harness.ledger
+    ledger = mine.run.record.ledger
     mine.read_before()
     for name, verdict, minimum in (("a", "PASS", 1.0), ("b", "FAIL", 9.0), ("c", "PASS", None)):
         file.metrics[name] = MetricReport(value=5.0, unit="tok/s", minimum=minimum, verdict=verdict)
@@ -211,12 +212,12 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
 
 def test_a_faster_machine_and_nothing_that_failed_is_a_remark(run_box, monkeypatch):
     mine, file, remarks = run_box(pool=pool_of())
-    mine.harness.remark = lambda line, **_: remarks.append(line)
+    mine.run.record.remark = lambda line, **_: remarks.append(line)
     mine.read_before()
     file.metrics["a"] = MetricReport(value=5.0, unit="tok/s", minimum=1.0, verdict="PASS")
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading(bandwidth_gb_s=280.0).device)
     mine.read_at_the_end()
-    assert file.metrics["a"].verdict == "PASS" and not list(mine.harness.ledger)
+    assert file.metrics["a"].verdict == "PASS" and not list(mine.run.record.ledger)
     assert file.box.state == "DEGRADED" and "changed from 226 to 280" in remarks[-1]
 
 
@@ -242,7 +243,7 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
     run_box, monkeypatch, slow
 ):
     mine, file, _ = run_box(pool=pool_of())
-    mine.harness.remark = lambda _line, **_how: None
+    mine.run.record.remark = lambda _line, **_how: None
     mine.read_before()
     mine.begin()
     fields = {"bandwidth_gb_s": 120.0} if slow else {}
@@ -264,7 +265,7 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
 def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, slow_in):
     """--ab reads the machine for itself: the performance level had ended before it."""
     mine, file, _ = run_box(pool=pool_of())
-    mine.harness.remark = lambda _line, **_how: None
+    mine.run.record.remark = lambda _line, **_how: None
     mine.read_before()
     for name, slow in (("rates", slow_in == "both"), ("comparison", slow_in != "neither")):
         fields = {"bandwidth_gb_s": 120.0} if slow else {}

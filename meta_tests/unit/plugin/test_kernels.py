@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.folders import FAKES
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
@@ -142,13 +143,13 @@ def environment_of_the_level(start: dict[str, str], bounds: dict[str, str]) -> d
     configuration = ServerConfiguration(
         name="c", engine="vllm", model="m", served_name="m", python=sys.executable
     )
-    session = SimpleNamespace(
-        settings=Settings(),
+    run = stand_in(
         profile=SimpleNamespace(under_test="c"),
-        managed_configuration=lambda _name: configuration,
-        engine_environment=lambda _configuration: start,
+        managed=lambda _name: configuration,
+        environment=lambda _configuration: start,
         bound_compilers=lambda _configuration: bounds,
     )
+    session = SimpleNamespace(run=run, settings=Settings())
     return dict(_Processes(session).engine.environment)
 
 
@@ -168,7 +169,7 @@ def test_an_attached_servers_build_is_not_known(certify):
     settings = Settings(
         attached=GivenServer("http://127.0.0.1:9"), judging=GivenJudging(certify=certify)
     )
-    processes = _Processes(SimpleNamespace(settings=settings, remark=remarks.append))
+    processes = _Processes(SimpleNamespace(settings=settings, run=stand_in(remark=remarks.append)))
     unknown = "whether the attached server serves with that build cannot be known"
     if certify:
         with pytest.raises(NotRun, match=f"{unknown}: run the kernel level in the engine's"):

@@ -13,6 +13,7 @@ from unittest.mock import ANY
 import pytest
 
 from meta_tests.fakes import report_runs
+from meta_tests.fakes.run_events import stand_in
 from meta_tests.folders import FAKES
 from meta_tests.whole.terminal_samples import on_a_terminal
 from sm121.core import waiting
@@ -328,8 +329,8 @@ def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_
         section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
         write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),
     )  # fmt: skip
-    session = SimpleNamespace(file=run, settings=Settings(), ledger=(),
-                              directory=directory)  # fmt: skip
+    of_run = stand_in(file=run, ledger=(), directory=directory)
+    session = SimpleNamespace(run=of_run, settings=Settings())
     terminal.closing(reporter, session)
     assert all(line.isprintable() for line in lines)
     assert sum(-(-max(len(line), 1) // 100) for line in lines) <= 40, "\n".join(lines)

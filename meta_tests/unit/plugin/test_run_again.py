@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from sm121.core import redaction
 from sm121.core.verdict import Verdict
 from sm121.plugin import run_again
@@ -107,7 +108,8 @@ def session(*tests: TestReport, plan: str = "full", changes=()):
         changes=[*changes],
         verdict=Verdict.FAIL,
     )
-    return SimpleNamespace(redact=lambda text: text, file=file, settings=SimpleNamespace(plan=plan))
+    run = stand_in(redact=lambda text: text, file=file)
+    return SimpleNamespace(run=run, settings=SimpleNamespace(plan=plan))
 
 
 FAILURES = [ended(f"tests/test_{level}.py::test_{at}") for level in "ab" for at in range(3)]
@@ -197,7 +199,7 @@ def test_it_has_the_arguments_of_an_engine(b, tmp_path):
 
 def test_no_quote_hides_a_secret_in_a_command(tmp_path):
     key = "it's-a-Secret-7"
-    of_key = SimpleNamespace(redact=lambda text: redaction.redact(text, {key}))
+    of_key = SimpleNamespace(run=stand_in(redact=lambda text: redaction.redact(text, {key})))
     words = ["--api-key", key, f"--engine-env=A={key}"]
     line = run_again.line(of_key, started(tmp_path), words)
     assert "Secret-7" not in line

@@ -2,13 +2,12 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from meta_tests.fakes.ab_visits import REVIEW
-from meta_tests.fakes.run_events import new_file, with_events
+from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from meta_tests.texts import text_file
 from sm121.core import profile
 from sm121.core.verdict import NotRun, Verdict
@@ -113,7 +112,7 @@ def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
 
 
 def test_a_comparison_that_was_broken_off_is_not_begun_again():
-    run = AbRun(SimpleNamespace(), SIDES, None, lambda _side: None)
+    run = AbRun(stand_in(), SIDES, None, lambda _side: None)
     run._visit = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run.judge()
@@ -154,14 +153,14 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
     ],
 )
 def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
-    harness = with_events(
-        SimpleNamespace(
+    parts = with_events(
+        stand_in(
             profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
         )
     )
     words = {"feature": "faster", "hypothesis": "This should improve much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
-    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
+    run = AbRun(parts, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     milliseconds = {"A": itertools.repeat(20.0), "B": itertools.cycle([20.0, 20.02, 19.98])}
 
@@ -188,14 +187,14 @@ def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
     tmp_path, monkeypatch, slower, promise, pairs
 ):
     """TTFT stays open; the rate is decided after three pairs."""
-    harness = with_events(
-        SimpleNamespace(
+    parts = with_events(
+        stand_in(
             profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, file=new_file()
         )
     )
     words = {"feature": "faster", "hypothesis": "This should improve much."}
     chosen = promise and hypothesis.Hypothesis(**words, review=REVIEW, criteria=[promise])
-    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
+    run = AbRun(parts, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     noisy = itertools.cycle([20.0, 23.0, 17.0, 24.0])
 

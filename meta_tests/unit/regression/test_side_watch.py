@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from sm121.core import profile
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid
@@ -25,8 +26,8 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
     ))  # fmt: skip
     sides = ab.parse_sides(["http://a:1", "http://a:2"])
     unproven: dict[str, None] = {}  # a line once
-    harness = SimpleNamespace(unproven=unproven.setdefault)
-    run = AbRun(harness, sides, None, lambda _side: None)
+    parts = stand_in(unproven=unproven.setdefault)
+    run = AbRun(parts, sides, None, lambda _side: None)
     server = Server(Endpoint("http://a:1", "x", "m"), False, "x", None, None, None, None)
     for name, side in zip("ABA", (*sides, sides[0]), strict=True):
         run._check(Visit(name), server, side)
@@ -38,7 +39,7 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
 
 def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     unproven: list[str] = []
-    harness = SimpleNamespace(redact=str, profile=CPU, unproven=unproven.append)
+    parts = stand_in(redact=str, profile=CPU, unproven=unproven.append)
     clever = fault_server()
     noise = timed_server("--model", "canary", "--rate", "5000").base_url
 
@@ -46,7 +47,7 @@ def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
         endpoint = Endpoint(url, clever.key, "canary")
         return run.watch.forgotten(side, Server(endpoint, False, "x", None, None, None, None))
 
-    run, dull = (AbRun(harness, SIDES, None, lambda _side: None) for _ in range(2))
+    run, dull = (AbRun(parts, SIDES, None, lambda _side: None) for _ in range(2))
     assert forgotten(run, "A", clever.base_url) is None
     assert forgotten(run, "B", clever.base_url) is None
     reason = forgotten(run, "B", noise)

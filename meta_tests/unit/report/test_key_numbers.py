@@ -9,6 +9,7 @@ import pytest
 
 from meta_tests.fakes import report_runs
 from meta_tests.fakes.box_readings import reading
+from meta_tests.fakes.run_events import stand_in
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.plugin import selection, terminal
@@ -43,9 +44,8 @@ def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
         section=lambda _title: None, write=written.append, config=config,
         write_line=lambda text, **_: written.append(f"{text}\n"),
     )  # fmt: skip
-    session = SimpleNamespace(
-        file=report.run, settings=Settings(), ledger=(), directory=report.directory
-    )
+    run = stand_in(file=report.run, ledger=(), directory=report.directory)
+    session = SimpleNamespace(run=run, settings=Settings())
     terminal.closing(reporter, session)
     return "".join(written).splitlines()
 

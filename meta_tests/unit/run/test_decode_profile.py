@@ -9,13 +9,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from meta_tests.fakes.run_events import new_file, with_events
+from meta_tests.fakes.run_events import new_file, stand_in, with_events
 from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
 from sm121.run import decode_profile
-from sm121.session import session, target
+from sm121.run.paths import KernelPaths
+from sm121.session import target
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_kernels import GivenKernels
 from sm121.session.settings import Settings
@@ -74,7 +75,7 @@ def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_pat
 
 def stub(directory: Path, chosen=CPU, **changes):
     """A run as far as profiling looks at it; `stop` counts the stops of its server."""
-    run = SimpleNamespace(
+    run = stand_in(
         settings=settings(directory, **changes), profile=chosen, directory=directory, stop=Mock(),
         file=new_file(),
     )  # fmt: skip
@@ -110,7 +111,7 @@ def taken_profile(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
 def test_server_that_a_gpu_profiler_slows_is_stopped(chosen, asked, stops, taken_profile, tmp_path):
     run = stub(tmp_path, chosen, trace=asked)
     assert take(run, traces="/t") == taken_profile.model_copy(update={"decoding": True})
-    assert run.stop.call_count == stops
+    assert run.servers.stop.call_count == stops
 
 
 def test_profile_is_in_the_report(taken_profile, tmp_path):
@@ -119,8 +120,8 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
     assert "| attention | 0.0% |" in (tmp_path / "kernels-tested.md").read_text()
     whole = KernelProfile.model_validate_json((tmp_path / "kernels-tested.json").read_text())
     assert len(whole.kernels) == 50
-    assert len(run.file.engine.kernels.kernels) == 40
-    assert run.file.engine.kernels.seconds == whole.seconds
+    assert len(run.record.file.engine.kernels.kernels) == 40
+    assert run.record.file.engine.kernels.seconds == whole.seconds
 
 
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
@@ -130,17 +131,19 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]
     rows += [Launches(marlin, 8, 1e-6), Launches(write, 32, 1e-6), Launches(marlin + "2", 64, 1e-6)]
     kernels = build_profile("gpu", Path("trace"), None, rows).model_copy(update={"decoding": True})
-    run = SimpleNamespace(
+    run = stand_in(
         file=SimpleNamespace(engine=SimpleNamespace(kernels=shortened(kernels))),
-        profile=SimpleNamespace(under_test="tested"), layers=4,
-        follow_log=lambda: None, _metrics_of=lambda _: None,
+        follow_log=lambda: None,
     )  # fmt: skip
+    run._profile = SimpleNamespace(under_test="tested")
+    run._metrics_of = lambda _: None
+    run.layers = 4
     server = SimpleNamespace(reader="vllm", log=None, configuration=configuration())
-    path = session.Session.kernel_path(run, server)
+    path = KernelPaths.of(run, server)
     assert path.requantised == ["qkv", "o", "lm_head"]
     assert path.evidence["requantised"].startswith("trace: 72 calls of dense Marlin in 8 passes")
     server.configuration = dataclasses.replace(configuration(), name="baseline")
-    assert session.Session.kernel_path(run, server).requantised is None
+    assert KernelPaths.of(run, server).requantised is None
 
 
 @pytest.mark.parametrize(

@@ -379,12 +379,16 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, lin
         )
         variables = {**VARIABLES, "SM121_META_ARGUMENTS": ""}
         with mock.patch.dict(os.environ, variables), opening.open_session(chosen) as session:
-            session.server()
+            session.run.server()
             if line:
                 tell(session, f"do=print&text={quote(line)}")
-        tests = [test for test in session.file.tests if "kernel path of float32" in test.id]
+        tests = [
+            test for test in session.run.record.file.tests if "kernel path of float32" in test.id
+        ]
         assert [test.verdict for test in tests] == ([Verdict.FAIL] if line and certify else [])
-        assert session.file.certificate_levels == (["smoke", "stress"] if certify else None)
+        assert session.run.record.file.certificate_levels == (
+            ["smoke", "stress"] if certify else None
+        )
 
 
 # The fingerprint.

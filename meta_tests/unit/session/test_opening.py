@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from meta_tests.fakes.run_events import stand_in
 from sm121.core import profile
 from sm121.core.server import Endpoint, Server
 from sm121.plugin import terminal
@@ -39,4 +40,4 @@ def test_the_first_screen_has_the_version_of_an_attached_server(reader, version,
     run = VerdictFile(
         arch=target.arch, profile=cpu.name, started="2026-11-29T10:00:00+00:00", engine=engine
     )
-    assert terminal.target(SimpleNamespace(file=run))[1] == says
+    assert terminal.target(SimpleNamespace(run=stand_in(file=run)))[1] == says

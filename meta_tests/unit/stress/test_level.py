@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from meta_tests.fakes import servers
+from meta_tests.fakes.run_events import stand_in
 from sm121.client.jobs import Job
 from sm121.client.load import LoadClient
 from sm121.client.patience import Patience
@@ -42,12 +43,13 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
     def begin(fault: str = "none", *arguments: str, bound=EXACT) -> tuple[Stress, list[str]]:
         endpoint = serving.enter_context(servers.stress_server(fault, *arguments))
         lines: list[str] = []
-        run = SimpleNamespace(
+        run = stand_in(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
-            aborted=None, abort=lambda _text: None, pool=None, load=None, arch="cpu",
+            aborted=None, abort=lambda _text: None, pool=None, load=None,
+            target=SimpleNamespace(arch="cpu"),
             remark=lambda _text: None,
             say=lambda _what, line: lines.append(line), processes=lambda: [],
-            kernel_path=lambda _server: KernelPath(log=LogStart(asked="{'max_num_seqs': 8}")),
+            of=lambda _server: KernelPath(log=LogStart(asked="{'max_num_seqs': 8}")),
         )  # fmt: skip
         its = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
         server = Server(endpoint, False, "vllm", "0.32.0", None, its, None)
@@ -293,7 +295,7 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
     test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
     engine = SimpleNamespace(name="vllm", version=version, identity=None)
     file = SimpleNamespace(engine=engine, crashes=[SimpleNamespace(kind=crash, test=test)])
-    session = SimpleNamespace(redact=str, file=file)
+    session = SimpleNamespace(run=stand_in(redact=str, file=file))
     item = SimpleNamespace(stash={outcomes.ID: test})
     lost = unmet.Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
     text, _ = outcomes._message(session, item, [lost])

@@ -26,13 +26,17 @@ def test_waits(server):
 
 def test_api_server_dies(conformance, server):
     time.sleep(2)  # so that the meta test has seen the whole tree
-    status = conformance.pool.current.launch.log.with_suffix(".status.json")
+    status = conformance.run.servers.pool.current.launch.log.with_suffix(".status.json")
     os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
     time.sleep(1)
 
 
 def test_engine_core_dies(conformance, server):
     time.sleep(2)
-    (core,) = [p for p in conformance.pool.current.launch.processes() if "EngineCor" in p.name()]
+    (core,) = [
+        p
+        for p in conformance.run.servers.pool.current.launch.processes()
+        if "EngineCor" in p.name()
+    ]
     core.kill()
     time.sleep(3)

@@ -15,7 +15,7 @@ NAMES = {"core": "EngineCor", "worker": "Worker"}
 
 
 def victim(conformance) -> int:
-    managed = conformance.pool.current
+    managed = conformance.run.servers.pool.current
     which = os.environ["SM121_META_VICTIM"]
     if which == "api":
         return json.loads(managed.launch.log.with_suffix(".status.json").read_text())["pid"]

@@ -1,6 +1,6 @@
 """Whether an engine lives: one object knows it of each engine, the suite's own or an attached one.
 
-`sm121.run.harness.Harness` asks: between tests, at the end of a test or of the run, after failures.
+`sm121.run.servers.Servers` asks: between tests, at the end of a test or of the run, after failures.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """One server at a time: started when first requested, kept until another one is requested."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,8 +50,6 @@ class PoolHooks:
     before_stop: Callable[[], None] = lambda: None
     #: Called with a configuration's name and the report of every stop.
     on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
-    #: Returns the texts that no log may show.
-    hidden: Callable[[], Collection[str]] = tuple
     #: Called with the seconds that a start which compiles gets beyond the limit.
     on_cold: Callable[[float], None] = lambda _seconds: None
     #: Returns the variables that a start gets in addition.
@@ -73,6 +71,8 @@ class ServerPool:
     #: Marks every process.
     run_id: str
     hooks: PoolHooks = field(default_factory=PoolHooks)
+    #: The texts that no log may show. The pool adds those of its servers.
+    secrets: set[str] = field(default_factory=set)
 
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
@@ -83,7 +83,6 @@ class ServerPool:
     servers: dict[str, Server] = field(init=False, default_factory=dict)
     #: The server that was started last. It may run, be stopped, or never have been ready.
     latest: ManagedServer | None = field(init=False, default=None)
-    secrets: set[str] = field(init=False, default_factory=set)
     #: The life of the server that is ready now; None if none is.
     life: ManagedLife | None = field(init=False, default=None)
 
@@ -132,7 +131,7 @@ class ServerPool:
         kind = ManagedServer if span is None else _LAUNCHERS[span.launcher]
         hooks = StartHooks(
             notify=lambda progress: self.hooks.notify(configuration.name, progress),
-            other_secrets=self.hooks.hidden,
+            other_secrets=lambda: self.secrets,
             on_cold=self.hooks.on_cold,
         )
         return kind(

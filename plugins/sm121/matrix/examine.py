@@ -46,7 +46,7 @@ from sm121.matrix.outcome import (
 )
 from sm121.matrix.space import Space, identity
 from sm121.measure import counters, measurement, statistics
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 #: Fields of the kernel path that the record of a cell contains.
 _SHOWN = (
@@ -110,7 +110,7 @@ class _RateVerdict:
 class Examiner:
     """Runs cells, one after the other, and compares them with the baseline."""
 
-    harness: Harness
+    run: Run
     space: Space
     settings: level_settings.MatrixPlan
     #: The folder of the matrix level.
@@ -125,7 +125,7 @@ class Examiner:
     _bundled: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.profile = self.harness.profile
+        self.profile = self.run.profile
         shipped = continuations()
         prompts = []
         for prompt in shipped.prompts:
@@ -162,7 +162,7 @@ class Examiner:
             why=list(planned.why),
             configuration=start.key,
             arguments=list(start.arguments),
-            environment={name: self.harness.redact(text) for name, text in start.environment},
+            environment={name: self.run.record.redact(text) for name, text in start.environment},
             outcome=CellOutcome.NOT_RUN,
             isolating=isolating,
         )
@@ -186,9 +186,9 @@ class Examiner:
         """Return the server of a cell, started if need be."""
         began = time.monotonic()
         if configuration is None:
-            server = self.harness.server()
+            server = self.run.server()
         else:
-            server = self.harness.start(configuration)
+            server = self.run.servers.start(configuration)
         took_s = time.monotonic() - began
         if took_s > _AT_ONCE_S or took_s >= (server.startup_s or 0.0):
             record.boot_s = server.startup_s
@@ -200,7 +200,7 @@ class Examiner:
         """Run the checks of a started cell, until one of them fails."""
         for check in self._checks(record):
             if not self._passes(check, record, server):
-                self.harness.check_alive()
+                self.run.servers.check_alive()
                 return
         began = time.monotonic()
         self._step = "performance"
@@ -238,7 +238,7 @@ class Examiner:
         try:
             fault = check.run(record, server)
         except (Refused, httpx.HTTPError, AssertionError, ValueError) as error:
-            self.harness.check_alive(after_failure=True)
+            self.run.servers.check_alive(after_failure=True)
             fault = f"{type(error).__name__}: {error}"
         except Undecided as error:
             undecided = CellOutcome.INVALID if isinstance(error, Invalid) else CellOutcome.NOT_RUN
@@ -252,8 +252,8 @@ class Examiner:
 
     def _alive(self, _record: CellRecord, server: Server) -> str | None:
         """Check that the server is alive, and that an attached one answers."""
-        self.harness.check_alive()
-        if server.managed or self.harness.life is None or self.harness.life.answers():
+        self.run.servers.check_alive()
+        if server.managed or self.run.servers.life is None or self.run.servers.life.answers():
             return None
         return "the attached server answers no more"
 
@@ -261,7 +261,7 @@ class Examiner:
         """Check the kernel path, and the evidence of the cell's values."""
         if not server.managed and server.log is None:
             raise NotRun(f"nothing shows which path it took: {server.why_no_log}")
-        path = self.harness.kernel_path(server)
+        path = self.run.paths.of(server)
         for name in _SHOWN:
             record.path[name] = getattr(path, name)
         faults = list(path.differences)
@@ -323,7 +323,7 @@ class Examiner:
         )
 
     def _oracle(self, record: CellRecord, server: Server) -> str | None:
-        record.path["oracle"] = oracle.agrees(self.harness, server, self.oracles)
+        record.path["oracle"] = oracle.agrees(self.run, server, self.oracles)
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
@@ -375,10 +375,10 @@ class Examiner:
         try:
             metric, samples, against = self._measure(record, server)
         except errors.Sm121Error:
-            self.harness.check_alive(after_failure=True)
+            self.run.servers.check_alive(after_failure=True)
             raise
         failed = any(item.reason == _FAILED for item in against)
-        self.harness.check_alive(after_failure=failed)
+        self.run.servers.check_alive(after_failure=failed)
         invalid = "; ".join(str(item) for item in against)
         if not against and len(samples) < 2:
             invalid = f"{len(samples)} rounds of {self.settings.rounds} have a rate"
@@ -428,7 +428,7 @@ class Examiner:
             Step(
                 name=name,
                 outcome=outcome,
-                message=self.harness.redact(message)[:_LONGEST_MESSAGE],
+                message=self.run.record.redact(message)[:_LONGEST_MESSAGE],
                 evidence=evidence,
                 took_s=round(time.monotonic() - began, 2),
             )
@@ -444,7 +444,7 @@ class Examiner:
         cause = error.cause
         if not refused and error.log not in self._bundled:
             self._bundled.add(error.log)
-            cause = self.harness.crashed(error, self._test_of(record))
+            cause = self.run.servers.crashed(error, self._test_of(record))
         record.kind = cause.kind
         outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
         if started:
@@ -458,7 +458,7 @@ class Examiner:
         folder.mkdir(parents=True, exist_ok=True)
         if error.log.is_file():
             shutil.copy(error.log, folder / "server.log")
-        redact = self.harness.redact
+        redact = self.run.record.redact
         files.write_text(redact(record.model_dump_json(indent=2)) + "\n", folder / "cell.json")
         files.write_text(redact(cause.model_dump_json(indent=2)) + "\n", folder / "cause.json")
         record.bundle = str(folder.relative_to(self.directory.parent))
@@ -469,7 +469,7 @@ class Examiner:
     def _test_of(self, record: CellRecord) -> str | None:
         """Return the id of a cell's test; None if it runs to find a failing set."""
         found = None
-        for test in self.harness.ledger:
+        for test in self.run.record.ledger:
             if test.id.endswith(f"[{record.id}]"):
                 found = test.id
         return found

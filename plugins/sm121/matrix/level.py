@@ -16,7 +16,7 @@ from sm121.matrix.examine import Baseline, Examiner
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import CellPlan
 from sm121.matrix.space import identity
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 #: Seconds of a test's time that remain for stopping a server and for the reports.
 _SPARE_S = 15.0
@@ -34,7 +34,7 @@ class MatrixLevel:
     that its log does not contain does not count.
 
     Args:
-        harness: The run.
+        run: The run.
         plan: The cells.
         cache: The folder for the oracle's results. None: the folder of the level.
         baseline: The answers and the rate of another level's baseline.
@@ -42,25 +42,23 @@ class MatrixLevel:
 
     def __init__(
         self,
-        harness: Harness,
+        run: Run,
         plan: CellPlan,
         *,
         cache: Path | None = None,
         baseline: Baseline | None = None,
     ) -> None:
-        self.harness = harness
+        self.run = run
         self.plan = plan
         self.space = plan.space
-        self.directory = harness.directory / FOLDER
+        self.directory = run.record.directory / FOLDER
         #: Cells of this run, as they ended.
         self.records: list[CellRecord] = []
         #: Starts of the baseline that are no cells of this run, for comparison only.
         self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
         oracles = (cache or self.directory) / "oracle"
-        self._examiner = Examiner(
-            harness, plan.space, plan.settings, self.directory, baseline, oracles
-        )
+        self._examiner = Examiner(run, plan.space, plan.settings, self.directory, baseline, oracles)
 
     @property
     def baseline(self) -> Baseline | None:
@@ -85,7 +83,7 @@ class MatrixLevel:
         fact = Fact(
             required="the cell works",
             observed=f"{record.outcome}: {record.reason}",
-            evidence=str(self.harness.directory / file) if file else "",
+            evidence=str(self.run.record.directory / file) if file else "",
         )
         if record.outcome is CellOutcome.INVALID:
             raise Invalid(fact)
@@ -125,10 +123,10 @@ class MatrixLevel:
         def try_cell(cell: dict[str, str]) -> CellRecord | None:
             nonlocal boots
             longest = max(record.took_s for record in self.records)
-            if boots == 0 or self.harness.obstacle() or time.monotonic() + longest > deadline:
+            if boots == 0 or self.run.servers.obstacle() or time.monotonic() + longest > deadline:
                 return None
             boots -= 1
-            self.harness.say("matrix", f"isolating: {identity(self.space, cell)}")
+            self.run.record.say("matrix", f"isolating: {identity(self.space, cell)}")
             return self.examine(Planned(cell, ("isolating",)), isolating=True)
 
         self._found(isolation.smallest(self.space, list(self.records), try_cell, self._found))
@@ -161,7 +159,7 @@ class MatrixLevel:
         )
         lines.extend(map(str, self.sets))
         lines.append(str(self.directory / feature_matrix.MARKDOWN))
-        return [self.harness.redact(line) for line in lines]
+        return [self.run.record.redact(line) for line in lines]
 
     def configuration(self, cell: Cell) -> ServerConfiguration | None:
         """Return the configuration of a cell's server.
@@ -173,13 +171,13 @@ class MatrixLevel:
             The profile's configuration if it is equal, else one of the matrix. None: the server is
             attached.
         """
-        if self.harness.attached is not None:
+        if self.run.servers.attached is not None:
             return None
         arguments, environment = self.plan.of_cell(cell)
-        for shipped in self.harness.configurations.values():
+        for shipped in self.run.configurations.by_name.values():
             if shipped.arguments == arguments and shipped.environment == environment:
                 return shipped
-        under_test = self.harness.managed_configuration(self.harness.profile.under_test)
+        under_test = self.run.configurations.managed(self.run.profile.under_test)
         configuration = dataclasses.replace(
             under_test, name="matrix", arguments=arguments, environment=environment, traces=None
         )
@@ -205,7 +203,7 @@ class MatrixLevel:
             file,
             self.directory,
             command=self.plan.command,
-            redact=self.harness.redact,
+            redact=self.run.record.redact,
         )
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
@@ -219,21 +217,21 @@ class MatrixLevel:
         Raises:
             NotRun: No server can be started any more, or the baseline has no answers.
         """
-        harness = self.harness
+        run = self.run
         is_baseline = planned.cell == self.space.baseline
-        obstacle = harness.obstacle()
+        obstacle = run.servers.obstacle()
         if obstacle is not None:
             raise NotRun(obstacle)
         if self.baseline is None and not is_baseline:
             self._examine_baseline()
         name = identity(self.space, planned.cell)
-        harness.say("matrix", f"{name} ({len(self.records) + 1})")
+        run.record.say("matrix", f"{name} ({len(self.records) + 1})")
         configuration = self.configuration(planned.cell)
         again = isolating and self._record_of(planned) is not None
         if again and configuration is not None:
-            harness.start_anew(configuration)
+            run.servers.start_anew(configuration)
         record = self._examiner.examine(planned, configuration, isolating=isolating)
-        harness.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
+        run.record.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not is_baseline or isolating or planned in self.plan.cells:
             self.records.append(record)
             self.write()
@@ -241,12 +239,12 @@ class MatrixLevel:
 
     def _examine_baseline(self) -> None:
         """Run the baseline for comparison; its own test is in another shard or worker."""
-        if self.harness.attached is not None:
+        if self.run.servers.attached is not None:
             raise NotRun(
                 "the attached server cannot be compared with itself; give the baseline of "
                 "a level whose server is the baseline"
             )
-        self.harness.say("matrix", "the baseline, to compare with")
+        self.run.record.say("matrix", "the baseline, to compare with")
         baseline = Planned(self.space.baseline, ("baseline",))
         record = self._examiner.examine(baseline, self.configuration(baseline.cell))
         self.references.append(record)

@@ -6,14 +6,14 @@ from pathlib import Path
 from sm121.answers import log_probabilities, oracle_making, oracle_tolerance, served_rounding
 from sm121.client.completions import Asker
 from sm121.core.server import Server
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 
-def agrees(harness: Harness, server: Server, oracles: Path) -> str:
+def agrees(run: Run, server: Server, oracles: Path) -> str:
     """Compare a server with the oracle that rounds as the server's path shows.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
         oracles: The folder with the oracle's results, which are computed on first use.
 
@@ -26,10 +26,10 @@ def agrees(harness: Harness, server: Server, oracles: Path) -> str:
     """
     checkpoint = oracle_tolerance.checkpoint_of(server)
     config = json.loads((checkpoint / "config.json").read_bytes())
-    path = harness.kernel_path(server)
-    rounding = served_rounding.served_rounding(server, harness.profile, path, config)
+    path = run.paths.of(server)
+    rounding = served_rounding.served_rounding(server, run.profile, path, config)
     file = oracle_making.kept_or_made(checkpoint, rounding, oracles)
-    reference = oracle_tolerance.reference_for(file, server, harness.profile)
+    reference = oracle_tolerance.reference_for(file, server, run.profile)
     asker = Asker(server)
     roundings = log_probabilities.roundings_are_absent(asker, reference)
     prompts = log_probabilities.prompts_agree(asker, reference)

@@ -23,8 +23,8 @@ from sm121.measure.plan import Plan
 from sm121.performance.recorder import Recorder
 from sm121.performance.timed_texts import TimedTexts
 from sm121.run.events import EnvironmentNoted
-from sm121.run.harness import Harness
 from sm121.run.record import ProgressLine
+from sm121.run.run import Run
 
 #: Rounds of a cell at its first visit. The others follow later.
 _FIRST_VISIT = 2
@@ -62,12 +62,12 @@ class Bench:
     @classmethod
     @contextmanager
     def open(
-        cls, harness: Harness, plan: Plan, *, tails: bool = False, show: Show | None = None
+        cls, run: Run, plan: Plan, *, tails: bool = False, show: Show | None = None
     ) -> "Iterator[Bench]":
         """Open the server under test for measuring, and start it if it does not run.
 
         Args:
-            harness: The run.
+            run: The run.
             plan: Lengths, depths and bounds.
             tails: Measure tails with as many requests as their gates need.
             show: Called with lines of progress; None: they are the run's.
@@ -80,32 +80,32 @@ class Bench:
             StartError: The server did not start.
             Sm121Error: The server accepts neither token ids nor text.
         """
-        server = harness.server()
-        path = _check_path(harness, server)
+        server = run.server()
+        path = _check_path(run, server)
         with MeasuredServer.open(
             server.endpoint,
             plan,
-            harness.directory / "records",
-            show=show or (lambda line: harness.say("measuring", line, ProgressLine.PASSING)),
+            run.record.directory / "records",
+            show=show or (lambda line: run.record.say("measuring", line, ProgressLine.PASSING)),
             invalid=path.invalid,
             unproven=path.unproven,
-            natural=drafts(harness, server),
-            compiled=CompileWatch(server.log, server.reader, harness.follow_log).new,
+            natural=drafts(run, server),
+            compiled=CompileWatch(server.log, server.reader, run.servers.follow_log).new,
         ) as measured:
             if measured.prompts.natural:  # another plan than one of random tokens
-                workload = dict(harness.file.environment.get("workload") or {})
+                workload = dict(run.record.file.environment.get("workload") or {})
                 workload["texts"] = list(measured.prompts.texts)
-                harness.emit(EnvironmentNoted("workload", workload))
-            measured.slots = slots(harness, server)
-            measured.slots_sure = server.managed or requested_slots(harness, server) is not None
+                run.record.emit(EnvironmentNoted("workload", workload))
+            measured.slots = slots(run, server)
+            measured.slots_sure = server.managed or requested_slots(run, server) is not None
             measured.context = server.context_tokens()
-            facts = exam.load(harness.profile.correctness.exam).completions
+            facts = exam.load(run.profile.correctness.exam).completions
             unknown_before = exam.unknown(server.endpoint, facts)
 
             def off_path() -> list[Invalidity]:
                 if path.invalid:  # counted against every number already
                     return []
-                return _check_path(harness, server).invalid
+                return _check_path(run, server).invalid
 
             def forgotten() -> dict[str, str]:
                 unknown = exam.unknown(server.endpoint, facts)
@@ -118,7 +118,7 @@ class Bench:
                 plan=plan,
                 tails=tails,
                 off_path=off_path,
-                texts=texts_of(server, harness, plan),
+                texts=texts_of(server, run, plan),
                 forgotten=forgotten,
             )
 
@@ -173,7 +173,7 @@ class Bench:
         self._is_closed = True
         if not self.recorded:
             raise NotRun("no rate was measured that a last look could be compared with")
-        profile = recorder.harness.profile
+        profile = recorder.run.profile
         first = self._cells.cell(self.plan.depths[0])
         passed = {
             recorded.measurement.name
@@ -230,15 +230,15 @@ class Bench:
             failures.append(type(failure)(*of(about, facts_of(failure))))
 
 
-def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
+def texts_of(server: Server, run: Run, plan: Plan) -> TimedTexts:
     """Return the comparison of a server's timed texts with untimed ones.
 
     Args:
         server: The server.
-        harness: The run.
+        run: The run.
         plan: Lengths, depths and bounds.
     """
-    profile = harness.profile
+    profile = run.profile
     measuring = plan.measuring
     try:
         bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
@@ -248,25 +248,25 @@ def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
     return TimedTexts(asker, bound, measuring.vocabulary)
 
 
-def drafts(harness: Harness, server: Server) -> bool:
+def drafts(run: Run, server: Server) -> bool:
     """Return whether a server drafts, by its kernel path or its arguments.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
     """
-    if harness.kernel_path(server).speculative not in (None, "none"):
+    if run.paths.of(server).speculative not in (None, "none"):
         return True
     if server.configuration is None:
         return False
     return any("--speculative" in argument for argument in server.configuration.arguments)
 
 
-def requested_slots(harness: Harness, server: Server) -> int | None:
+def requested_slots(run: Run, server: Server) -> int | None:
     """Return the concurrent requests that a server was started with.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
 
     Returns:
@@ -274,26 +274,26 @@ def requested_slots(harness: Harness, server: Server) -> int | None:
     """
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
-    logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
+    logged = requested.in_log(run.paths.of(server), "max_num_seqs")
     if logged is None or not logged.isdecimal():
         return None
     return int(logged)
 
 
-def slots(harness: Harness, server: Server) -> int | None:
+def slots(run: Run, server: Server) -> int | None:
     """Return the concurrent requests that a server takes.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
 
     Returns:
         `requested_slots`; for an attached server without them, the number of the profile.
     """
-    requested_number = requested_slots(harness, server)
+    requested_number = requested_slots(run, server)
     if requested_number is not None or server.configuration is not None:
         return requested_number
-    return at_once(harness.profile.arguments_of(None))
+    return at_once(run.profile.arguments_of(None))
 
 
 class _PathCheck(NamedTuple):
@@ -303,11 +303,11 @@ class _PathCheck(NamedTuple):
     unproven: list[str]
 
 
-def _check_path(harness: Harness, server: Server) -> _PathCheck:
+def _check_path(run: Run, server: Server) -> _PathCheck:
     """Check whether a server is on its required kernel path."""
     if server.log is None:
         return _PathCheck([], [f"kernel path: {server.why_no_log}"])
-    contradictions = harness.contradictions(server)
+    contradictions = run.paths.contradictions(server)
     if not contradictions:
         return _PathCheck([], [])
     evidence = "; ".join(str(contradiction) for contradiction in contradictions)

@@ -16,8 +16,8 @@ from sm121.machine.cpu_use import CpuUse
 from sm121.measure import measurement
 from sm121.performance.rate_bounds import RateBounds
 from sm121.run.events import BoxRead, Decided, Measured, Overruled
-from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
+from sm121.run.run import Run
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport
 
 #: Readings until one is healthy: a state that passes within seconds does not count.
@@ -37,7 +37,7 @@ class _WindowStart(NamedTuple):
 class RunBox:
     """The machine that a run measures on: its readings, and what they say of the numbers."""
 
-    harness: Harness
+    run: Run
     #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
     also: Sequence[str] = ()
     before: Reading | None = None
@@ -59,7 +59,7 @@ class RunBox:
     bounds: RateBounds = field(init=False)
 
     def __post_init__(self) -> None:
-        self.bounds = RateBounds(self.harness)
+        self.bounds = RateBounds(self.run)
 
     @functools.cached_property
     def elsewhere(self) -> str | None:
@@ -70,7 +70,7 @@ class RunBox:
                     f"the server is attached at {server.host}: this machine says nothing about its "
                     "numbers"
                 )
-        target = self.harness.profile.arch
+        target = self.run.profile.arch
         arch = architecture.detect().name
         if target == arch:
             return None
@@ -83,8 +83,8 @@ class RunBox:
         self._began = _WindowStart(CpuUse.take(self._own), self._starts)
         self._conclude()
         if self.bounds.device is None:
-            reason = self.harness.file.box.reason or "not measured"
-            self.harness.unproven(f"box and roofline: {reason}")
+            reason = self.run.record.file.box.reason or "not measured"
+            self.run.record.unproven(f"box and roofline: {reason}")
 
     def begin(self) -> None:
         """Note that a measurement begins. After a crash the box is read before it."""
@@ -107,7 +107,7 @@ class RunBox:
         if not self._concluded:
             self._read_again(self.before)
             self._conclude()
-            return self.harness.file.box
+            return self.run.record.file.box
         report = BoxReport()
         since = self.after
         self._read_again(since)
@@ -120,7 +120,7 @@ class RunBox:
         If it has become DEGRADED, gated times and rates are INCONCLUSIVE, except a PASS on a
         machine that only became faster. A metric without a gate then has no verdict.
         """
-        file = self.harness.file
+        file = self.run.record.file
         self.unread = False
         if self.before is None:
             return
@@ -135,36 +135,38 @@ class RunBox:
     def _withdraw_verdicts(self, message: str) -> None:
         """Withdraw the verdicts on timed metrics; the message says why."""
         gated: dict[str, MetricReport] = {}
-        for name, metric in list(self.harness.file.metrics.items()):
+        for name, metric in list(self.run.record.file.metrics.items()):
             if metric.unit in measurement.COUNTED:
                 continue
             if metric.gated:
                 gated[name] = metric
             elif metric.verdict is Verdict.PASS:
                 without = metric.model_copy(update={"verdict": Verdict.NOT_RUN})
-                self.harness.emit(Measured(name, without))
+                self.run.record.emit(Measured(name, without))
         refuted = self.refuted & {Verdict.PASS, Verdict.FAIL}
         all_pass = all(metric.verdict is Verdict.PASS for metric in gated.values())
         if all_pass and (not gated or Verdict.PASS not in refuted):
-            self.harness.remark(f"rates and times were measured although {message}", at_once=False)
+            self.run.record.remark(
+                f"rates and times were measured although {message}", at_once=False
+            )
             return
         for name, metric in gated.items():
             if metric.verdict in refuted:
                 update = {"verdict": Verdict.INCONCLUSIVE, "grade": None}
-                self.harness.emit(Measured(name, metric.model_copy(update=update)))
+                self.run.record.emit(Measured(name, metric.model_copy(update=update)))
         # Each test was decided while the machine may have been unfit.
-        for test in list(self.harness.ledger):
+        for test in list(self.run.record.ledger):
             is_decided = test.verdict in refuted and not test.excused and not test.skipped
             is_timed = not test.metrics or not gated.keys().isdisjoint(test.metrics)
             if test.level == "performance" and is_decided and is_timed:
-                self.harness.emit(Overruled(test.id, Verdict.INCONCLUSIVE, message))
+                self.run.record.emit(Overruled(test.id, Verdict.INCONCLUSIVE, message))
         decision = TestReport(
             id=f"{BESIDE}box",
             level="performance",
             verdict=Verdict.INCONCLUSIVE,
             message=message,
         )
-        self.harness.emit(Decided(decision))
+        self.run.record.emit(Decided(decision))
 
     def _read_again(self, since: Reading | None) -> None:
         """Read the machine, and the CPU use of others since the window began.
@@ -182,7 +184,7 @@ class RunBox:
 
     def _conclude(self) -> None:
         """Judge the machine by both readings. Once it was DEGRADED, it stays so."""
-        earlier = self.harness.file.box
+        earlier = self.run.record.file.box
         report = earlier.model_copy()
         refuted = self._report_on(report, self.before)
         if earlier.state == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
@@ -192,7 +194,7 @@ class RunBox:
             report.remedy = earlier.remedy
         else:
             self.refuted = refuted
-        self.harness.emit(BoxRead(report))
+        self.run.record.emit(BoxRead(report))
 
     def _report_on(self, report: BoxReport, before: Reading | None) -> frozenset[Verdict]:
         """Fill a report from two readings, and return the verdicts that they contradict."""
@@ -202,10 +204,10 @@ class RunBox:
             report.remedy = None
             return frozenset()
         judgement = box_judgement.judge(
-            self.harness.profile.box, before, self.after, load_during=self._load_during
+            self.run.profile.box, before, self.after, load_during=self._load_during
         )
         report.state = judgement.state.value
-        report.reason = self.harness.redact(judgement.reason)
+        report.reason = self.run.record.redact(judgement.reason)
         report.remedy = judgement.remedy
         report.before = before
         report.after = self.after
@@ -216,10 +218,10 @@ class RunBox:
         """Read the machine; None if its readings do not apply to the numbers."""
         if self.elsewhere is not None:
             return None
-        harness = self.harness
-        harness.say("box", f"{when} the measurements: memory, matrices, who is here")
-        device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
-        reference = harness.profile.box
+        run = self.run
+        run.record.say("box", f"{when} the measurements: memory, matrices, who is here")
+        device = "cpu" if run.target.arch == architecture.CPU else "cuda:0"
+        reference = run.profile.box
         # A machine that was unfit before stays so: one reading is enough.
         was_unfit = box_judgement.judge(reference, earlier).state is BoxState.DEGRADED
         attempts = 1 if was_unfit else _ATTEMPTS
@@ -233,9 +235,9 @@ class RunBox:
         self._report_blind_spots(reading)
         line = box_judgement.capped(reference, reading)
         if line is not None:
-            harness.remark(f"box: {line}")
+            run.record.remark(f"box: {line}")
         if reading.device is not None:
-            harness.say(
+            run.record.say(
                 "box",
                 f"{reading.device.bandwidth_gb_s:.4g} GB/s, "
                 f"{reading.device.matrix_tflop_s:.3g} TFLOP/s, "
@@ -248,7 +250,7 @@ class RunBox:
         if not reading.is_of_busy_cpu:
             return reading
         again = box.read(device, own=self._own, serving=bool(self._attached or self._own()))
-        judged = box_judgement.judge(self.harness.profile.box, earlier, again)
+        judged = box_judgement.judge(self.run.profile.box, earlier, again)
         if judged.state is BoxState.DEGRADED or again.device is None or reading.device is None:
             return reading
         if again.device.bandwidth_best_gb_s > reading.device.bandwidth_best_gb_s:
@@ -258,17 +260,17 @@ class RunBox:
     @property
     def _starts(self) -> int:
         """The number of servers that the suite has started."""
-        if self.harness.pool is None:
+        if self.run.servers.pool is None:
             return 0
-        return len(self.harness.pool.starts)
+        return len(self.run.servers.pool.starts)
 
     @functools.cached_property
     def _attached(self) -> list[AttachedProcesses]:
         """The processes of the attached server, and of those that are measured beside it."""
-        if self.harness.attached is None:
+        if self.run.servers.attached is None:
             return []
-        url = self.harness.attached.endpoint.base_url
-        life = self.harness.attached_life
+        url = self.run.servers.attached.endpoint.base_url
+        life = self.run.servers.attached_life
         first = life.processes if life is not None else AttachedProcesses(url)
         others = [other for other in dict.fromkeys(self.also) if other != url]
         return [first, *map(AttachedProcesses, others)]
@@ -280,8 +282,8 @@ class RunBox:
 
     def _own(self) -> list[psutil.Process]:
         """Return the processes of all measured servers."""
-        if self.harness.pool is not None:
-            return self.harness.pool.processes()
+        if self.run.servers.pool is not None:
+            return self.run.servers.pool.processes()
         processes = []
         for server in self._attached:
             processes += server.find()
@@ -290,7 +292,7 @@ class RunBox:
     def _report_blind_spots(self, reading: Reading) -> None:
         """Report once per run which processes cannot be told apart."""
         for server in self._strangers:
-            self.harness.unproven(
+            self.run.record.unproven(
                 f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "
                 "server is another user's, in a container, or behind a proxy): what it takes of "
                 "the machine cannot be told from what others take; run the suite where the server "
@@ -300,11 +302,11 @@ class RunBox:
             return
         self._reported = True
         if self._attached:
-            self.harness.unproven(
+            self.run.record.unproven(
                 f"box: {reading.cannot_tell}; others may work there, or the server may stand "
                 "behind a proxy: attach to its own port, on its machine and as its user"
             )
         else:
-            self.harness.remark(
+            self.run.record.remark(
                 f"box: {reading.cannot_tell}: the process ids of a container are its own"
             )

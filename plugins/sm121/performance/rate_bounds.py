@@ -9,7 +9,7 @@ from sm121.core import errors
 from sm121.machine import roofline, stream_bandwidth
 from sm121.machine.box import Device
 from sm121.machine.roofline import Ceiling, Traffic
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 #: Smaller buffers are not timed: their bandwidth is that of the caches.
 _LEAST_BYTES = 1 << 16
@@ -31,7 +31,7 @@ class TokenCosts(NamedTuple):
 class RateBounds:
     """The bounds of the decode rates of a run."""
 
-    harness: Harness
+    run: Run
     #: The device as it was read before the measurements; None if it is not known.
     device: Device | None = None
     #: GB/s by the number of bytes read on the CPU, since small models are in its caches.
@@ -63,11 +63,13 @@ class RateBounds:
     @functools.cached_property
     def model(self) -> dict[str, Any] | None:
         """The config.json of the served model, or of the profile's model; None without both."""
-        model = self.harness.profile.model.id
+        model = self.run.profile.model.id
         twin = canary.twin_of(model)
         if twin is not None:
             model = str(canary.folder() / twin)
-        return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
+        return roofline.read_config(self.run.record.file.engine.model) or roofline.read_config(
+            model
+        )
 
     def costs(self, depth: int) -> TokenCosts | None:
         """Return the bytes that are read for a token.
@@ -78,9 +80,9 @@ class RateBounds:
         Returns:
             The bytes; None if the model is not known.
         """
-        profile = self.harness.profile
-        path = self.harness.file.engine.path
-        started = self.harness.configurations.get(profile.under_test)
+        profile = self.run.profile
+        path = self.run.record.file.engine.path
+        started = self.run.configurations.by_name.get(profile.under_test)
         if self.model is None:
             return None
         try:
@@ -108,6 +110,6 @@ class RateBounds:
         gb_s = self.bandwidth(cost.total)
         if gb_s is None:
             return None
-        reference = self.harness.profile.box
+        reference = self.run.profile.box
         tolerance = reference.roofline_tolerance if reference is not None else 1.0
         return Ceiling(cost, gb_s, tolerance)

@@ -17,7 +17,7 @@ from sm121.performance.box import RunBox
 from sm121.performance.starts import EarlierStarts
 from sm121.run import beside, details, verdict_file
 from sm121.run.events import Measured, Sampled
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 #: The entries of the workload in which runs that are compared must not differ.
 _SIZES = ("prompt_tokens", "generated_tokens", "depths", "plan", "texts")
@@ -77,7 +77,7 @@ def _no_store(_recorded: Recorded) -> None:
 class Recorder:
     """Decides on the measurements of a run, and writes them into its verdict file."""
 
-    harness: Harness
+    run: Run
     #: The model's name from the user; None for the attached server's name, or the profile's.
     model: str | None = None
     #: The machine, whose memory bounds a rate; None for no bound.
@@ -110,7 +110,7 @@ class Recorder:
             Unmet: The gate failed.
         """
         name = measurement.name
-        threshold = self.gates.get(name) or self.harness.profile.gate(name)
+        threshold = self.gates.get(name) or self.run.profile.gate(name)
         rounds = measurement.rounds
         if more is not None and maximum_rounds:
             rounds = maximum_rounds
@@ -138,8 +138,8 @@ class Recorder:
         if own_gate is not None and decisions.own is not None and verdict is Verdict.FAIL:
             own_verdict, _ = self._conclude(measurement, decisions.own, against, gated=True)
             report.configuration_gate = self._described_gate(own_gate, own_verdict)
-        self.harness.emit(Measured(name, report))
-        self.harness.emit(Sampled(name, _samples(recorded)))
+        self.run.record.emit(Measured(name, report))
+        self.run.record.emit(Sampled(name, _samples(recorded)))
         self._note_lines(measurement)
         store(recorded)
         # The last look decides again on metrics that were decided before.
@@ -151,16 +151,16 @@ class Recorder:
     def _note_lines(self, measurement: Measurement) -> None:
         """Keep the remarks on a measurement, and the parts of it that could not be checked."""
         for line in measurement.unproven:
-            self.harness.unproven(line)
+            self.run.record.unproven(line)
         for line in measurement.remarks:
-            self.harness.remark(line, at_once=False)
+            self.run.record.remark(line, at_once=False)
 
     def _check_replaced(self, measurement: Measurement) -> None:
         """Make a measurement invalid if another process has taken the attached server's place."""
-        if self.harness.attached is not None:
-            self.harness.look_at_the_server()
-        if self.harness.replaced:
-            invalidity = Invalidity(reason=beside.REPLACED, evidence=self.harness.replaced)
+        if self.run.servers.attached is not None:
+            self.run.servers.look()
+        if self.run.servers.replaced:
+            invalidity = Invalidity(reason=beside.REPLACED, evidence=self.run.servers.replaced)
             measurement.invalid = [*measurement.invalid, invalidity]
 
     def _decide(
@@ -198,24 +198,24 @@ class Recorder:
             gated=gated,
             against=against,
             refuted=self.box.refuted if self.box is not None else (),
-            box=self.harness.file.box.reason,
+            box=self.run.record.file.box.reason,
         )
 
     def _earlier(self, metric: str) -> list[float]:
         """Return the rates of earlier starts of this build on this machine."""
         if self.starts is None:
             return []
-        engine = self.harness.file.engine
+        engine = self.run.record.file.engine
         context = self._stored_context()
         try:
             return self.starts.levels(metric, context, engine=engine.name, version=engine.version)
         except UsageError as error:
-            self.harness.remark(f"gates: each is judged by one start: {error}", at_once=False)
+            self.run.record.remark(f"gates: each is judged by one start: {error}", at_once=False)
             return []
 
     def _described_gate(self, own: Gate, verdict: Verdict) -> verdict_file.ConfigurationGate:
         return verdict_file.ConfigurationGate(
-            configuration=self.harness.profile.under_test,
+            configuration=self.run.profile.under_test,
             minimum=own.minimum,
             at_most=own.at_most,
             verdict=verdict,
@@ -223,7 +223,7 @@ class Recorder:
 
     def _configuration_gate(self, metric: str, threshold: Gate | None) -> Gate | None:
         """Return the own gate of the configuration under test, if another one is in force."""
-        profile = self.harness.profile
+        profile = self.run.profile
         gates = profile.configurations[profile.under_test].gates
         for own in gates:
             if own.metric == metric and threshold is not None and own != threshold:
@@ -240,7 +240,7 @@ class Recorder:
         Returns:
             The ``extra_info`` of a benchmark of pytest-benchmark.
         """
-        file = self.harness.file
+        file = self.run.record.file
         measurement = recorded.measurement
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
         metric = file.metrics[measurement.name]
@@ -270,11 +270,11 @@ class Recorder:
 
     def _stored_context(self) -> dict[str, Any]:
         """Return the part of a stored run that describes the server."""
-        path = self.harness.file.engine.path
+        path = self.run.record.file.engine.path
         # By name, not by path: another checkout measures the same model.
-        model = self.model or self.harness.profile.model.id
-        if self.harness.attached is not None:
-            model = self.harness.attached.endpoint.served_name
+        model = self.model or self.run.profile.model.id
+        if self.run.servers.attached is not None:
+            model = self.run.servers.attached.endpoint.served_name
         requests = [request.by for request in path.requested if request.field in _SPEED_PATH]
         return {
             "model": model,
@@ -285,11 +285,11 @@ class Recorder:
 
     def context(self) -> dict[str, Any]:
         """Return what two runs must share to be compared: machine, profile, configuration, plan."""
-        file = self.harness.file
+        file = self.run.record.file
         host = None
         configuration = file.engine.configuration
-        if self.harness.attached is not None:
-            host = host_of(self.harness.attached.endpoint.base_url)
+        if self.run.servers.attached is not None:
+            host = host_of(self.run.servers.attached.endpoint.base_url)
             configuration = None
         workload = file.environment.get("workload") or {}
         return {
@@ -326,19 +326,19 @@ class Recorder:
         if threshold is not None:
             gb_s = ceiling.gb_s if ceiling is not None else None
             fields["out_of_reach"] = roofline.out_of_reach(
-                self.harness.profile, threshold, costs.served, model, gb_s
+                self.run.profile, threshold, costs.served, model, gb_s
             )
         if estimate is None:
             return _Roofline(fields)
         broken = None
-        speculates = self.harness.file.engine.path.speculative not in (None, "none")
+        speculates = self.run.record.file.engine.path.speculative not in (None, "none")
         if highest is not None and not speculates:
             broken = highest.broken_by(estimate.value)
         if ceiling is None:
             return _Roofline(fields, broken)
         above_served = ceiling.broken_by(estimate.value)
         if above_served and not broken:
-            self.harness.remark(
+            self.run.record.remark(
                 f"{measurement.name}: more than the bytes of this configuration allow, so the "
                 f"engine quantises what nothing shows it to quantise ({above_served})",
                 at_once=False,

@@ -65,8 +65,8 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         UsageError: A file is not what was expected, or is about another model.
     """
     settings = session.settings
-    if session.target.profile is not None:
-        _refuse_wrong_profile(session.target.profile)
+    if session.run.target.profile is not None:
+        _refuse_wrong_profile(session.run.target.profile)
     if settings.answers.scores is not None:
         published.refuse_without_harness(settings.answers.scores)
     if settings.answers.oracle is not None:
@@ -105,7 +105,7 @@ def _read_golden(path: Path, session: Session) -> GoldenFile:
         golden.refuse_doubtful(loaded, origin)
     unproven = golden.unproven(loaded, served)
     if unproven is not None:
-        session.remark(unproven)
+        session.run.record.remark(unproven)
     return loaded
 
 
@@ -115,37 +115,40 @@ def conclude_golden(session: Session) -> None:
     Args:
         session: The run, which has ended.
     """
+    run = session.run
     path = session.settings.answers.record_golden
     if path is None or not path.is_file() or session.settings.worker is not None:
         return
     doubt = certification.doubt_of_answers(
-        session.file, session.profile, certification.inventory(), session.deselected
+        run.record.file, run.profile, certification.inventory(), session.selected.deselected
     )
     try:
         golden.conclude(path, doubt)
     except OSError as error:
-        session.cannot_write(error)
+        run.record.cannot_write(error)
     if doubt is not None:
-        session.remark(f"golden file {path}: not for a certificate: {doubt}")
+        run.record.remark(f"golden file {path}: not for a certificate: {doubt}")
     session.write_verdict()
 
 
 def _served_folder(session: Session) -> Path | None:
     """The folder of the checkpoint that the suite serves; None if it is not known."""
-    if session.attached is not None or session.target.profile is None or not session.configurations:
+    run = session.run
+    if run.servers.attached is not None or run.target.profile is None or not run.configurations:
         return None
-    under_test = session.managed_configuration(session.profile.under_test)
+    under_test = run.configurations.managed(run.profile.under_test)
     return model_folder.folder_of(under_test.model, os.environ | dict(under_test.environment))
 
 
 def _identity(session: Session) -> Identity:
-    if session.attached is not None:
+    run = session.run
+    if run.servers.attached is not None:
         return golden.identity(
-            session.attached.endpoint.served_name, session.settings.answers.reference
+            run.servers.attached.endpoint.served_name, session.settings.answers.reference
         )
-    if session.target.profile is None or not session.configurations:
+    if run.target.profile is None or not run.configurations:
         return Identity(served_name="")
-    under_test = session.managed_configuration(session.profile.under_test)
+    under_test = run.configurations.managed(run.profile.under_test)
     return golden.identity(under_test.served_name, _served_folder(session))
 
 
@@ -154,7 +157,7 @@ def asker(conformance: Session, server: Server) -> Asker:
     """Requests greedy completions from the server under test."""
     asker = Asker(server, checkpoint=conformance.settings.answers.reference)
     if asker.vocabulary is None:
-        conformance.remark(_NO_TOKENIZER)
+        conformance.run.record.remark(_NO_TOKENIZER)
     return asker
 
 
@@ -174,18 +177,19 @@ def reference(
 
 def _rounding(conformance: Session, server: Server) -> Rounding:
     """The rounding that an option or the profile names, else that of the kernel path."""
+    run = conformance.run
     settings = conformance.settings
     if settings.answers.rounding is not None:
         return settings.answers.rounding
-    rounding = conformance.profile.correctness.rounding
+    rounding = run.profile.correctness.rounding
     if rounding is not None:
         return Rounding.parse(rounding)
     model = {}
     if settings.answers.oracle is None:
         checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
         model = json.loads((checkpoint / "config.json").read_bytes())
-    path = conformance.kernel_path(server)
-    return served_rounding.served_rounding(server, conformance.profile, path, model)
+    path = run.paths.of(server)
+    return served_rounding.served_rounding(server, run.profile, path, model)
 
 
 def _oracle(
@@ -201,7 +205,7 @@ def _oracle(
         nonlocal said_at
         if time.monotonic() - said_at > _SAY_EVERY_S:
             said_at = time.monotonic()
-            conformance.say("oracle", f"{done} of {of} passes of a layer")
+            conformance.run.record.say("oracle", f"{done} of {of} passes of a layer")
 
     checkpoint = oracle_tolerance.checkpoint_of(server, settings.answers.reference)
     folder = settings.root / ".cache" / "oracle"
@@ -220,7 +224,7 @@ def _priced(
     config: pytest.Config, conformance: Session, server: Server, depths: Sequence[int]
 ) -> Priced:
     settings = conformance.settings
-    exam_name = conformance.profile.correctness.exam
+    exam_name = conformance.run.profile.correctness.exam
     rounding = None
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
         rounding = _rounding(conformance, server)
@@ -264,7 +268,9 @@ def price_of(
     except errors.Sm121Error as why:
         if isinstance(why, Refused) and why.status >= 500:
             raise
-        conformance.remark(f"A/B: the price of rounding was not measured: {why}", at_once=False)
+        conformance.run.record.remark(
+            f"A/B: the price of rounding was not measured: {why}", at_once=False
+        )
         return {}
     by_metric = {}
     for name, samples in priced.samples.items():
@@ -288,17 +294,18 @@ def price_of_rounding(
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
     """Measures the price of the server's rounding, once for all of `PRICES`, and decides on one."""
+    run = conformance.run
     recorder = conformance.recorder
     if _PRICED not in pytestconfig.stash:
         pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
     priced = pytestconfig.stash[_PRICED]
-    recorder.gates = price.gates(conformance.profile.correctness.prices, priced.rounding)
+    recorder.gates = price.gates(run.profile.correctness.prices, priced.rounding)
     shown = EngineShown.of(
-        conformance.file.engine,
+        run.record.file.engine,
         rounding=priced.rounding.formats if priced.rounding else None,
-        price_allowed=conformance.profile.regression.price_allowed,
+        price_allowed=run.profile.regression.price_allowed,
     )
-    conformance.emit(shown)
+    run.record.emit(shown)
     record = MetricRecorder(recorder, benchmark, metric_clock)
     return PriceDecision(conformance, priced, record).decide
 
@@ -332,11 +339,11 @@ def speculation(
     capabilities: Capabilities,
 ) -> Speculation:
     """The server under test as one that speculates; Inapplicable if it does not."""
-    method = conformance.kernel_path(server).speculative
+    method = conformance.run.paths.of(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise verdict.Inapplicable(
             "the server under test does not speculate; the profile's configurations that do: "
-            f"{_speculating(conformance.profile) or 'none'} (--configuration NAME)"
+            f"{_speculating(conformance.run.profile) or 'none'} (--configuration NAME)"
         )
     by_server = pytestconfig.stash.setdefault(_SPECULATION, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
@@ -397,9 +404,9 @@ def recorder(
         model=_identity(conformance),
         dtype=oracle_tolerance.dtype_of(server, profile),
         engine=server.engine,
-        engine_version=server.version or conformance.file.engine.version,
+        engine_version=server.version or conformance.run.record.file.engine.version,
         configuration=profile.under_test,
-        environment=conformance.file.environment,
+        environment=conformance.run.record.file.environment,
     )
 
 
@@ -413,5 +420,5 @@ def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
 @pytest.fixture
 def caches_prefixes(conformance: Session, server: Server) -> bool:
     """Whether the server's log shows a prefix cache with blocks that are not long."""
-    path = conformance.kernel_path(server)
+    path = conformance.run.paths.of(server)
     return path.prefix_caching is True and int(path.block_size or 0) <= _LONGEST_BLOCK

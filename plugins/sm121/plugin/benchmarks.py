@@ -130,7 +130,7 @@ def box(conformance: Session) -> RunBox:
     ab = conformance.settings.ab
     sides = ab.sides if ab is not None else ()
     urls = [side.url for side in sides if side.url is not None]
-    conformance.box = RunBox(conformance, also=urls)
+    conformance.box = RunBox(conformance.run, also=urls)
     conformance.box.read_before()
     return conformance.box
 
@@ -239,25 +239,26 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
         session: The run.
         output_json: The data that pytest-benchmark stores.
     """
+    run = session.run
     recorder = session.recorder
     latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
-    tests = [test for test in session.ledger if test.executed and not test.excused]
+    tests = [test for test in run.record.ledger if test.executed and not test.excused]
     # The comparison is decided when the run closes, after this.
-    if session.settings.judging.against is not None and session.target.obstacle is None:
-        tests += session.worse_than_trusted(session.file.model_copy(deep=True))
+    if session.settings.judging.against is not None and run.target.obstacle is None:
+        tests += session.worse_than_trusted(run.record.file.model_copy(deep=True))
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]
-        if "sm121" not in info or info["metric"] not in session.file.metrics:
+        if "sm121" not in info or info["metric"] not in run.record.file.metrics:
             continue
         recorded = latest.get(info["metric"])
         if recorded is not None:
             info.update(recorder.described(recorded, reason=recorded.reason))
         info["run"] = ended.value
-        info["box"] = session.file.box.model_dump(mode="json")
-        if session.file.fingerprint is not None:
-            info["fingerprint"] = session.file.fingerprint.model_dump(mode="json")
-        info["verdict"] = session.file.metrics[info["metric"]].verdict.value
+        info["box"] = run.record.file.box.model_dump(mode="json")
+        if run.record.file.fingerprint is not None:
+            info["fingerprint"] = run.record.file.fingerprint.model_dump(mode="json")
+        info["verdict"] = run.record.file.metrics[info["metric"]].verdict.value
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -291,10 +292,12 @@ def keep_history(config: pytest.Config, session: Session) -> None:
         return
     history = history_of(config, session)
     try:
-        series = metric_levels.series_of(history.current, history.runs, session.file.started)
+        series = metric_levels.series_of(
+            history.current, history.runs, session.run.record.file.started
+        )
     except (Sm121Error, AssertionError):
         return  # nothing to compare with; the regression level says why
     findings: list[str] = []
     if HISTORY in config.stash:
         findings = [printable(line) for line in config.stash[HISTORY].findings]
-    session.emit(HistoryRead(series, findings))
+    session.run.record.emit(HistoryRead(series, findings))

@@ -167,9 +167,9 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
         try:
             step(*arguments)
         except Exception as error:  # noqa: BLE001 - of another plugin; it is shown, and judged
-            line = session.redact(f"pytest-benchmark: {type(error).__name__}: {error}")
+            line = session.run.record.redact(f"pytest-benchmark: {type(error).__name__}: {error}")
             config.stash[_BROKEN] = line
-            session.say("benchmark", line)
+            session.run.record.say("benchmark", line)
 
     return guarded
 
@@ -184,18 +184,21 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
         session: The run, whose last test has ended.
         items: The selected tests.
     """
-    if not is_asked(config) or session.target.obstacle is not None:
+    run = session.run
+    if not is_asked(config) or run.target.obstacle is not None:
         return
     if _given(config, "benchmark_compare_fail"):
         _decide_checks(config, session)
     comparing = {item.stash[ID] for item in items if _compares(item)}
-    if session.file.shard is not None or any(session.ledger[name].executed for name in comparing):
+    if run.record.file.shard is not None or any(
+        run.record.ledger[name].executed for name in comparing
+    ):
         return
     history = config.stash.setdefault(HISTORY, history_of(config, session))
     for judged in _judged(history):
         name = f"{_COMPARE}::{judged.name}"
         decision = TestReport.of(name, "regression", *judged.facts, verdict=judged.verdict)
-        session.emit(Decided(decision))
+        run.record.emit(Decided(decision))
 
 
 def decide_what_broke(config: pytest.Config, session: Session) -> None:
@@ -212,7 +215,7 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
     if line is not None:
         fact = Fact("pytest-benchmark stores and compares the run", line)
         decision = TestReport.of("--benchmark::pytest-benchmark", "regression", fact)
-        session.emit(Decided(decision))
+        session.run.record.emit(Decided(decision))
     if benchmarks is not None:
         benchmarks.compare_fail = None
         benchmarks.performance_regressions = []
@@ -248,12 +251,12 @@ def _decide_checks(config: pytest.Config, session: Session) -> None:
     """Decide what ``--benchmark-compare-fail`` finds; with nothing to compare a run fails, too."""
     for number, regression in enumerate(_regressions(config)):
         name = f"{_FAIL}::{regression.subject[:80]}"
-        if name in session.ledger:  # two checks of one benchmark
+        if name in session.run.record.ledger:  # two checks of one benchmark
             name += f" #{number}"
         decision = TestReport(
             id=name, level="regression", verdict=Verdict.FAIL, message=regression.line
         )
-        session.emit(Decided(decision))
+        session.run.record.emit(Decided(decision))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ The server is started when the first test needs it.
 import functools
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,10 @@ from sm121.engines.detection import detect
 from sm121.engines.endings import StopReport
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin.stash import DEVIATIONS, SESSION, SYMPTOMS
+from sm121.run.configurations import Configurations
 from sm121.run.events import EngineShown
+from sm121.run.paths import KernelPaths
+from sm121.run.run import Run
 from sm121.session.session import Session
 
 if TYPE_CHECKING:
@@ -53,14 +56,32 @@ def conformance(pytestconfig: pytest.Config) -> Session:
 @pytest.fixture(scope="session")
 def profile(conformance: Session) -> Profile:
     """The profile in force."""
-    return conformance.profile
+    return conformance.run.profile
+
+
+@pytest.fixture(scope="session")
+def remark(conformance: Session) -> Callable[[str], None]:
+    """Keeps a remark, which the report shows. A remark has no effect on any verdict."""
+    return conformance.run.record.remark
+
+
+@pytest.fixture(scope="session")
+def configurations(conformance: Session) -> Configurations:
+    """The server configurations of the profile, and what keeps them from being started here."""
+    return conformance.run.configurations
+
+
+@pytest.fixture(scope="session")
+def paths(conformance: Session) -> KernelPaths:
+    """The kernel path of each server, and what of it contradicts the profile."""
+    return conformance.run.paths
 
 
 @dataclass(frozen=True)
 class Servers:
     """Servers by configuration name. One lives at a time; another one stops it."""
 
-    _session: Session
+    _run: Run
 
     def __call__(self, configuration: str | None = None) -> Server:
         """Return the server of a configuration. It is started if it does not run.
@@ -68,7 +89,18 @@ class Servers:
         Args:
             configuration: The name of the configuration; None: the one under test.
         """
-        return self._session.server(configuration)
+        return self._run.server(configuration)
+
+    def last(self, configuration: str) -> Server | None:
+        """Return the server of a configuration that was ready last, stopped or not.
+
+        Args:
+            configuration: The name of the configuration.
+
+        Returns:
+            The server; None if none was, or if the server is attached.
+        """
+        return self._run.servers.last(configuration)
 
     def stop(self) -> StopReport:
         """Stop the running server.
@@ -79,7 +111,7 @@ class Servers:
         Raises:
             NotRun: The server is attached, or none runs.
         """
-        report = self._session.stop()
+        report = self._run.servers.stop()
         if report is None:
             raise NotRun(
                 "no server that the suite started is running; attached ones are not stopped"
@@ -90,14 +122,14 @@ class Servers:
 @pytest.fixture(scope="session")
 def servers(conformance: Session) -> Servers:
     """Gives the server of any of the profile's configurations."""
-    return Servers(conformance)
+    return Servers(conformance.run)
 
 
 @pytest.fixture
 def server(conformance: Session) -> Iterator[Server]:
     """The server under test, alive before and after the test."""
-    yield conformance.server()
-    conformance.check_alive()
+    yield conformance.run.server()
+    conformance.run.servers.check_alive()
 
 
 @pytest.fixture
@@ -128,7 +160,7 @@ def model(server: Server) -> str:
 @pytest.fixture
 def kernel_path(conformance: Session, server: Server) -> KernelPath:
     """The kernel path of the server under test, as its log proves it."""
-    return conformance.kernel_path(server)
+    return conformance.run.paths.of(server)
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -144,6 +176,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
     """The capabilities of the server under test; ``require`` raises NotRun for a missing one."""
+    run = conformance.run
     by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
     detected = by_address.get(server.endpoint.base_url)
     if detected is None:
@@ -151,11 +184,11 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
         given = conformance.settings.attached
         if given is not None:
             named = given.engine
-        detected = detect(server, named, identity=conformance.file.engine.identity)
+        detected = detect(server, named, identity=run.record.file.engine.identity)
         if not server.managed:
-            before = conformance.file.engine
+            before = run.record.file.engine
             shown = EngineShown.of(before, name=detected.engine, version=detected.version)
-            conformance.emit(shown)
+            run.record.emit(shown)
         by_address[server.endpoint.base_url] = detected
     return detected
 
@@ -170,7 +203,7 @@ def api(pytestconfig: pytest.Config, server: Server, capabilities: Capabilities)
 @pytest.fixture(scope="session")
 def _seed_of_samples(conformance: Session) -> int:
     seed = secrets.randbits(32)
-    conformance.remark(f"sampling: values drawn with seed {seed}", at_once=False)
+    conformance.run.record.remark(f"sampling: values drawn with seed {seed}", at_once=False)
     return seed
 
 
@@ -200,7 +233,7 @@ def sdk(client: "openai.OpenAI", model: str) -> Sdk:
 def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
     """Judges the server by a case of ``fixtures/api/cases.toml``."""
     answered = request.config.stash.setdefault(_WELL, {})
-    remark = functools.partial(conformance.remark, at_once=False)
+    remark = functools.partial(conformance.run.record.remark, at_once=False)
     kept = request.node.stash
     excused = kept.setdefault(DEVIATIONS, [])
     symptoms = kept.setdefault(SYMPTOMS, [])
@@ -210,4 +243,6 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
     """The server under test in the exam of its profile."""
-    return exams.Candidate(api, judge, exam.load(profile.correctness.exam), conformance.remark)
+    return exams.Candidate(
+        api, judge, exam.load(profile.correctness.exam), conformance.run.record.remark
+    )

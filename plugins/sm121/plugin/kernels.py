@@ -84,13 +84,15 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
         raise NotRun(obstacle)
     processes = _Processes(conformance)
     pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
-    path = conformance.path_to_judge()
+    path = conformance.run.paths.to_judge()
     chosen = {}
     for operation in serving.OPERATIONS:
         if settings.kernels.provider is not None:
             chosen[operation] = serving.Choice(None, provider=settings.kernels.provider)
         else:
-            choices = serving.choices(settings.engine.name, conformance.arch, path, operation)
+            choices = serving.choices(
+                settings.engine.name, conformance.run.target.arch, path, operation
+            )
             chosen[operation] = choices[0]
     yield under_test.Kernels(chosen, functools.cache(processes.of))
     end_processes(pytestconfig)
@@ -104,6 +106,7 @@ class _Processes:
     """
 
     def __init__(self, conformance: Session) -> None:
+        run = conformance.run
         settings = conformance.settings
         self._session = conformance
         workers = settings.worker.count if settings.worker is not None else 1
@@ -116,11 +119,14 @@ class _Processes:
         elif isinstance(engines.engine(settings.engine.name), Program):
             self._serves = f"{settings.engine.name} has kernels of its own, which are not judged"
         else:
-            configuration = conformance.managed_configuration(conformance.profile.under_test)
+            configuration = run.configurations.managed(run.profile.under_test)
             self._python = configuration.python
             # The environment of a start: what is compiled here is not compiled again there.
-            bounds = conformance.bound_compilers(configuration)
-            self._environment = {**conformance.engine_environment(configuration), **bounds}
+            bounds = run.configurations.bound_compilers(configuration)
+            self._environment = {
+                **run.configurations.environment(configuration),
+                **bounds,
+            }
         self.engine = child.Child(self._python, self._environment, None, self.here.workers)
 
     def of(self, provider: str) -> child.Child:
@@ -140,7 +146,7 @@ class _Processes:
             line = f"the numerics judge {builds.here(names)}, of this machine; {self._serves}"
             if self._session.settings.judging.certify:
                 raise NotRun(f"{line}: run the kernel level in the engine's environment")
-            self._session.remark(line)
+            self._session.run.record.remark(line)
             return self.here
         if not is_foreign:
             return self.engine
@@ -182,8 +188,8 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
 @pytest.fixture
 def decode_profile(conformance: Session, server: Server) -> KernelProfile:
     """Kernels of some decode steps of the server under test; table and trace are in the report."""
-    mode = target.profiler_mode(conformance.settings, conformance.profile)
-    return decode.take(conformance, server, mode=mode)
+    mode = target.profiler_mode(conformance.settings, conformance.run.profile)
+    return decode.take(conformance.run, server, mode=mode)
 
 
 @pytest.fixture(scope="session")
@@ -194,5 +200,5 @@ def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) 
         "compiler": str(compiler.tools.compiler),
         "disassembler": str(compiler.tools.disassembler),
     }
-    conformance.emit(EnvironmentNoted("compilation", tools))
+    conformance.run.record.emit(EnvironmentNoted("compilation", tools))
     return compiler

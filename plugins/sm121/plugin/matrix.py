@@ -82,7 +82,7 @@ def refuse_wrong_arguments(
     """
     plan = _plan_to_run(config, session, items)
     if plan is not None:
-        refuse_arguments(plan, session.managed_configuration(session.profile.under_test))
+        refuse_arguments(plan, session.run.configurations.managed(session.run.profile.under_test))
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
@@ -95,7 +95,7 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
     """
     if _plan_to_run(config, session, items) is not None:
         for line in _level(config, session).outlook():
-            session.say("matrix", line)
+            session.run.record.say("matrix", line)
 
 
 def _plan_to_run(
@@ -103,7 +103,7 @@ def _plan_to_run(
 ) -> CellPlan | None:
     """The plan, if it has cells and the run starts servers for them."""
     plan = config.stash.get(PLAN, None)
-    if plan is None or not plan.cells or session.pool is None:
+    if plan is None or not plan.cells or session.run.servers.pool is None:
         return None
     if not any(item.stash.get(LEVEL, "") == "matrix" for item in items):
         return None
@@ -137,16 +137,17 @@ def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> 
 
 
 def _level(config: pytest.Config, session: Session) -> MatrixLevel:
+    run = session.run
     if _MATRIX not in config.stash:
         plan = _plan(config)
-        if session.attached is not None:
+        if run.servers.attached is not None:
             raise verdict.NotRun("the matrix starts its own servers; run without --base-url")
-        if session.pool is None:
-            raise verdict.NotRun(session.target.obstacle or "no server can be started here")
+        if run.servers.pool is None:
+            raise verdict.NotRun(run.target.obstacle or "no server can be started here")
         if plan is None:
-            raise verdict.NotRun(f"profile {session.profile.name} has no [matrix]")
+            raise verdict.NotRun(f"profile {run.profile.name} has no [matrix]")
         config.stash[_MATRIX] = MatrixLevel(
-            session,
+            session.run,
             plan,
             cache=session.settings.root / ".cache",
         )

@@ -94,9 +94,9 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[SESSION] = session
     config.stash[CRASHES] = crashes.CrashDesk(session)
     config.stash[SIGNALS] = signals.Signals(session)
-    session.deselected = selection.missed(config, chosen.arch)
-    session.collected = config.stash[selection.COLLECTED]
-    session.asks_for = wanted.asks_for(config, session)
+    session.selected.deselected = selection.missed(config, chosen.arch)
+    session.selected.collected = config.stash[selection.COLLECTED]
+    session.selected.asks_for = wanted.asks_for(config, session)
     return session
 
 
@@ -160,21 +160,21 @@ def needs_the_machine(items: Iterable[pytest.Item], *, on_gpu: bool) -> bool:
     return False
 
 
-def take_machine(config: pytest.Config, run: Session, items: Iterable[pytest.Item]) -> None:
+def take_machine(config: pytest.Config, session: Session, items: Iterable[pytest.Item]) -> None:
     """Be the only run that measures on this machine, if that is needed.
 
     The first of several workers takes the machine for all of them.
 
     Args:
         config: Keeps the lock.
-        run: The run, which has begun nothing.
+        session: The run, which has begun nothing.
         items: The collected tests.
 
     Raises:
         UsageError: Another run measures here.
     """
-    chosen = run.target
-    settings = run.settings
+    chosen = session.run.target
+    settings = session.settings
     if settings.worker is not None and settings.worker.id != "gw0":
         return
     starts_on_gpu = chosen.arch != CPU and chosen.obstacle is None and settings.base_url is None
@@ -216,24 +216,24 @@ def open_empty(config: pytest.Config) -> None:
 
 
 @contextlib.contextmanager
-def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
+def withdrawing(config: pytest.Config, session: Session) -> Iterator[None]:
     """Take the run back if the block refuses its request: it leaves no report.
 
     Args:
         config: pytest's. The run is taken out of its stash.
-        run: The run, which has begun nothing.
+        session: The run, which has begun nothing.
 
     Raises:
         UsageError: The request is refused, or another run has the report directory.
     """
     try:
         yield
-        if run.in_use is not None:
-            raise run.in_use
+        if session.in_use is not None:
+            raise session.in_use
     except UsageError:
         del config.stash[SESSION]
         del config.stash[CRASHES]
-        run.withdraw()
+        session.withdraw()
         release_machine(config)
         raise
 

@@ -50,14 +50,15 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
     Returns:
         The reason; None if the test is started.
     """
-    if session.aborted is not None:
-        return f"the run was ended: {session.aborted[1]}"
-    if session.distrusted is not None:
-        return session.distrusted
+    run = session.run
+    if run.servers.aborted is not None:
+        return f"the run was ended: {run.servers.aborted[1]}"
+    if run.servers.distrusted is not None:
+        return run.servers.distrusted
     smoke = profile_fields.LEVELS[0]
     if item.stash[LEVEL] == smoke:
         return None
-    for test in session.ledger:
+    for test in run.record.ledger:
         if test.level != smoke or test.excused or test.is_beside:
             continue
         if test.verdict is Verdict.FAIL:
@@ -110,7 +111,7 @@ def take(
     """
     error = error_of(call)
     if isinstance(error, Inapplicable):
-        session.inapplicable.add(item.stash[ID])
+        session.selected.inapplicable.add(item.stash[ID])
     if isinstance(error, NotRun):
         path, line, _ = item.location
         report.outcome = "skipped"
@@ -126,7 +127,7 @@ def take(
     if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
-        why = session.redact(_why_skipped(error, report))
+        why = session.run.record.redact(_why_skipped(error, report))
         finding.message = printable(why)[:_MESSAGE_LENGTH]
     elif report.failed:
         failed = _failure(session, item, finding, error, report, is_excused=is_excused)
@@ -141,7 +142,7 @@ def take(
         finding.metrics = [one.measurement.name for one in _recorded(session, item)]
         finding.deviations = item.stash.get(DEVIATIONS, None)
         finding.symptoms = item.stash.get(SYMPTOMS, [])
-        session.emit(Decided(finding))
+        session.run.record.emit(Decided(finding))
     report.user_properties.append(("verdict", finding.verdict.value))
 
 
@@ -292,7 +293,7 @@ def _facts(session: Session, error: BaseException | None, report: pytest.TestRep
         facts = [Fact("", str(error), kind=kind)]
 
     def shown(said: str) -> str:
-        whole = printable(session.redact(said))
+        whole = printable(session.run.record.redact(said))
         rest = whole[_OBSERVED_LENGTH:]
         if not rest:
             return whole
@@ -351,7 +352,7 @@ def _known_bug(
     parts = []
     for fact in facts:
         parts += [fact.requirement, fact.observation]
-    for crash_report in session.file.crashes:
+    for crash_report in session.run.record.file.crashes:
         if crash_report.test == item.stash[ID]:
             parts.append(crash_report.kind)
     for bug in _bugs(session, item):
@@ -361,7 +362,7 @@ def _known_bug(
 
 
 def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
-    engine = session.file.engine
+    engine = session.run.record.file.engine
     if engine.name not in capabilities.shipped():
         return []
     can = capabilities.of(engine.name, engine.version, identity=engine.identity)
@@ -370,11 +371,11 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
 
 def _mended(session: Session, item: pytest.Item) -> None:
     """Remark on a known bug whose range is open if the test that shows it holds."""
-    engine = session.file.engine
+    engine = session.run.record.file.engine
     for bug in _bugs(session, item):
         if not bug.mended_by(item.stash[ID]):
             continue
-        session.remark(
+        session.run.record.remark(
             f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
             f"{engine.version} does not show it ({bug.what}): close the range in "
             f"fixtures/engines/{engine.name}.toml",
@@ -483,7 +484,7 @@ def _never_waived(
         if not recorded:
             return "a measurement without a number"
         for one in recorded:
-            metric = session.file.metrics.get(one.measurement.name)
+            metric = session.run.record.file.metrics.get(one.measurement.name)
             if metric is None or metric.value is None:
                 return "a measurement without a number"
     return None

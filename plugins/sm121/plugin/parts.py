@@ -19,9 +19,11 @@ from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import stored_run
 from sm121.run.event_log import EventLog
+from sm121.run.record import RunRecord
+from sm121.run.run import Run
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 from sm121.session import target
-from sm121.session.session import Session
+from sm121.session.session import Session, secrets_given
 
 #: The name of the run.
 _RUN = pytest.StashKey[str]()
@@ -107,20 +109,20 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
     """
     settings = config.stash[SETTINGS]
     name = config.stash[_RUN]
-    lock = report_directory.take(settings.report_dir, name).lock
+    report = report_directory.take(settings.report_dir, name)
     parts = stored_run.parts_of(settings.report_dir)
     deaths = [] if interrupted else _deaths(config, parts)
     architectures = architectures_asked_for(expressions.marker_expression(config))
     whole, known = merging.join(settings.report_dir, parts, deaths)
-    session = Session(
-        settings=settings,
-        target=target.resolve(settings, architectures),
+    record = RunRecord(
         directory=settings.report_dir,
-        lock=lock,
         log=EventLog(whole),
-        run_id=name,
         say=functools.partial(terminal.say, config),
-        interrupted=interrupted,
+        secrets=secrets_given(settings),
+    )
+    run = Run.of(target.resolve(settings, architectures), record)
+    session = Session(
+        run=run, settings=settings, report=report, run_id=name, interrupted=interrupted
     )
     config.stash[SESSION] = session
     config.stash[REPORT] = reporting.write(config, session, known)

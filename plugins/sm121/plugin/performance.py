@@ -80,14 +80,15 @@ def refuse_wrong_sizes(session: Session) -> None:
     Raises:
         UsageError: An option names such a size.
     """
+    run = session.run
     sizes = session.settings.measuring.sizes
-    chosen = session.target.profile
-    if chosen is None or session.target.obstacle is not None:
+    chosen = run.target.profile
+    if chosen is None or run.target.obstacle is not None:
         return
-    if session.attached is not None:
-        context = session.attached.context_tokens()
+    if run.servers.attached is not None:
+        context = run.servers.attached.context_tokens()
     else:
-        under_test = session.managed_configuration(session.profile.under_test)
+        under_test = run.configurations.managed(run.profile.under_test)
         context = context_argument(under_test.arguments)
     plan = session.settings.measuring_plan(chosen)
     if context is None:
@@ -109,7 +110,7 @@ def refuse_wrong_sizes(session: Session) -> None:
 def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     """The measuring client, and the plan in force."""
     settings = conformance.settings
-    plan = settings.measuring_plan(conformance.profile)
+    plan = settings.measuring_plan(conformance.run.profile)
     shown_at = -_LINE_EVERY_S
 
     def show(line: str) -> None:
@@ -120,7 +121,9 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
             shown_at = now
             say(pytestconfig, "measuring", line)
 
-    with Bench.open(conformance, plan, tails=settings.measuring.percentiles, show=show) as opened:
+    with Bench.open(
+        conformance.run, plan, tails=settings.measuring.percentiles, show=show
+    ) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]
@@ -160,9 +163,9 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
         verdict = Verdict.FAIL
         if isinstance(failure, Undecided):
             verdict = failure.verdict
-        facts = [fact.mapped(session.redact) for fact in unmet.facts_of(failure)]
+        facts = [fact.mapped(session.run.record.redact) for fact in unmet.facts_of(failure)]
         decision = TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
-        session.emit(Decided(decision))
+        session.run.record.emit(Decided(decision))
 
 
 def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -202,9 +205,10 @@ def startup_s(server: Server) -> float:
 @pytest.fixture
 def memory_peak_gib(conformance: Session) -> float:
     """The most memory of host and GPU together that the server held so far."""
+    run = conformance.run
     assert conformance.sampler is not None
-    if not conformance.processes():
-        raise NotRun(conformance.no_memory())
+    if not run.servers.processes():
+        raise NotRun(run.servers.no_memory())
     conformance.sampler.sample()
     resources = conformance.sampler.resources
     if resources.tree_rss_peak_bytes is None:
@@ -212,7 +216,7 @@ def memory_peak_gib(conformance: Session) -> float:
     host = f"{resources.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"
     if resources.memory_peak_bytes is None:
         raise NotRun(f"what the server holds of the GPU is {resources.memory_source}; {host}")
-    conformance.remark(f"memory_peak_gib: {resources.memory_source}; {host}", at_once=False)
+    run.record.remark(f"memory_peak_gib: {resources.memory_source}; {host}", at_once=False)
     return resources.memory_peak_bytes / 2**30
 
 
@@ -225,30 +229,31 @@ def measured_history(conformance: Session, pytestconfig: pytest.Config) -> Measu
 @pytest.fixture(scope="session")
 def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> AbRun:
     """A against B, started in turns."""
+    run = conformance.run
     assert box is not None  # read before the first start
     settings = conformance.settings
-    profile = conformance.profile
+    profile = run.profile
     ab = settings.ab
     if ab is None:
         raise NotRun("nothing to compare: give --ab A B")
 
     def attach_to(side: Side) -> Server:
         log = side.log
-        attached = conformance.attached
+        attached = run.servers.attached
         if log is None and attached is not None and attached.endpoint.base_url == side.url:
             given = settings.attached
             log = given.log if given is not None else None
         return target.attach_to(str(side.url), log, settings, profile)
 
     return AbRun(
-        conformance,
+        conformance.run,
         ab.sides,
         settings.measuring_plan(profile),
         attach_to,
         box.read_beside,
         pairs=ab.pairs,
         hypothesis=ab.hypothesis,
-        obstacle=conformance.target.obstacle,
+        obstacle=run.target.obstacle,
         price=functools.partial(answers.price_of, pytestconfig, conformance),
     )
 
@@ -263,7 +268,7 @@ def stress(
         from sm121.stress import level  # aiohttp: a fifth of a second of every other run
 
         end_load(pytestconfig)
-        current = _Loaded(server, level.Stress(conformance, server, capabilities))
+        current = _Loaded(server, level.Stress(conformance.run, server, capabilities))
         pytestconfig.stash[_STRESS] = current
     return current.stress
 
@@ -283,7 +288,7 @@ def end_with_its_level(item: pytest.Item, session: Session) -> None:
     """
     if item.stash[LEVEL] != "stress":
         end_load(item.config)
-        session.load = None  # its samples are of this server only
+        session.run.servers.load = None  # its samples are of this server only
 
 
 def end_load(config: pytest.Config) -> None:

@@ -81,9 +81,9 @@ class PriceDecision:
 
     def _note_unmeasured(self, name: str, metric: str) -> None:
         unit, _ = PRICES[metric]
-        self._conformance.emit(Measured(name, MetricReport(value=None, unit=unit)))
+        self._conformance.run.record.emit(Measured(name, MetricReport(value=None, unit=unit)))
         why = self._priced.reasons[name]
-        self._conformance.remark(f"{name} was not measured: {why}", at_once=False)
+        self._conformance.run.record.remark(f"{name} was not measured: {why}", at_once=False)
 
     def _failures_of(self, name: str, metric: str) -> list[Fact]:
         """Record a metric at one depth. Return what does not hold."""
@@ -99,9 +99,9 @@ class PriceDecision:
             failed += unmet.facts
         if name in self._gates:
             return failed
-        is_limited = self._conformance.profile.regression.price_allowed
+        is_limited = self._conformance.run.profile.regression.price_allowed
         if is_limited and self._priced.rounding != EXACT:
-            rounding = self._conformance.file.engine.rounding
+            rounding = self._conformance.run.record.file.engine.rounding
             failed.append(Fact(f"{name} in correctness.prices", f"{rounding}: none"))
         if not math.isfinite(fmean(samples)):
             failed.append(Fact("log-probabilities that are numbers", "some are none", name))
@@ -109,8 +109,8 @@ class PriceDecision:
 
     def _require_a_row(self) -> None:
         """Raise NotRun if the profile has prices, but none of this rounding."""
-        if self._gates or not self._conformance.profile.correctness.prices:
+        if self._gates or not self._conformance.run.profile.correctness.prices:
             return
-        rounding = self._conformance.file.engine.rounding
+        rounding = self._conformance.run.record.file.engine.rounding
         rounds = f"rounding {rounding}" if rounding else "what does not show"
         raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")

@@ -43,7 +43,7 @@ def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
         return run_again.whole(config, session, "--engine-debug")
 
     session.again = again
-    session.emit(Described(run_again.whole(config, session), requirements))
+    session.run.record.emit(Described(run_again.whole(config, session), requirements))
 
 
 def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport) -> None:
@@ -54,19 +54,20 @@ def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport)
         item: The test.
         report: pytest's report of the phase that failed.
     """
+    run = session.run
     sections = {}
     for heading, content in report.sections:
-        sections[heading] = session.redact(content)[-_MOST_SECTION:]
+        sections[heading] = run.record.redact(content)[-_MOST_SECTION:]
     file, line, _ = item.location
     failure = details.FailureDetail(
         id=item.stash[ID],
-        text=details.shortened(session.redact(report.longreprtext)),
+        text=details.shortened(run.record.redact(report.longreprtext)),
         sections=sections,
         location=f"{file}:{line + 1}" if line is not None else file,
         logs=_logs(session, item),
         reproduce=run_again.of_test(item.config, session, item.stash[ID]),
     )
-    session.emit(FailureShown(failure))
+    run.record.emit(FailureShown(failure))
 
 
 def write(config: pytest.Config, session: Session, known: details.Details) -> StoredReport:
@@ -80,17 +81,18 @@ def write(config: pytest.Config, session: Session, known: details.Details) -> St
     Returns:
         The report as it was written.
     """
+    run = session.run
     known = known.model_copy(update={"again": run_again.of_failed(config, session)})
-    report = page.write_all(session.directory, known)
+    report = page.write_all(run.record.directory, known)
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file and session.settings.worker is None:
-        text = (session.directory / "summary.md").read_bytes()
+        text = (run.record.directory / "summary.md").read_bytes()
         try:
             with Path(file).open("ab") as stream:
                 if stream.tell() + len(text) <= _LONGEST_SUMMARY:
                     stream.write(text + b"\n")
         except OSError as error:
-            session.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
+            run.record.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
     return report
 
 
@@ -103,21 +105,23 @@ def redact(session: Session, report: pytest.TestReport) -> None:
         session: The run, which knows the secrets.
         report: pytest's report of a phase, which is changed.
     """
-    report.sections = [(name, session.redact(text)) for name, text in report.sections]
+    run = session.run
+    report.sections = [(name, run.record.redact(text)) for name, text in report.sections]
     if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
         file, line, _ = report.location
-        report.longrepr = (file, (line or 0) + 1, session.redact(report.longrepr[2]))
+        report.longrepr = (file, (line or 0) + 1, run.record.redact(report.longrepr[2]))
         return
     content = report.longreprtext
-    clean = session.redact(content)
+    clean = run.record.redact(content)
     if clean != content:
         report.longrepr = clean
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:
-    if session.pool is None or not uses_a_server(item):
+    run = session.run
+    if run.servers.pool is None or not uses_a_server(item):
         return []
-    logs = [start.log for start in session.pool.starts[item.stash.get(STARTS, 0) :]]
-    if session.pool.latest is not None:
-        logs.append(session.pool.latest.launch.log.name)
+    logs = [start.log for start in run.servers.pool.starts[item.stash.get(STARTS, 0) :]]
+    if run.servers.pool.latest is not None:
+        logs.append(run.servers.pool.latest.launch.log.name)
     return list(dict.fromkeys(logs))

@@ -23,59 +23,64 @@ from sm121.session.session import Session
 _BY_THEMSELVES = ("kernel", "correctness")
 
 
-def take_up(config: pytest.Config, run: Session) -> None:
+def take_up(config: pytest.Config, session: Session) -> None:
     """Go on with the run of the report directory, with ``--resume``.
 
     Args:
         config: pytest's.
-        run: The run, which has begun nothing. It gets the events of the earlier process.
+        session: The run, which has begun nothing. It gets the events of the earlier process.
 
     Raises:
         UsageError: There is no run that can be resumed, or this one asks for something else.
     """
+    run = session.run
     if not config.getoption("--resume"):
         return
-    path = run.directory / events.NAME
+    path = run.record.directory / events.NAME
     try:
         stream = events.read(path)
         before = fold.replay(stream.events)
         before.settle()
-        _refuse_another(stream, before.file, run.file)
+        _refuse_another(stream, before.file, run.record.file)
         log = EventLog.resume(path, stream)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--resume: expected a run in {run.directory} that was killed ({error}). "
+            f"--resume: expected a run in {run.record.directory} that was killed ({error}). "
             "Leave out --resume."
         ) from error
-    anew = run.file
-    run.log = log
-    _take_up_doubts(run, stream)
+    anew = run.record.file
+    run.record.log = log
+    _take_up_doubts(session, stream)
     kept = _kept(log.fold)
-    run.emit(Resumed([test.id for test in run.file.tests if test.id not in kept]))
-    run.emit(EnvironmentRead(anew.environment, anew.fingerprint))
+    run.record.emit(Resumed([test.id for test in run.record.file.tests if test.id not in kept]))
+    run.record.emit(EnvironmentRead(anew.environment, anew.fingerprint))
     for line in anew.unproven:
-        run.unproven(line)
+        run.record.unproven(line)
     for line in anew.remarks:
-        run.remark(line, at_once=False)
-    run.metrics_file(None).unlink(missing_ok=True)  # the first look at an attached server
-    (run.directory / details.NAME).unlink(missing_ok=True)  # of a run that was interrupted
+        run.record.remark(line, at_once=False)
+    run.paths.metrics_file(None).unlink(missing_ok=True)  # the first look at an attached server
+    (run.record.directory / details.NAME).unlink(missing_ok=True)  # of a run that was interrupted
 
 
-def leave_out_decided(config: pytest.Config, run: Session, items: list[pytest.Item]) -> None:
+def leave_out_decided(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
     """Remove the tests that are not run again, with ``--resume``.
 
     Args:
         config: pytest's.
-        run: The run.
+        session: The run.
         items: The selected tests.
     """
     if not config.getoption("--resume"):
         return
     count = len(items)
     items[:] = [
-        item for item in items if LEVEL not in item.stash or not run.ledger.has(item.stash[ID])
+        item
+        for item in items
+        if LEVEL not in item.stash or not session.run.record.ledger.has(item.stash[ID])
     ]
-    run.say("resume", f"{count - len(items)} checks were decided before, {len(items)} are run")
+    session.run.record.say(
+        "resume", f"{count - len(items)} checks were decided before, {len(items)} are run"
+    )
 
 
 def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> None:
@@ -99,14 +104,15 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
         raise ValueError(f"it asked for something else: {others[0]}")
 
 
-def _take_up_doubts(run: Session, stream: Stream) -> None:
+def _take_up_doubts(session: Session, stream: Stream) -> None:
     """Trust nothing that the earlier process did not trust any more."""
+    run = session.run
     for stamped in stream.events:
         if isinstance(stamped.event, Distrusted):
-            run.distrusted = stamped.event.why
-    for crash in run.file.crashes:
+            run.servers.distrusted = stamped.event.why
+    for crash in run.record.file.crashes:
         if crash.kind == MEMORY_FLOOR:
-            run.aborted = (MEMORY_FLOOR, crash.summary)
+            run.servers.aborted = (MEMORY_FLOOR, crash.summary)
 
 
 def _kept(before: Fold) -> set[str]:

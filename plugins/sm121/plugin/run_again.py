@@ -80,11 +80,12 @@ def of_failed(config: pytest.Config, session: Session) -> str | None:
         config: pytest's.
         session: The run.
     """
-    counted = (session.file.verdict, Verdict.FAIL, Verdict.INVALID)
-    failed = [test for test in findings.failures(session.file) if test.verdict in counted]
+    run = session.run
+    counted = (run.record.file.verdict, Verdict.FAIL, Verdict.INVALID)
+    failed = [test for test in findings.failures(run.record.file) if test.verdict in counted]
     if not failed:
         return None
-    are_tests = all(_runs_alone(session.file, test) for test in failed)
+    are_tests = all(_runs_alone(run.record.file, test) for test in failed)
     are_many = len(failed) > _MOST_TESTS
     named_tests = any("::" in path for path in config.option.file_or_dir or ())
     if not are_tests or (are_many and named_tests):
@@ -105,8 +106,8 @@ def line(session: Session, config: pytest.Config, arguments: Sequence[str]) -> s
     """
     command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
     # Before they are quoted: a secret with a quote in it is another text then.
-    command += [session.redact(argument) for argument in arguments]
-    return printable(session.redact(shlex.join(command)))
+    command += [session.run.record.redact(argument) for argument in arguments]
+    return printable(session.run.record.redact(shlex.join(command)))
 
 
 def _runs_alone(run: VerdictFile, test: TestReport) -> bool:

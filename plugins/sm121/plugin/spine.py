@@ -162,26 +162,31 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
     with opening.refusing(config):
         with others.only_warn():
             comparing.refuse(config, session.items)
-            run = opening.open_run(config, session.items)
-        if run is not None:
-            with opening.withdrawing(config, run):
-                answers.refuse_wrong_files(config, run)
-                performance.refuse_wrong_sizes(run)
-                if run.settings.judging.against is not None and run.target.obstacle is None:
-                    against.refuse(run.settings.judging.against, run.file)
-                matrix.refuse_wrong_arguments(config, run, session.items)
-                opening.take_machine(config, run, session.items)
-                resuming.take_up(config, run)
+            conformance = opening.open_run(config, session.items)
+        if conformance is not None:
+            with opening.withdrawing(config, conformance):
+                answers.refuse_wrong_files(config, conformance)
+                performance.refuse_wrong_sizes(conformance)
+                if (
+                    conformance.settings.judging.against is not None
+                    and conformance.run.target.obstacle is None
+                ):
+                    against.refuse(
+                        conformance.settings.judging.against, conformance.run.record.file
+                    )
+                matrix.refuse_wrong_arguments(config, conformance, session.items)
+                opening.take_machine(config, conformance, session.items)
+                resuming.take_up(config, conformance)
             benchmarks.keep_quiet(config, session.items)
-            comparing.guard(config, run)
-            reporting.begin(config, run, session.items)
-            resuming.leave_out_decided(config, run, session.items)
-            run.write_verdict()
+            comparing.guard(config, conformance)
+            reporting.begin(config, conformance, session.items)
+            resuming.leave_out_decided(config, conformance, session.items)
+            conformance.write_verdict()
             _step("opened")
-    terminal.opened(config, run, session.items)
+    terminal.opened(config, conformance, session.items)
     result = yield
-    if run is not None:
-        matrix.show_outlook(config, run, session.items)
+    if conformance is not None:
+        matrix.show_outlook(config, conformance, session.items)
     return result
 
 
@@ -195,8 +200,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     lines: list[str] = []
     left_out: larger_plans.LeftOut | None = None
     if session is not None:
-        left_out = larger_plans.look(config, session.target, items)
-        lines = [*terminal.target(session), *planning.head(config, session.target, items)]
+        left_out = larger_plans.look(config, session.run.target, items)
+        lines = [*terminal.target(session), *planning.head(config, session.run.target, items)]
     if left_out is not None:
         lines.append(str(left_out))
     return [*lines, *config.stash.get(selection.LEFT_OUT, []), *shards.lines(config, items)]
@@ -237,17 +242,21 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             result = yield
     finally:
         _stop_progress(session.config)
-        run = session.config.stash.get(stash.SESSION, None)
-        if run is not None:
-            if run.box is not None and run.box.unread and not run.interrupted:
-                run.box.read_at_the_end()  # a run that ended within a level that measures
+        conformance = session.config.stash.get(stash.SESSION, None)
+        if conformance is not None:
+            if (
+                conformance.box is not None
+                and conformance.box.unread
+                and not conformance.interrupted
+            ):
+                conformance.box.read_at_the_end()  # a run that ended within a level that measures
                 _step("box read again")
             _step("last test ended")
-    if run is not None:
+    if conformance is not None:
         session.config.stash[stash.SIGNALS].again()
         with others.only_warn():
-            comparing.decide(session.config, run, session.items)
-        benchmarks.keep_history(session.config, run)
+            comparing.decide(session.config, conformance, session.items)
+        benchmarks.keep_history(session.config, conformance)
     return result
 
 
@@ -296,8 +305,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if session is None or stash.LEVEL not in item.stash:
         return
     item.stash[stash.STARTS] = 0
-    if session.pool is not None:
-        item.stash[stash.STARTS] = len(session.pool.starts)
+    if session.run.servers.pool is not None:
+        item.stash[stash.STARTS] = len(session.run.servers.pool.starts)
     item.config.stash[stash.CRASHES].before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
     performance.end_with_its_level(item, session)
@@ -352,46 +361,51 @@ def pytest_sessionfinish(
     is_empty = stash.SESSION not in config.stash and not parts.has_any(config)
     if ended and is_empty and expressions.asked_for_levels(config):
         opening.open_empty(config)
-    run = config.stash.get(stash.SESSION, None)
+    conformance = config.stash.get(stash.SESSION, None)
     with progress.going_on(config, "ending the run"):
         try:
             return (yield)
         finally:
-            if run is not None:
+            if conformance is not None:
                 with others.only_warn():
-                    _finish(session, run, exitstatus)
+                    _finish(session, conformance, exitstatus)
             elif parts.has_any(config) and exitstatus != pytest.ExitCode.USAGE_ERROR:
                 interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-                run = parts.join(config, interrupted=interrupted)
-                _step(f"parts joined {run.file.verdict.value}")
-                _end_with(session, run, exitstatus)
+                conformance = parts.join(config, interrupted=interrupted)
+                _step(f"parts joined {conformance.run.record.file.verdict.value}")
+                _end_with(session, conformance, exitstatus)
 
 
-def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:
+def _finish(
+    session: pytest.Session, conformance: Session, exitstatus: int | pytest.ExitCode
+) -> None:
+    run = conformance.run
     config = session.config
     if stash.CRASHES in config.stash:
         config.stash[stash.CRASHES].after_abort()
-    run.phase = (run.phase[0], "at the end of the run")
-    comparing.decide_what_broke(config, run)
+    run.record.phase = (run.record.phase[0], "at the end of the run")
+    comparing.decide_what_broke(config, conformance)
     performance.end_load(config)
-    run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
-    matrix.end(config, interrupted=run.interrupted)
-    timing.keep(config, run)
-    run.close()
-    answers.conclude_golden(run)
-    _step(f"closed {run.file.verdict.value}")
-    config.stash[stash.REPORT] = reporting.write(config, run, run.log.fold.details)
+    conformance.interrupted = conformance.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
+    matrix.end(config, interrupted=conformance.interrupted)
+    timing.keep(config, conformance)
+    conformance.close()
+    answers.conclude_golden(conformance)
+    _step(f"closed {run.record.file.verdict.value}")
+    config.stash[stash.REPORT] = reporting.write(config, conformance, run.record.log.fold.details)
     _step("report written")
     opening.release_machine(config)
-    _end_with(session, run, exitstatus)
+    _end_with(session, conformance, exitstatus)
 
 
-def _end_with(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:
+def _end_with(
+    session: pytest.Session, conformance: Session, exitstatus: int | pytest.ExitCode
+) -> None:
     """End pytest with the status of the run's verdict."""
-    if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+    if conformance.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
         return
-    if run.file.exit_status != 0 or exitstatus in _OWN_ENDS:
-        session.exitstatus = run.file.exit_status
+    if conformance.run.record.file.exit_status != 0 or exitstatus in _OWN_ENDS:
+        session.exitstatus = conformance.run.record.file.exit_status
     # Otherwise a test of no level failed: pytest's own status stays.
 
 
@@ -419,7 +433,7 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
     """Store the commits of the engine's packages."""
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
-        commit_info["git_shas"] = session.file.environment.get("git_shas")
+        commit_info["git_shas"] = session.run.record.file.environment.get("git_shas")
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
@@ -464,7 +478,7 @@ def _show_progress(config: pytest.Config) -> None:
     expected = config.stash.get(planning.FORECAST, None)
     if stash.SESSION not in config.stash or expected is None:
         return
-    pool = config.stash[stash.SESSION].pool
+    pool = config.stash[stash.SESSION].run.servers.pool
     starts = pool.starts if pool is not None else ()
     bar = progress.of_run(config, expected, starts)
     if bar is not None:

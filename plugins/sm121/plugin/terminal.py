@@ -81,7 +81,7 @@ def opened(config: pytest.Config, session: Session | None, items: list[pytest.It
         return
     is_foreign = any(LEVEL not in item.stash for item in items)
     shows_more = config.option.verbose > 0 or config.option.collectonly or is_foreign
-    if session.target.obstacle is None or shows_more:
+    if session.run.target.obstacle is None or shows_more:
         session.say_where_the_earlier_report_is()
         return
     held_output.drop(config)
@@ -103,7 +103,7 @@ def target(session: Session) -> list[str]:
     Args:
         session: The run.
     """
-    run = session.file
+    run = session.run.record.file
     label = profile_label
     return rendered("target.txt.j2", one_line, run=run, label=label).splitlines()
 
@@ -217,7 +217,8 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         terminal: pytest's terminal reporter.
         session: The run, which is closed.
     """
-    file = session.file
+    run = session.run
+    file = run.record.file
     if NOTHING_RUNS in terminal.config.stash and file.verdict is Verdict.NOT_RUN:
         terminal.write_line(printable(str(headline.of(file))), bold=True, yellow=True)
         return
@@ -232,9 +233,9 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         for each in findings.grouped(report):
             if not crashed.issuperset(each.ids):
                 remaining.append(each)
-    page = session.directory / "report.html"
+    page = run.record.directory / "report.html"
     if not page.is_file():
-        page = session.directory / "verdict.json"
+        page = run.record.directory / "verdict.json"
     conclusion = headline.of(file)
     if report is not None:
         action = headline.action(report)
@@ -272,7 +273,7 @@ def _unused_waivers(session: Session) -> list[str]:
 
 
 def _is_used(waiver: Waiver, session: Session) -> bool:
-    for test in session.ledger:
+    for test in session.run.record.ledger:
         if not test.waived or test.id != waiver.test:
             continue
         if any(waiver.names(fact, test.facts) for fact in test.facts):

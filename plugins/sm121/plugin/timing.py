@@ -89,23 +89,24 @@ def keep(config: pytest.Config, session: Session) -> None:
         config: pytest's.
         session: The run.
     """
+    run = session.run
     taken = config.stash.get(_TAKEN, None)
     settings = session.settings
-    target = _target(config, session.target, settings.plan)
+    target = _target(config, run.target, settings.plan)
     folder = _folder(config)
     if taken is None or target is None or folder is None:
         return
     if settings.engine.debug or settings.worker is not None:
         return
     taken.checks.pop(certification.SOAK, None)  # its option says how long it lasts
-    if session.target.profile is not None:
-        usual = Plan.of(session.profile, plan=settings.plan)
-        if settings.measuring_plan(session.profile) != usual:
+    if run.target.profile is not None:
+        usual = Plan.of(run.profile, plan=settings.plan)
+        if settings.measuring_plan(run.profile) != usual:
             taken.rates.clear()
     try:
         timings.keep(folder, target, taken)
     except OSError as error:
-        session.remark(
+        run.record.remark(
             f"durations of this run are not kept: {folder}: {error.strerror or error}",
             at_once=False,
         )
@@ -116,15 +117,16 @@ def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
 
     A start that compiles is no usual one, and is not noted.
     """
-    if session.pool is None:
+    run = session.run
+    if run.servers.pool is None:
         return 0.0
-    earlier = {start.configuration for start in session.pool.starts[:before]}
+    earlier = {start.configuration for start in run.servers.pool.starts[:before]}
     seconds = 0.0
-    for start in session.pool.starts[before:]:
+    for start in run.servers.pool.starts[before:]:
         if start.configuration in earlier or start.startup_s is None:
             continue
         earlier.add(start.configuration)
-        if start.configuration not in session.configurations:
+        if start.configuration not in run.configurations.by_name:
             continue  # a cell's own
         seconds += start.startup_s
         if not start.compiled:

@@ -33,6 +33,7 @@ class _Request:
     """The paths, expressions and plan of a command line."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
+        run = session.run
         self._session = session
         self._paths = _paths(config)
         self._keywords: str = config.getoption("keyword", "") or ""
@@ -40,7 +41,7 @@ class _Request:
         #: Markers that the expression names beside level and architecture.
         self._other_markers = words_of(self._expression)
         self._other_markers -= {*LEVELS, *NAMES, "gpu", "slow"}
-        self._of_arch = expressions.markers_of(session.arch)
+        self._of_arch = expressions.markers_of(run.target.arch)
         settings = config.stash[SETTINGS]
         #: Levels of which an option selects a part.
         self._narrowed: set[str] = set()
@@ -49,12 +50,12 @@ class _Request:
         if config.getoption("--matrix") is not None:
             self._narrowed.add("matrix")
         self._plan: PlanRow | None = None
-        if session.target.profile is not None:
-            self._plan = session.profile.plan(settings.plan)
+        if run.target.profile is not None:
+            self._plan = run.profile.plan(settings.plan)
 
     def asks_for(self, test: TestReport) -> bool:
         """Whether the run asked for a test that it does not have."""
-        if test.id in self._session.collected or test.level in self._narrowed:
+        if test.id in self._session.selected.collected or test.level in self._narrowed:
             return False
         return self._is_within(test) and self._is_selected(test)
 

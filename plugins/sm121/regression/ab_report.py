@@ -16,7 +16,7 @@ from sm121.regression.ab import FILE, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
 from sm121.run.events import Changed, Measured
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 from sm121.run.verdict_file import MetricReport
 
 #: The name of a review in a report directory.
@@ -25,11 +25,11 @@ REVIEW = "review.md"
 _A = "A"
 
 
-def note_outcomes(harness: Harness, outcomes: Sequence[Change]) -> None:
+def note_outcomes(run: Run, outcomes: Sequence[Change]) -> None:
     """Set the metrics ``ab:NAME`` and the changes of verdict.json.
 
     Args:
-        harness: The run. It is not saved here.
+        run: The run. It is not saved here.
         outcomes: The changes of B against A. A price has no ratio, and so is no metric.
     """
     for outcome in outcomes:
@@ -43,23 +43,23 @@ def note_outcomes(harness: Harness, outcomes: Sequence[Change]) -> None:
             confidence=statistics.CONFIDENCE,
             unit="B/A",
             rounds=outcome.pairs,
-            starts=outcome.pairs if harness.pool is not None else 1,
+            starts=outcome.pairs if run.servers.pool is not None else 1,
             verdict=outcome.verdict,
         )
         if outcome.higher_is_better:
             report.minimum = 1.0 - allowed
         else:
             report.at_most = 1.0 + allowed
-        harness.emit(Measured(metric_name.of_ab(outcome.metric), report))
-    changes = [change for change in harness.file.changes if change.beside != _A]
+        run.record.emit(Measured(metric_name.of_ab(outcome.metric), report))
+    changes = [change for change in run.record.file.changes if change.beside != _A]
     for outcome in outcomes:
         if outcome.verdict is not Verdict.PASS:
             changes.append(outcome.report(_A))
-    harness.emit(Changed(changes))
+    run.record.emit(Changed(changes))
 
 
 def write_record(
-    harness: Harness,
+    run: Run,
     sides: tuple[Side, Side],
     visits: Sequence[Visit],
     outcomes: Sequence[Change],
@@ -68,7 +68,7 @@ def write_record(
     """Write ab.json, redacted.
 
     Args:
-        harness: The run.
+        run: The run.
         sides: Both sides.
         visits: Their starts so far.
         outcomes: The changes of B against A.
@@ -80,8 +80,8 @@ def write_record(
         "visits": [dataclasses.asdict(visit) for visit in visits],
         "outcomes": [_json_of(outcome) for outcome in outcomes],
     }
-    text = harness.redact(json.dumps(record, indent=2))
-    write_text(text + "\n", harness.directory / FILE)
+    text = run.record.redact(json.dumps(record, indent=2))
+    write_text(text + "\n", run.record.directory / FILE)
 
 
 def _json_of(outcome: Change) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _json_of(outcome: Change) -> dict[str, Any]:
 
 
 def write_review(
-    harness: Harness,
+    run: Run,
     sides: tuple[Side, Side],
     chosen: Hypothesis,
     answers: Sequence[CriterionResult],
@@ -107,7 +107,7 @@ def write_review(
     """Write review.md.
 
     Args:
-        harness: The run.
+        run: The run.
         sides: Both sides.
         chosen: The feature's hypothesis.
         answers: The results of its criteria.
@@ -130,8 +130,8 @@ def write_review(
         sides=sides,
         outcomes=outcomes,
         number=number,
-        run=harness.file,
+        run=run.record.file,
     )
-    file = harness.directory / REVIEW
+    file = run.record.directory / REVIEW
     write_text(filled, file)
     return file

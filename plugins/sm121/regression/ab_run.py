@@ -28,8 +28,8 @@ from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion, CriterionResult, Hypothesis
 from sm121.regression.side_watch import SideWatch
-from sm121.run.harness import Harness
 from sm121.run.machine_report import BoxReport
+from sm121.run.run import Run
 
 #: How much worse B may be in metrics that vary from start to start on any machine, as a fraction.
 _ALLOWED = {
@@ -50,7 +50,7 @@ class AbRun:
     There are at least ``pairs`` pairs of starts, and at most twice as many.
     """
 
-    harness: Harness
+    run: Run
     sides: tuple[Side, Side]
     #: The measurements of each start, at its first depth.
     plan: Plan
@@ -77,7 +77,7 @@ class AbRun:
     watch: SideWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.watch = SideWatch(self.harness, self.sides)
+        self.watch = SideWatch(self.run, self.sides)
 
     @property
     def outcomes(self) -> list[Change]:
@@ -95,7 +95,7 @@ class AbRun:
                 self._ended = self._compared()
             except Undecided as error:
                 self._ended = error
-                for name, metric in self.harness.file.metrics.items():
+                for name, metric in self.run.record.file.metrics.items():
                     if metric_name.is_of_ab(name):
                         metric.verdict = error.verdict
                 self._write([], str(error))
@@ -125,7 +125,7 @@ class AbRun:
         return outcomes
 
     def _compare_starts(self) -> list[Change]:
-        limits = self.harness.profile.regression
+        limits = self.run.profile.regression
         prices = {name: limits.of_price(name) for name in PRICES}
         allowed = {**_ALLOWED, **limits.metrics, **prices}
         outcomes = start_pairs.compare_starts(
@@ -138,7 +138,7 @@ class AbRun:
             lost.discard(outcome.metric)
         if lost:
             names = sorted(lost)
-            self.harness.unproven(f"A/B: not known at every visit, and not compared: {names}")
+            self.run.record.unproven(f"A/B: not known at every visit, and not compared: {names}")
         return outcomes
 
     def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
@@ -200,13 +200,13 @@ class AbRun:
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
         outcomes, undecided = self._outcomes_or_why_none()
-        self.harness.file.judge()  # the levels, by the tests that have ended
+        self.run.record.file.judge()  # the levels, by the tests that have ended
         answers = self._evaluate(chosen.criteria, outcomes, undecided)
         gate = self._evaluate(_gate_criteria(chosen), outcomes, undecided)
         results = [*answers, *gate]
         verdict = worst(result.verdict for result in results)
         file = ab_report.write_review(
-            self.harness, self.sides, chosen, answers, gate, verdict, outcomes
+            self.run, self.sides, chosen, answers, gate, verdict, outcomes
         )
         if undecided is not None:
             raise type(undecided)(f"{undecided}; the review is in {file}")
@@ -229,7 +229,7 @@ class AbRun:
                 CriterionResult(criterion, undecided.verdict, note=str(undecided))
                 for criterion in criteria
             ]
-        levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
+        levels = {name: level.verdict for name, level in self.run.record.file.levels.items()}
         return hypothesis.evaluate(criteria, outcomes, self.visits, levels, self._looks)
 
     def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
@@ -252,7 +252,7 @@ class AbRun:
     def _visit(self, name: str, which: str) -> None:
         """Start a side, measure it, check it, and append the visit."""
         side = self.sides[0] if name == "A" else self.sides[1]
-        self.harness.say("A/B", f"{name}, pair {which}: {side.text or '(as it is)'}")
+        self.run.record.say("A/B", f"{name}, pair {which}: {side.text or '(as it is)'}")
         visit = Visit(name)
         try:
             self._measure_visit(visit, side)
@@ -260,7 +260,7 @@ class AbRun:
             self.visits.append(visit)  # for the record
             raise
         except ServerError as error:
-            visit.failure = self.harness.redact(str(error).splitlines()[0])
+            visit.failure = self.run.record.redact(str(error).splitlines()[0])
             if name == "A":
                 raise NotRun(
                     f"A does not serve, so there is nothing to compare with: {visit.failure}"
@@ -278,9 +278,9 @@ class AbRun:
                 self._prices[name] = self.price(server)
             visit.metrics.update(self._prices[name])
         finally:  # the death of a server hides the errors that follow from it
-            self.harness.check_alive()
+            self.run.servers.check_alive()
         if server.why_cold:
-            self.harness.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
+            self.run.record.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
         elif server.startup_s is not None:
             visit.metrics["startup_s"] = MetricOfStart(server.startup_s, "s", False)
         visit.metrics.update(self._memory(memory))
@@ -302,7 +302,7 @@ class AbRun:
             why = server.why_no_log
             if side.log is None:
                 why = f"give --ab '{side.url} --server-log PATH'"
-            self.harness.unproven(f"A/B: the kernel path of {name} is not known: {why}")
+            self.run.record.unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
         deviations = self._path_deviations(visit, server, side)
         if deviations:
@@ -310,15 +310,15 @@ class AbRun:
 
     def _path_deviations(self, visit: Visit, server: Server, side: Side) -> list[str]:
         """Note the kernel path of a visit, and return its deviations, one line each."""
-        path = self.harness.kernel_path(server)
+        path = self.run.paths.of(server)
         visit.path = {name: kernel_path.shown(path, name) for name in visit_checks.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
-        under_test = self.harness.profile.under_test
+        under_test = self.run.profile.under_test
         configuration = None
         if side.url is None:
-            configuration = self.harness.managed_configuration(under_test)
+            configuration = self.run.configurations.managed(under_test)
         requests = requested.patterns(configuration) if configuration is not None else ()
-        required = self.harness.profile.path_of(under_test, requests)
+        required = self.run.profile.path_of(under_test, requests)
         deviations = visit_checks.path_deviations(required, server, path, configuration, under_test)
         return deviations + visit_checks.changes_since_first(visit, self.visits)
 
@@ -329,22 +329,22 @@ class AbRun:
         last = {visit.side: visit for visit in self.visits}
         a = last["A"]
         b = last["B"]
-        configuration = self.harness.managed_configuration(self.harness.profile.under_test)
+        configuration = self.run.configurations.managed(self.run.profile.under_test)
         comparison = visit_checks.compare_sides(self.sides, configuration.engine, a, b)
         if comparison.void is not None:
             raise Invalid(f"{comparison.void}. Evidence: {a.log}, {b.log}")
         if comparison.unproven is not None:
-            self.harness.unproven(comparison.unproven)
+            self.run.record.unproven(comparison.unproven)
 
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
         """Start or attach the server of a side; one with a URL has no reader of its memory."""
         if side.url is not None:
             return self.attach(side), None
-        if self.harness.pool is None:
+        if self.run.servers.pool is None:
             raise NotRun(self.obstacle or "no server can be started here")
-        self.harness.stop()
-        memory = ServerMemoryReader(gpu=self.harness.arch != architecture.CPU)
-        base = self.harness.managed_configuration(self.harness.profile.under_test)
+        self.run.servers.stop()
+        memory = ServerMemoryReader(gpu=self.run.target.arch != architecture.CPU)
+        base = self.run.configurations.managed(self.run.profile.under_test)
         configuration = dataclasses.replace(
             base,
             name=name,
@@ -352,17 +352,17 @@ class AbRun:
             arguments=(*base.arguments, *side.arguments),
             environment=environment_items(dict(base.environment), dict(side.environment)),
         )
-        return self.harness.start(configuration), memory
+        return self.run.servers.start(configuration), memory
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         """Measure the plan's first depth. Raises Invalid if a measurement is INVALID."""
-        directory = self.harness.directory / "ab" / f"{len(self.visits):02}-{name}"
+        directory = self.run.record.directory / "ab" / f"{len(self.visits):02}-{name}"
         values: dict[str, MetricOfStart] = {}
         with MeasuredServer.open(
             server.endpoint,
             self.plan,
             directory,
-            compiled=CompileWatch(server.log, server.reader, self.harness.follow_log).new,
+            compiled=CompileWatch(server.log, server.reader, self.run.servers.follow_log).new,
         ) as measured_server:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
@@ -380,7 +380,7 @@ class AbRun:
 
     def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:
         """Return the memory of the server that runs, in GiB; empty for a server at a URL."""
-        pool = self.harness.pool
+        pool = self.run.servers.pool
         if pool is None or reader is None:
             return {}
         pids = set()
@@ -399,8 +399,8 @@ class AbRun:
 
     def _write(self, outcomes: list[Change], void: str | None = None) -> None:
         """Write the record; ``void`` says why the comparison does not count."""
-        ab_report.note_outcomes(self.harness, outcomes)
-        ab_report.write_record(self.harness, self.sides, self.visits, outcomes, void)
+        ab_report.note_outcomes(self.run, outcomes)
+        ab_report.write_record(self.run, self.sides, self.visits, outcomes, void)
 
 
 def _gate_criteria(chosen: Hypothesis) -> Sequence[Criterion]:

@@ -53,7 +53,7 @@ class MeasuredHistory:
             NotRun: The performance level was not selected, or was skipped.
             Unmet: It ran and measured nothing.
         """
-        selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
+        selected = [test for test in self.recorder.run.record.ledger if test.level == "performance"]
         if self._now is not None:
             metrics = dict(self._now.metrics)
             is_of_server = any(metric.case is None for metric in metrics.values())
@@ -136,7 +136,7 @@ class MeasuredHistory:
         """
         if any(metric.case is not None for metric in self.current.values()):
             return run
-        ledger = self.recorder.harness.ledger
+        ledger = self.recorder.run.record.ledger
         selected = {
             name: metric
             for name, metric in run.metrics.items()
@@ -153,16 +153,16 @@ class MeasuredHistory:
             Inconclusive: Some metrics are undecided, or the box is degraded.
         """
         self._check_comparable()
-        harness = self.recorder.harness
-        limits = harness.profile.regression
+        run = self.recorder.run
+        limits = run.profile.regression
         changes: list[Change] = []
         if self.named is not None and [run.name for run in self.runs] != [self.named.name]:
             changes += trend.compare(self.current, [self.named], limits)
         changes += trend.compare(self.current, self.runs, limits)
         for change in changes:
             line = f"{change.verdict.value}: {change.text}"
-            harness.remark(f"regression {line}", at_once=False)
-            self.findings.append(harness.redact(line))
+            run.record.remark(f"regression {line}", at_once=False)
+            self.findings.append(run.record.redact(line))
         self._note(changes)
         require_none([change.fact for change in changes if change.verdict is Verdict.FAIL])
         undecided = [change.fact for change in changes if change.verdict is Verdict.INCONCLUSIVE]
@@ -177,7 +177,7 @@ class MeasuredHistory:
             Inconclusive: The box is degraded.
         """
         self._check_comparable()
-        limits = self.recorder.harness.profile.regression
+        limits = self.recorder.run.profile.regression
         changes = metric_levels.find_falls(self.current, self.runs, limits)
         self._note(changes)
         require_none([change.fact for change in changes])
@@ -194,19 +194,19 @@ class MeasuredHistory:
 
     def _note(self, changes: Sequence[Change]) -> None:
         """Add the changes that do not hold to verdict.json."""
-        harness = self.recorder.harness
-        worse = list(harness.file.changes)
+        run = self.recorder.run
+        worse = list(run.record.file.changes)
         for change in changes:
             if change.holds:
                 continue
             beside = f"{change.pairs} stored runs" if change.pairs > 1 else "the stored run"
             worse.append(change.report(beside))
-        harness.emit(Changed(worse))
+        run.record.emit(Changed(worse))
 
     def _check_comparable(self) -> None:
         """Raise Inconclusive or Invalid if this run cannot be compared."""
         assert self.named is None or self.named.metrics  # a named run is refused before all else
-        box = self.recorder.harness.file.box
+        box = self.recorder.run.record.file.box
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")
         void = set()
@@ -237,7 +237,7 @@ def of_this_run(recorder: Recorder) -> StoredRun | None:
         The run; None without a valid measurement.
     """
     valid = [recorder.described(recorded) for recorded in recorder.recorded if recorded.comparable]
-    return stored_benchmarks.of_benchmarks("this run", recorder.harness.file.started, valid)
+    return stored_benchmarks.of_benchmarks("this run", recorder.run.record.file.started, valid)
 
 
 def none_matches(

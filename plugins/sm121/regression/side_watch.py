@@ -9,14 +9,15 @@ from sm121.engines.attached_life import AttachedLife
 from sm121.engines.life import Dead
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.regression.ab import Side
-from sm121.run.harness import Harness
+from sm121.run import beside
+from sm121.run.run import Run
 
 
 @dataclass
 class SideWatch:
     """What was noted of the servers of both sides at their first visits."""
 
-    harness: Harness
+    run: Run
     sides: tuple[Side, Side]
     #: By side: the life of the server at its URL, since the first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
@@ -37,17 +38,17 @@ class SideWatch:
         Raises:
             Invalid: A itself answers wrongly now.
         """
-        questions = exam.load(self.harness.profile.correctness.exam).completions
+        questions = exam.load(self.run.profile.correctness.exam).completions
         mistakes = exam.unknown(server.endpoint, questions)
         if self._answered is None:
             prompts = frozenset(completion.prompt for completion in questions)
             self._answered = prompts - mistakes.keys()
             if not self._answered:
-                self.harness.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
+                self.run.record.unproven(f"A/B: that a side answers sensibly: A says {mistakes}")
         lost = [prompt for prompt in mistakes if prompt in self._answered]
         if not lost:
             return None
-        message = self.harness.redact(
+        message = self.run.record.redact(
             f"{name} answers {lost[0]!r} with {mistakes[lost[0]]}, which A knew at its first visit"
         )
         if name == "A":
@@ -67,7 +68,7 @@ class SideWatch:
             size = server.log.stat().st_size
             self._errors[name] = ErrorReader(server.reader or "", size)
         errors = self._errors[name].read(server.log)
-        self.harness.decide_silent(errors, f"log of {name}")
+        beside.decide_silent(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
         """Check that a side's server is that of the first visit, and not the other side's.
@@ -85,7 +86,7 @@ class SideWatch:
             self._lives[name] = AttachedLife(server)
             unwatched = self._lives[name].unwatched
             if unwatched is not None:
-                self.harness.unproven(f"A/B: of {name}: {unwatched}")
+                self.run.record.unproven(f"A/B: of {name}: {unwatched}")
         life = self._lives[name]
         state = life.state()
         if isinstance(state, Dead):
@@ -100,7 +101,7 @@ class SideWatch:
             urls = " and ".join(str(side.url) for side in self.sides)
             raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
         if same is None:
-            self.harness.unproven(
+            self.run.record.unproven(
                 "A/B: whether the URLs are of two servers is not known: neither the metric "
                 "process_start_time_seconds nor their processes can be seen from here"
             )

@@ -12,7 +12,8 @@ from sm121.engines.life import Dead
 from sm121.evidence.failure import Cause
 from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import ErrorReader, SilentError
-from sm121.run.events import Measured, Overruled
+from sm121.run.events import Decided, Measured, Overruled
+from sm121.run.record import RunRecord
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
 #: Why a number is INVALID that was measured while the attached server was replaced.
@@ -111,6 +112,18 @@ def silent(
         verdict = Verdict.FAIL if certain else Verdict.INCONCLUSIVE
         identity = f"{BESIDE}{kind} in the {source}"
         yield TestReport.of(identity, level, *facts[:_SHOWN], verdict=verdict)
+
+
+def decide_silent(record: RunRecord, errors: Iterable[SilentError], source: str) -> None:
+    """Decide on errors that killed no process (`silent`).
+
+    Args:
+        record: The record of the run.
+        errors: The errors of a server's log, or of the kernel's.
+        source: The log in words, such as "log of server-1".
+    """
+    for decision in silent(errors, source, record.phase, record.redact):
+        record.emit(Decided(decision))
 
 
 def error_reader(server: Server, log: Path) -> ErrorReader:

@@ -9,14 +9,14 @@ from sm121.evidence import kernel_profile, kernel_trace
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.profiler import profile_decode
 from sm121.run.events import EngineShown
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 
 
-def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
+def take(run: Run, server: Server, *, mode: str) -> KernelProfile:
     """Profile some decode steps, and write the table and the kernels to the report directory.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
         mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
             server is stopped, since a GPU profiler slows launches as long as the process lives.
@@ -42,13 +42,15 @@ def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
     trace = profile_decode(server.endpoint, Path(configuration.traces))
     kernels = kernel_trace.read_trace(trace).model_copy(update={"decoding": True})
     name = configuration.name
-    report = harness.directory / f"kernels-{name}"
+    report = run.record.directory / f"kernels-{name}"
     write_text(
         f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(kernels)}",
         report.with_suffix(".md"),
     )
     write_text(kernels.model_dump_json(indent=2) + "\n", report.with_suffix(".json"))
-    harness.emit(EngineShown.of(harness.file.engine, kernels=kernel_profile.shortened(kernels)))
+    run.record.emit(
+        EngineShown.of(run.record.file.engine, kernels=kernel_profile.shortened(kernels))
+    )
     if mode == "restart":
-        harness.stop()
+        run.servers.stop()
     return kernels

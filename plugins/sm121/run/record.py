@@ -1,7 +1,6 @@
 """The target of a run, and its record: verdict file, report directory, remarks and progress."""
 
 import enum
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from sm121.core.printable import printable
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.core.redaction import redact
+from sm121.core.verdict import NotRun
 from sm121.engines.registry import Installed
 from sm121.run import events
 from sm121.run.event_log import EventLog
@@ -30,6 +30,16 @@ class Target:
     #: Why the target cannot be judged here; None if it can.
     obstacle: str | None
     engine: Installed = field(default_factory=Installed)
+
+    def require_profile(self) -> Profile:
+        """Return the profile in force.
+
+        Raises:
+            NotRun: The target cannot be judged here.
+        """
+        if self.profile is None:
+            raise NotRun(self.obstacle or "no profile")
+        return self.profile
 
 
 class ProgressLine(enum.Enum):
@@ -57,13 +67,15 @@ class Say(Protocol):
 
 
 @dataclass(kw_only=True)
-class RunRecord(ABC):
+class RunRecord:
     """The files and the lines that a run writes."""
 
     directory: Path
     log: EventLog
     #: Shows a line of progress.
     say: Say
+    #: The values that no report may show. Those of each server are added when it is started.
+    secrets: set[str] = field(default_factory=set)
     #: Whether all remarks are shown at once, too.
     verbose: bool = False
     #: The level, and the place in the run in words, for decisions beside the tests.
@@ -72,11 +84,6 @@ class RunRecord(ABC):
     on_unwritten: Callable[[OSError, str], None] | None = None
     #: Why the report could not be written; None if it could.
     unwritten: str | None = None
-
-    @property
-    @abstractmethod
-    def secrets(self) -> set[str]:
-        """The values that no report may show."""
 
     @property
     def file(self) -> VerdictFile:

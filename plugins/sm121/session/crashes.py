@@ -49,8 +49,8 @@ class CrashDesk:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        session.crashed = self.after_crash
-        session.on_unwritten = self.after_unwritten
+        session.run.servers.crashed = self.after_crash
+        session.run.record.on_unwritten = self.after_unwritten
         #: The causes of servers already reported, by log: all tests that want such a server have
         #: its error.
         self._reported: dict[Path, Cause] = {}
@@ -63,13 +63,14 @@ class CrashDesk:
             test: The test's id.
             level: Its level.
         """
-        if level != self._session.phase[0]:
-            self._session.judge_errors()
-            self._session.judge_paths_again()
+        run = self._session.run
+        if level != run.record.phase[0]:
+            run.log_errors.judge()
+            run.paths.judge_again()
             self._session.kernel.judge()
             self._session.note_resources()
         self._look(level, f"before {test}")
-        self._session.phase = (level, f"in {test}")
+        run.record.phase = (level, f"in {test}")
         self._test_began = time.monotonic()
 
     def after_test(self, test: str, level: str) -> None:
@@ -82,13 +83,13 @@ class CrashDesk:
         self._look(level, f"after {test}")
 
     def _look(self, level: str, where: str) -> None:
-        self._session.phase = (level, where)
-        self._session.look_at_the_server(lately_s=_LATELY_S)
+        self._session.run.record.phase = (level, where)
+        self._session.run.servers.look(lately_s=_LATELY_S)
 
     @property
     def _managed(self) -> ManagedServer | None:
-        if self._session.pool is not None:
-            return self._session.pool.latest
+        if self._session.run.servers.pool is not None:
+            return self._session.run.servers.pool.latest
         return None
 
     def after_error(self, test: str, error: Exception) -> None:
@@ -145,7 +146,7 @@ class CrashDesk:
         kind = "disk_full" if error.errno in _DISK_FULL else "report_unwritable"
         evidence.cause = Cause(
             kind=kind,
-            summary=f"{self._session.directory}: {why}",
+            summary=f"{self._session.run.record.directory}: {why}",
             owner="whoever keeps this disk: what is not written is lost",
             remedy="make room, or give another --report-dir",
         )
@@ -154,9 +155,10 @@ class CrashDesk:
     def after_abort(self) -> None:
         """Report that the machine ended the run, unless a server's death was reported for it."""
         session = self._session
-        if session.aborted is None:
+        run = session.run
+        if run.servers.aborted is None:
             return
-        if all(crash.kind != session.aborted[0] for crash in session.file.crashes):
+        if all(crash.kind != run.servers.aborted[0] for crash in run.record.file.crashes):
             evidence = self._gather(None, None, self._managed)
             evidence.what = "the machine, with no server of the suite to blame"
             self._report(evidence)
@@ -166,18 +168,21 @@ class CrashDesk:
     ) -> crash_bundle.Evidence:
         """Collect the evidence of an end, with its cause."""
         session = self._session
+        run = session.run
         is_dying = self._is_dying(error)
         kernel = self._kernel_messages(managed)
         processes = managed_evidence.processes_of(managed)
         cause = self._cause_at_end(error, managed, processes, kernel, is_dying=is_dying)
-        load = session.load
+        load = run.servers.load
         evidence = crash_bundle.Evidence(
             cause=cause,
             what=_subject(error),
             test=test,
             processes=processes,
             kernel=kernel,
-            cgroup=crash_bundle.CgroupCounters(session.cgroup_before, cgroup.memory_events()),
+            cgroup=crash_bundle.CgroupCounters(
+                session.kernel.cgroup_before, cgroup.memory_events()
+            ),
             memory=self._memory(),
             metrics=self._metrics(managed),
             setup=crash_bundle.EngineSetup(debug=session.settings.engine.debug),
@@ -186,8 +191,8 @@ class CrashDesk:
         if load is not None:
             evidence.in_flight = [request.record() for request in load.client.under_way()]
         if managed is not None:
-            version = session.file.engine.version
-            managed_evidence.add(evidence, managed, version=version, secrets=session.secrets)
+            version = run.record.file.engine.version
+            managed_evidence.add(evidence, managed, version=version, secrets=run.record.secrets)
         else:
             self._add_attached(evidence)
         return evidence
@@ -195,12 +200,12 @@ class CrashDesk:
     def _kernel_messages(self, managed: ManagedServer | None) -> KernelMessages:
         """The kernel's messages since the server's start, or since the session's."""
         session = self._session
-        since = session.started
+        since = session.kernel.began
         if managed is not None and managed.launch.at:
             since = managed.launch.at
-        if session.pool is None:
+        if session.run.servers.pool is None:
             return kernel_messages.since(since, ())
-        return kernel_messages.since(since, session.pool.start_spans)
+        return kernel_messages.since(since, session.run.servers.pool.start_spans)
 
     def _cause_at_end(
         self,
@@ -213,9 +218,12 @@ class CrashDesk:
     ) -> Cause:
         """The cause by the error, the processes, the kernel, and the logs of the nodes."""
         session = self._session
-        if session.aborted is not None:
+        run = session.run
+        if run.servers.aborted is not None:
             return Cause(
-                kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
+                kind="memory_floor",
+                summary=run.servers.aborted[1],
+                owner=OWNERS["memory_floor"],
             )
         dead = managed if is_dying else None
         cause = self._cause(error, dead, processes.tree)
@@ -228,10 +236,10 @@ class CrashDesk:
                 cause,
                 exits=processes.exits,
                 kernel=kernel,
-                kills=cgroup.kills(session.cgroup_before),
+                kills=cgroup.kills(session.kernel.cgroup_before),
                 pids=processes.pids,
             )
-        spans = session.attached.nodes if session.attached is not None else ()
+        spans = run.servers.attached.nodes if run.servers.attached is not None else ()
         if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
             return _by_logs(cause, spans)
         return cause
@@ -244,13 +252,13 @@ class CrashDesk:
         if evidence.log is None:
             evidence.missing["log"] = "not known; give --server-log"
         evidence.nodes = {}
-        if session.attached is not None:
-            for node in session.attached.nodes[1:]:
+        if session.run.servers.attached is not None:
+            for node in session.run.servers.attached.nodes[1:]:
                 evidence.nodes[f"node-{node.rank}"] = (node.log, {"node": str(node)})
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
         managed = self._managed
-        life = self._session.life
+        life = self._session.run.servers.life
         if not isinstance(life, ManagedLife):
             if managed is None or managed.launch.was_stopped:
                 return False
@@ -267,65 +275,69 @@ class CrashDesk:
         ``happened``: the end in words without the cause; empty where the cause has them.
         """
         session = self._session
+        run = session.run
         cause = evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
         try:
             bundle, elsewhere = crash_bundle.write_somewhere(
-                evidence, session.directory / crash_bundle.FOLDER, session.redact
+                evidence,
+                run.record.directory / crash_bundle.FOLDER,
+                run.record.redact,
             )
         except OSError as error:
             elsewhere = f"no bundle could be written: {error}"
         crash = CrashReport(
             kind=cause.kind,
-            summary=printable(session.redact(cause.summary)),
+            summary=printable(run.record.redact(cause.summary)),
             owner=cause.owner,
             happened=happened,
             test=evidence.test,
         )
         if bundle is not None:
             crash.bundle = str(bundle)
-            if bundle.is_relative_to(session.directory):
-                crash.bundle = str(bundle.relative_to(session.directory))
-        session.emit(Died(crash))
+            if bundle.is_relative_to(run.record.directory):
+                crash.bundle = str(bundle.relative_to(run.record.directory))
+        run.record.emit(Died(crash))
         where = str(bundle or elsewhere)
         if bundle is not None and elsewhere:
             where += f" ({elsewhere})"
         line = (
             f"{cause.kind}: {crash.summary} ({evidence.what}; ask: {cause.owner}); bundle: {where}"
         )
-        session.say("crash", printable(session.redact(line)))
+        run.record.say("crash", printable(run.record.redact(line)))
 
     def _replace_server(self, evidence: crash_bundle.Evidence) -> None:
         session = self._session
+        run = session.run
         xids = evidence.kernel.xids
         if xids:
             self._distrust(
                 f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
                 "measured or computed after it can be trusted; reset the GPU or reboot"
             )
-        if session.pool is None:
-            if session.life is not None and not session.life.answers():
+        if run.servers.pool is None:
+            if run.servers.life is not None and not run.servers.life.answers():
                 self._distrust(
                     "the attached server answers no more, and is not the suite's to restart"
                 )
             return
-        if session.life is not None:
-            session.life.accounted = True  # the bundle has its log
-        report = session.pool.stop()
+        if run.servers.life is not None:
+            run.servers.life.accounted = True  # the bundle has its log
+        report = run.servers.pool.stop()
         if report is not None and not report.clean:
             self._distrust(
                 "the machine is not as it was before the crash: "
                 f"{len(report.survivors)} processes left, port free: {report.port_free}, "
                 f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
             )
-        if session.box is not None and session.aborted is None:
+        if session.box is not None and run.servers.aborted is None:
             session.box.doubt()
 
     def _distrust(self, why: str) -> None:
         """Run no further test: its result would not be sure."""
-        self._session.distrusted = why
-        self._session.emit(Distrusted(why))
+        self._session.run.servers.distrusted = why
+        self._session.run.record.emit(Distrusted(why))
 
     def _cause(
         self, error: Exception | Dead | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
@@ -348,7 +360,7 @@ class CrashDesk:
                 stopped.append(f"{process['name']} ({process['pid']})")
         aside = f"; stopped by a signal: {', '.join(stopped)}" if stopped else ""
         if isinstance(error, UnderLoad):
-            faults = [self._session.redact(str(fault)) for fault in error.faults]
+            faults = [self._session.run.record.redact(str(fault)) for fault in error.faults]
             return Cause(
                 kind=error.kind,
                 summary=error.faults[0].text + aside,
@@ -365,8 +377,8 @@ class CrashDesk:
     def _memory(self) -> dict[str, Any] | None:
         session = self._session
         under_load = None
-        if session.load is not None:
-            under_load = session.load.timeline.record()
+        if session.run.servers.load is not None:
+            under_load = session.run.servers.load.timeline.record()
         history = []
         if session.sampler is not None:
             history = list(session.sampler.history)
@@ -382,16 +394,18 @@ class CrashDesk:
         }
 
     def _metrics(self, managed: ManagedServer | None) -> str | None:
-        load = self._session.load
+        load = self._session.run.servers.load
         if load is not None and load.timeline.metrics is not None:
             return load.timeline.metrics
-        file = self._session.metrics_file(managed.launch.log if managed is not None else None)
+        file = self._session.run.paths.metrics_file(
+            managed.launch.log if managed is not None else None
+        )
         if file.is_file():
             return file.read_text("utf-8", "replace")
         return None
 
     def _rerun(self, test: str | None) -> str:
-        if self._session.pool is None:
+        if self._session.run.servers.pool is None:
             return (
                 "start the server with --engine-debug's variables (see the README) and attach again"
             )

@@ -240,12 +240,12 @@ def _of_start(request: Request) -> tuple[Subject, KernelProfile]:
         report_dir=request.output,
     )
     with open_session(settings) as session:
-        server = session.server()
+        server = session.run.server()
         configuration = server.configuration
         if configuration is None or configuration.traces is None:
             raise NotRun(f"{server.engine} takes no --profiler-config: vLLM 0.13 or later does")
         profile = _take(server.endpoint, Path(configuration.traces), request)
-        path = session.kernel_path(server)
+        path = session.run.paths.of(server)
     required = chosen.path_of(request.target)
     subject = Subject(request.target, request.prompt, request.backends or required.moe or ())
     subject.layout = path.kv_layout

@@ -56,29 +56,32 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         record: The reproducibility record of the engine.
         variables: The environment of the engine's start.
     """
+    run = session.run
     settings = session.settings
-    chosen = session.profile
-    managed = session.configurations.get(chosen.under_test)
+    chosen = run.profile
+    managed = run.configurations.by_name.get(chosen.under_test)
     model: str | None = None
     arguments: list[str] | None = None
     environment: dict[str, str] | None = None
-    if session.attached is not None:
-        model = f"served:{session.attached.endpoint.served_name}"
+    if run.servers.attached is not None:
+        model = f"served:{run.servers.attached.endpoint.served_name}"
     if managed is not None:
         model = identity(managed.model, variables)
-        arguments = redact_arguments(managed.arguments, session.secrets)
+        arguments = redact_arguments(managed.arguments, run.record.secrets)
         environment = _shown_environment(session, variables)
-    name_and_version = [session.file.engine.name, session.file.engine.version]
+    name_and_version = [run.record.file.engine.name, run.record.file.engine.version]
     return Fingerprint(
         profile=digest.of(chosen.model_dump(mode="json")),
-        profile_shipped=is_shipped(chosen, session.target.engine),
+        profile_shipped=is_shipped(chosen, run.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
         axes=_axes(settings, chosen),
         waivers=_waivers(settings),
         against=settings.judging.against.digest if settings.judging.against is not None else None,
         provider=provider(session),
-        options={name: session.redact(value) for name, value in sorted(settings.options.items())},
+        options={
+            name: run.record.redact(value) for name, value in sorted(settings.options.items())
+        },
         sources=sources(record),
         engine=" ".join(part for part in name_and_version if part),
         configuration=chosen.under_test,
@@ -109,7 +112,7 @@ def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[s
     shown = {}
     for name, value in relevant_environment(variables).items():
         if name not in left_out and not is_secret_name(name):
-            shown[name] = session.redact(value)
+            shown[name] = session.run.record.redact(value)
     return shown
 
 

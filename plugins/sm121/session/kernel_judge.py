@@ -1,13 +1,15 @@
 """Judges what the kernels of a server's machines logged while a run went on."""
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sm121.core import architecture
 from sm121.engines.attached_processes import AttachedProcesses
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.run.harness import Harness
+from sm121.run import beside
+from sm121.run.run import Run
 
 _NO_MEMORY_AT_START = (
     "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
@@ -19,13 +21,13 @@ _NO_MEMORY_AT_START = (
 class KernelJudge:
     """The messages of the kernels since a run began."""
 
-    run: Harness
+    run: Run
     #: The launcher of a server that spans machines, by the options; None for the profile's.
     launcher: str | None
     #: The time of ``time.monotonic`` when the run began.
-    began: float
+    began: float = field(default_factory=time.monotonic)
     #: The control group's memory events when the run began.
-    cgroup_before: Mapping[str, int] | str
+    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     #: The remark on messages that cannot be read; None if they can.
     unread: str | None = None
 
@@ -52,10 +54,11 @@ class KernelJudge:
 
     def _kernel_here(self) -> KernelMessages:
         """The messages of this machine's kernel, if the server runs on it."""
-        attached = self.run.attached
+        run = self.run
+        attached = run.servers.attached
         if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
             return KernelMessages(unavailable="the server runs on another machine")
-        spans = self.run.pool.start_spans if self.run.pool is not None else ()
+        spans = run.servers.pool.start_spans if run.servers.pool is not None else ()
         return kernel_messages.since(self.began, spans)
 
     def _unread_nodes(self) -> int:
@@ -64,7 +67,7 @@ class KernelJudge:
         if profile is None or profile.nodes is None:
             return 0
         launcher = self.launcher or profile.nodes.launcher
-        if self.run.attached is None and launcher == "nnodes":
+        if self.run.servers.attached is None and launcher == "nnodes":
             return 0  # each node reports its messages when the server stops
         return profile.nodes.count
 
@@ -76,21 +79,22 @@ class KernelJudge:
             of: Words that name its node, such as " of node 1".
             faults: Faults that are no message.
         """
-        uses_gpu = self.run.target.arch != architecture.CPU
+        run = self.run
+        uses_gpu = run.target.arch != architecture.CPU
         faults = [*faults, *kernel.host_faults]
         if uses_gpu and kernel.unavailable is not None:
             why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
             self.unread = why
-            self.run.remark(why, at_once=False)
+            run.record.remark(why, at_once=False)
         if uses_gpu and kernel.no_memory_at_start:
-            self.run.remark(_NO_MEMORY_AT_START, at_once=False)
+            run.record.remark(_NO_MEMORY_AT_START, at_once=False)
         of_gpu = kernel.xids or kernel.no_memory
         if uses_gpu:
             faults += of_gpu
         elif of_gpu:
             line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
-            self.run.remark(line, at_once=False)
-        if faults and not self.run.file.crashes:
-            self.run.decide_silent(
-                silent_errors.of_the_kernel(faults), f"messages of the kernel{of}"
+            run.record.remark(line, at_once=False)
+        if faults and not run.record.file.crashes:
+            beside.decide_silent(
+                run.record, silent_errors.of_the_kernel(faults), f"messages of the kernel{of}"
             )

@@ -45,10 +45,11 @@ from sm121.run.events import (
     ServerStarting,
     StartEnded,
 )
-from sm121.run.record import ProgressLine, Say, Target
+from sm121.run.record import ProgressLine, RunRecord, Say, Target
+from sm121.run.run import Run
 from sm121.session import crashes, fingerprinting, show_config, signals, workload
 from sm121.session import target as targets
-from sm121.session.session import Session
+from sm121.session.session import SelectedTests, Session, secrets_given
 from sm121.session.settings import Settings
 
 
@@ -110,22 +111,23 @@ def prepare(
             followed.close()
         raise
     opened = _opened(settings, chosen, engine)
-    session = Session(
-        settings=settings,
-        target=chosen,
+    record = RunRecord(
         directory=settings.report_dir,
-        lock=taken.lock,
-        earlier=taken.earlier if settings.worker is None else None,
-        run_id=run_id,
-        say=say,
-        verbose=verbose,
-        attached=attached,
-        followed_log=followed,
-        inapplicable=set(inapplicable),
         log=_log(settings.report_dir, opened, resume=resume),
+        say=say,
+        secrets=secrets_given(settings),
+        verbose=verbose,
     )
-    session.emit(opened)
-    session.emit(collected or Collected([]))
+    session = Session(
+        run=Run.of(chosen, record, attached),
+        settings=settings,
+        report=taken,
+        run_id=run_id,
+        followed_log=followed,
+        selected=SelectedTests(inapplicable=set(inapplicable)),
+    )
+    record.emit(opened)
+    record.emit(collected or Collected([]))
     _remark_on(session)
     _prepare_engine(session)
     os.environ[process_tree.RUN_ID] = run_id
@@ -167,11 +169,12 @@ def _opened(settings: Settings, chosen: Target, engine: EngineReport) -> Opened:
 
 def _remark_on(session: Session) -> None:
     """Note faults of the machine, and an engine whose version names no release."""
-    engine = session.file.engine
-    for line in this_machine.faults(session.target.arch):
-        session.remark(line)
+    run = session.run
+    engine = run.record.file.engine
+    for line in this_machine.faults(run.target.arch):
+        run.record.remark(line)
     if engine.version is not None and engine.identity is None:
-        session.remark(
+        run.record.remark(
             f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
             "it can do is known where its parser or its server tells, and no deviation is known"
         )
@@ -233,7 +236,9 @@ def _take_directory(
     folder = directory.path / stored_run.WORKERS / worker.id
     folder.mkdir(parents=True)
     settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
-    return settings, f"{run_id}-{worker.id}", directory
+    # The first process of the run says where the earlier report is.
+    mine = dataclasses.replace(directory, earlier=None)
+    return settings, f"{run_id}-{worker.id}", mine
 
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:
@@ -247,24 +252,25 @@ def _question(settings: Settings, profile: Profile | None) -> str | None:
 
 def _prepare_engine(session: Session) -> None:
     """Watch the attached server, or prepare to start servers; record what there is."""
+    run = session.run
     settings = session.settings
-    profile = session.target.profile
-    if session.target.obstacle is not None or profile is None:
+    profile = run.target.profile
+    if run.target.obstacle is not None or profile is None:
         return
     arguments: tuple[str, ...] = ()
     variables: dict[str, str] = dict(os.environ)
     if settings.engine.image_id is not None:
         variables[host.IMAGE_ID] = settings.engine.image_id
-    if session.attached is None:
+    if run.servers.attached is None:
         _make_pool(session, profile)
-        under_test = session.configurations[profile.under_test]
+        under_test = run.configurations.by_name[profile.under_test]
         tokenizer = workload.tokenizer_of(under_test)
-        session.emit(EngineShown.of(session.file.engine, model=under_test.model))
+        run.record.emit(EngineShown.of(run.record.file.engine, model=under_test.model))
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
-        tokenizer = session.attached.endpoint.served_name
-        _watch_attached(session, session.attached, profile)
+        tokenizer = run.servers.attached.endpoint.served_name
+        _watch_attached(session, run.servers.attached, profile)
     python = settings.engine.python
     if isinstance(registry.engine(settings.engine.name), protocol.Program):
         python = sys.executable  # a program has no Python packages: those of the suite are recorded
@@ -277,73 +283,76 @@ def _prepare_engine(session: Session) -> None:
     )
     record = look()
     fingerprint = fingerprinting.of(session, record, variables)
-    session.emit(EnvironmentRead(record.model_dump(mode="json"), fingerprint))
-    if session.attached is None and profile.arch != architecture.CPU:
-        show_config.note_later(session, python, variables)
+    run.record.emit(EnvironmentRead(record.model_dump(mode="json"), fingerprint))
+    if run.servers.attached is None and profile.arch != architecture.CPU:
+        show_config.note_later(run.record, python, variables)
     session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
 
 
 def _watch_attached(session: Session, attached: Server, profile: Profile) -> None:
     """Watch the life and the memory of an attached server, and keep a copy of its log."""
+    run = session.run
     line = targets.name_remark(attached, session.settings, profile)
     if line is not None:
-        session.remark(line)
+        run.record.remark(line)
     life = AttachedLife(attached)
-    session.attached_life = life
+    run.servers.attached_life = life
     unwatched = life.unwatched
     if unwatched is not None:
-        session.emit(EngineShown.of(session.file.engine, unwatched=unwatched))
-        session.unproven(unwatched)
+        run.record.emit(EngineShown.of(run.record.file.engine, unwatched=unwatched))
+        run.record.unproven(unwatched)
     session.sampler = _sampler(session, profile, life.processes.find)
     if attached.log is None:
-        session.unproven(f"kernel path: {attached.why_no_log}")
+        run.record.unproven(f"kernel path: {attached.why_no_log}")
         return
-    session.kept_log = KeptLog(attached.log, session.directory / "server-attached.log")
-    session.attached = dataclasses.replace(attached, log=session.kept_log.path)
-    session.judge_errors()
+    run.servers.kept_log = KeptLog(attached.log, run.record.directory / "server-attached.log")
+    run.servers.attached = dataclasses.replace(attached, log=run.servers.kept_log.path)
+    run.log_errors.judge()
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
+    run = session.run
     settings = session.settings
     for ended in dead_runs.end_dead_runs():
         names = "; ".join(str(process) for process in ended.processes)
-        session.remark(
+        run.record.remark(
             f"a server of run {ended.run}, which is dead, was still there and was ended: {names}"
         )
-    session.configurations = targets.configurations(
-        settings, profile, notify=lambda line: session.say("canary", line)
+    run.configurations.by_name = targets.configurations(
+        settings, profile, notify=lambda line: run.record.say("canary", line)
     )
     _look_at_nodes(session, profile)
-    session.pool = pool.ServerPool(
+    run.servers.pool = pool.ServerPool(
         limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
             stalled_s=profile.engine.stalled_after_s,
             stop_s=profile.engine.stop_within_s,
             cold_s=profile.engine.cold_ready_within_s.value,
         ),
-        directory=session.directory,
+        directory=run.record.directory,
         run_id=session.run_id,
+        secrets=run.record.secrets,
         hooks=pool.PoolHooks(
-            notify=starting.StartProgress(partial(_show_start, session), begins=session.verbose),
-            on_start=lambda name: session.emit(ServerStarting(name)),
-            on_start_end=lambda start: session.emit(StartEnded(start)),
-            before_stop=session.judge_errors,
+            notify=starting.StartProgress(partial(_show_start, session), begins=run.record.verbose),
+            on_start=lambda name: run.record.emit(ServerStarting(name)),
+            on_start_end=lambda start: run.record.emit(StartEnded(start)),
+            before_stop=run.log_errors.judge,
             on_stop=session.server_stopped,
-            hidden=lambda: session.secrets,
             on_cold=signals.give_time,
-            added=session.bound_compilers,
+            added=run.configurations.bound_compilers,
         ),
     )
-    session.sampler = _sampler(session, profile, session.pool.processes)
+    session.sampler = _sampler(session, profile, run.servers.pool.processes)
 
 
 def _show_start(session: Session, name: str, phase: starting.StartPhase) -> None:
     kind = ProgressLine.READY if phase.ready else ProgressLine.PASSING
-    session.say(f"server {name}", phase.text, kind)
+    session.run.record.say(f"server {name}", phase.text, kind)
 
 
 def _look_at_nodes(session: Session, profile: Profile) -> None:
-    under_test = session.configurations[profile.under_test]
+    run = session.run
+    under_test = run.configurations.by_name[profile.under_test]
     if profile.nodes is None or under_test.span is None:
         return
     if under_test.span.launcher == "ray":
@@ -352,28 +361,29 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
     else:
         looked_at = nodes.look(under_test)
     for found in looked_at:
-        session.node_facts[found.node] = found.facts
+        run.configurations.node_facts[found.node] = found.facts
         for left in found.leftovers:
-            session.remark(f"{found.node}: a server of a dead run was ended: {left}")
-    by_name = {str(node): facts for node, facts in session.node_facts.items()}
-    text = session.redact(json.dumps(by_name, indent=2))
-    write_text(text, session.directory / "nodes.json")
+            run.record.remark(f"{found.node}: a server of a dead run was ended: {left}")
+    by_name = {str(node): facts for node, facts in run.configurations.node_facts.items()}
+    text = run.record.redact(json.dumps(by_name, indent=2))
+    write_text(text, run.record.directory / "nodes.json")
 
 
 def _sampler(
     session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
 ) -> resources.ResourceSampler:
     """Start to sample the memory of a server's processes."""
+    run = session.run
     available_elsewhere: Callable[[], dict[str, int]] = dict  # no memory of other nodes is known
-    if session.pool is not None:
-        available_elsewhere = session.pool.available_elsewhere
+    if run.servers.pool is not None:
+        available_elsewhere = run.servers.pool.available_elsewhere
     sampler = resources.ResourceSampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
         nodes=available_elsewhere,
-        on_floor=session.abort,
-        on_trouble=session.remark,
+        on_floor=run.servers.abort,
+        on_trouble=run.record.remark,
     )
     sampler.start()
     return sampler

@@ -3,11 +3,8 @@
 import functools
 import os
 import shutil
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO
 
 from sm121.checkpoint import identity
 from sm121.core import files
@@ -17,45 +14,53 @@ from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.endings import StopReport
 from sm121.engines.followed_log import FollowedLog
-from sm121.evidence import cgroup
 from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import directory as report_directory
-from sm121.run import events, harness, served, verdict_file
+from sm121.run import events, served, verdict_file
+from sm121.run.directory import InUse, ReportDirectory
 from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, ending
 from sm121.session.kernel_judge import KernelJudge
 from sm121.session.settings import Settings
 
 
-@dataclass(kw_only=True)
-class Session(harness.Harness):
-    """One run of the suite, with or without pytest."""
+@dataclass
+class SelectedTests:
+    """The tests of a run, as the judges at its end need to know them."""
 
-    settings: Settings
-    #: Held open during the session, so that no second run writes into the same directory.
-    lock: IO[str]
-    #: The folder that the report of the run before was moved to; None without one.
-    earlier: Path | None = None
-    #: Another run has the report directory. This one has a folder that is thrown away: it only
-    #: finds out whether its request is right.
-    in_use: report_directory.InUse | None = None
-    run_id: str
-    started: float = field(default_factory=time.monotonic)
-    sampler: ResourceSampler | None = None
-    deselected: list[str] = field(default_factory=list)
+    #: Ids of the collected tests, selected or not.
     collected: Collection[str] = ()
-    #: Returns whether this run selects a test that it does not have.
-    asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
+    #: Ids of tests that -m, -k or --deselect removed.
+    deselected: Sequence[str] = ()
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
+    #: Returns whether this run selects a test that it does not have.
+    asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One run of the suite, with or without pytest: it opens, judges and ends its `run`."""
+
+    run: Run
+    settings: Settings
+    #: Its lock is held open during the session: no second run writes into the same directory.
+    report: ReportDirectory
+    #: Another run has the report directory. This one has a folder that is thrown away: it only
+    #: finds out whether its request is right.
+    in_use: InUse | None = None
+    run_id: str
+    selected: SelectedTests = field(default_factory=SelectedTests)
+    #: Judges the messages of the kernels.
+    kernel: KernelJudge = field(init=False)
+    sampler: ResourceSampler | None = None
     interrupted: bool = False
-    #: The control group's memory events when the run began.
-    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
     #: Returns the command that repeats a test, or without one the whole run, with
     #: ``--engine-debug``. None if no command line began the run.
     again: Callable[[str | None], str] | None = None
@@ -65,37 +70,25 @@ class Session(harness.Harness):
     #: The attached server's log, if it comes as a stream.
     followed_log: FollowedLog | None = None
 
+    def __post_init__(self) -> None:
+        self.kernel = KernelJudge(self.run, self.settings.engine.launcher)
+
     @functools.cached_property
     def recorder(self) -> Recorder:
         """Records measurements, and has those made so far."""
-        return Recorder(self, self.settings.target.model)
+        return Recorder(self.run, self.settings.target.model)
 
     @property
     def severities_needed(self) -> Collection[Severity]:
         """The severities whose failures count in this run."""
-        if self.target.profile is None:
+        if self.run.target.profile is None:
             return tuple(Severity)
-        needed = self.target.profile.severities
+        needed = self.run.target.profile.severities
         if self.settings.judging.certify:
             return needed.certificate
         if self.settings.judging.against is None:
             return needed.verdict
         return needed.against
-
-    @property
-    def secrets(self) -> set[str]:
-        """Values that no report may show."""
-        secrets = set(self._secrets_given)
-        given = self.settings.attached
-        if given is not None and given.api_key:
-            secrets.add(given.api_key)
-        if self.pool is not None:
-            secrets |= self.pool.secrets
-        return secrets
-
-    @functools.cached_property
-    def _secrets_given(self) -> set[str]:
-        return secrets_of(os.environ) | secrets_of(dict(self.settings.engine.environment))
 
     @property
     def engine_interpreter(self) -> str:
@@ -111,46 +104,44 @@ class Session(harness.Harness):
 
     def write_verdict(self) -> None:
         """Write verdict.json and summary.md of the events so far."""
-        self.log.fold.settle()
+        run = self.run
+        run.record.log.fold.settle()
         try:
-            verdict_file.write(self.file, self.directory / verdict_file.NAME)
-            files.write_text(summary.markdown(self.file), self.directory / "summary.md")
+            verdict_file.write(run.record.file, run.record.directory / verdict_file.NAME)
+            files.write_text(summary.markdown(run.record.file), run.record.directory / "summary.md")
         except OSError as error:
-            self.cannot_write(error)
+            run.record.cannot_write(error)
 
     def note_resources(self) -> None:
         """Note the memory of the server and of the machine so far."""
         if self.sampler is not None:
             resources = self.sampler.resources.model_dump(mode="json")
-            self.emit(events.EnvironmentNoted("resources", resources))
-
-    @functools.cached_property
-    def kernel(self) -> KernelJudge:
-        """Judges the messages of the kernels."""
-        launcher = self.settings.engine.launcher
-        return KernelJudge(self, launcher, self.started, self.cgroup_before)
+            self.run.record.emit(events.EnvironmentNoted("resources", resources))
 
     def _end(self, *, finished: bool) -> None:
         """Decide on the run, and write it down. A report that cannot be written is never PASS."""
+        run = self.run
         self.note_resources()
         for _attempt in range(2):
-            file = self.file.model_copy(deep=True)
+            file = run.record.file.model_copy(deep=True)
             file.finished = finished
-            gaps = ending.CertificateGaps(self.deselected, self.inapplicable, self.kernel.unread)
-            ending.judge(file, self.settings, self.target, gaps)
-            if self.unwritten is not None and file.verdict is Verdict.PASS:
+            gaps = ending.CertificateGaps(
+                self.selected.deselected, self.selected.inapplicable, self.kernel.unread
+            )
+            ending.judge(file, self.settings, run.target, gaps)
+            if run.record.unwritten is not None and file.verdict is Verdict.PASS:
                 file.settle(Verdict.INCONCLUSIVE)
-                file.reason = self.unwritten
+                file.reason = run.record.unwritten
             closed = events.Closed(
                 finished=finished,
                 verdict=file.verdict,
                 reason=file.reason,
                 certified=file.certified,
-                duration_s=self.log.age_s,
+                duration_s=run.record.log.age_s,
             )
-            self.emit(closed)
+            run.record.emit(closed)
             self.write_verdict()
-            if self.unwritten is None:
+            if run.record.unwritten is None:
                 return
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
@@ -160,42 +151,36 @@ class Session(harness.Harness):
             configuration: The name of its configuration.
             report: What its stop found.
         """
-        self.note_stop(configuration, report)
+        self.run.servers.note_stop(configuration, report)
         for node, kernel in report.kernels.items():
             self.kernel.judge_messages(kernel, f" of {node}")
-        self.judge_paths_again()
+        self.run.paths.judge_again()
 
     def close(self) -> None:
         """Stop what runs and write the final report.
 
         The run has finished if every selected test was decided and nobody interrupted it.
         """
+        run = self.run
         if self.sampler is not None:
             self.sampler.stop()
-        self.judge_errors()  # of an attached server, which is not stopped
+        run.log_errors.judge()  # of an attached server, which is not stopped
         self.kernel.judge()
-        self.stop()
+        run.servers.stop()
         self._judge_what_was_started()
-        server = self._under_test
-        if self.settings.judging.certify and server is not None and server.log is not None:
-            # The path is judged at the end even if no test did.
-            name = server.configuration.name if server.configuration else self.profile.under_test
-            self._judged_paths.setdefault(name, (server, set()))
-        self.judge_paths_again()
-        if server is not None:  # now from the whole log
-            self.emit(events.EngineShown.of(self.file.engine, path=self.kernel_path(server)))
-        if self.target.profile is not None:
-            kernels = served.judge(self.file, self.path_to_judge())
-            self.emit(events.EngineShown.of(self.file.engine, served=kernels))
-        if self.kept_log is not None:
-            self.kept_log.close(self.secrets)
+        run.paths.judge_whole(unasked=self.settings.judging.certify)
+        if run.target.profile is not None:
+            kernels = served.judge(run.record.file, run.paths.to_judge())
+            run.record.emit(events.EngineShown.of(run.record.file.engine, served=kernels))
+        if run.servers.kept_log is not None:
+            run.servers.kept_log.close(run.record.secrets)
         if self.followed_log is not None:
             if self.followed_log.lost is not None:
-                self.unproven(f"kernel path: {self.followed_log.lost}")
+                run.record.unproven(f"kernel path: {self.followed_log.lost}")
             self.followed_log.close()
         if self.settings.worker is not None:
-            self.emit(events.UndecidedDropped())
-        finished = self.ledger.complete and not self.interrupted
+            run.record.emit(events.UndecidedDropped())
+        finished = run.record.ledger.complete and not self.interrupted
         if finished:
             self._hold_against()
         self._end(finished=finished)
@@ -205,8 +190,9 @@ class Session(harness.Harness):
 
         A part of the run was then judged of another build than its report tells.
         """
-        before = self.file.fingerprint
-        pool = self.pool
+        run = self.run
+        before = run.record.file.fingerprint
+        pool = run.servers.pool
         if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
             return
         try:
@@ -221,22 +207,23 @@ class Session(harness.Harness):
             fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
             name = f"{verdict_file.BESIDE}what was started"
             decision = TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID)
-            self.emit(events.Decided(decision))
+            run.record.emit(events.Decided(decision))
 
     def _hold_against(self) -> None:
         """Decide what is worse than in the run that this one is compared with."""
+        run = self.run
         settings = self.settings
-        if settings.judging.against is None or self.target.obstacle is not None:
+        if settings.judging.against is None or run.target.obstacle is not None:
             return
-        compared = self.file.model_copy(deep=True)
+        compared = run.record.file.model_copy(deep=True)
         worse = self.worse_than_trusted(compared)
         assert compared.against is not None
-        self.emit(events.Compared(compared.against))
-        self.emit(events.Changed(compared.changes))
+        run.record.emit(events.Compared(compared.against))
+        run.record.emit(events.Changed(compared.changes))
         for entry in worse:
             # A certificate is absolute, and says how the run compares.
             if not settings.judging.certify:
-                self.emit(events.Decided(entry))
+                run.record.emit(events.Decided(entry))
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
         """Return what is worse than in the trusted run and shows in no test.
@@ -248,31 +235,33 @@ class Session(harness.Harness):
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}
-        return against.judge(file, trusted, self.profile, metrics, self.asks_for)
+        return against.judge(file, trusted, self.run.profile, metrics, self.selected.asks_for)
 
     def release(self) -> None:
         """Stop a server that was started after the end, and free the report directory."""
-        finished = self.file.finished
-        if self.stop() is not None:
+        finished = self.run.record.file.finished
+        if self.run.servers.stop() is not None:
             self._end(finished=finished)
-        self.lock.close()
+        self.report.lock.close()
 
     def say_where_the_earlier_report_is(self) -> None:
         """Show where the report of the run before was moved to."""
-        if self.earlier is not None:
-            self.say("report", f"the earlier one is kept in {self.earlier}")
+        earlier = self.report.earlier
+        if earlier is not None:
+            self.run.record.say("report", f"the earlier one is kept in {earlier}")
 
     def withdraw(self) -> None:
         """End a run that has begun nothing: its request is refused, and it leaves no report."""
+        run = self.run
         if self.sampler is not None:
             self.sampler.stop()
-        if self.kept_log is not None:
-            self.kept_log.close(self.secrets)
-        if self.log.path is not None:  # otherwise the report is of the run to be resumed
-            report_directory.restore(self.directory, self.earlier)
-        self.lock.close()
+        if run.servers.kept_log is not None:
+            run.servers.kept_log.close(run.record.secrets)
+        if run.record.log.path is not None:  # otherwise the report is of the run to be resumed
+            report_directory.restore(run.record.directory, self.report.earlier)
+        self.report.lock.close()
         if self.in_use is not None:
-            shutil.rmtree(self.directory)
+            shutil.rmtree(run.record.directory)
 
     def __enter__(self) -> "Session":
         return self
@@ -289,3 +278,16 @@ def _is_of_the_judged(difference: Difference, before: Fingerprint) -> bool:
     if difference.field == "sources":
         return difference.key in before.sources and difference.key != "suite"
     return difference.field == "model" and not identity.is_name(difference.one or "")
+
+
+def secrets_given(settings: Settings) -> set[str]:
+    """Return the values of the environment and of the settings that no report may show.
+
+    Args:
+        settings: The settings of the run.
+    """
+    secrets = secrets_of(os.environ) | secrets_of(dict(settings.engine.environment))
+    given = settings.attached
+    if given is not None and given.api_key:
+        secrets.add(given.api_key)
+    return secrets

@@ -11,7 +11,7 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.machine.timeline import Timeline
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 from sm121.stress import aftermath, memory
 from sm121.stress.aftermath import ThroughputReading
 from sm121.stress.checks import Fault, UnderLoad
@@ -29,7 +29,7 @@ class Afterwards:
     """Checks one server after its loads.
 
     Args:
-        harness: The run.
+        run: The run.
         server: The server.
         timeline: Samples the memory during the loads.
         before: The throughput before any load.
@@ -39,7 +39,7 @@ class Afterwards:
 
     def __init__(
         self,
-        harness: Harness,
+        run: Run,
         server: Server,
         timeline: Timeline,
         before: ThroughputReading,
@@ -47,7 +47,7 @@ class Afterwards:
         read_throughput: Callable[[], ThroughputReading],
         repeat_load: Callable[[], object],
     ) -> None:
-        self._harness = harness
+        self._run = run
         self._server = server
         self._timeline = timeline
         self._before = before
@@ -69,7 +69,7 @@ class Afterwards:
             Inconclusive: It is slower, and other processes took the CPU.
             NotRun: The answers are not streamed.
         """
-        profile = self._harness.profile
+        profile = self._run.profile
         line = aftermath.compare_throughput(
             self._before,
             self._read_throughput,
@@ -87,7 +87,7 @@ class Afterwards:
         """
         checked = [
             aftermath.not_idle(self._server.endpoint),
-            aftermath.zombies(self._harness.processes),
+            aftermath.zombies(self._run.servers.processes),
         ]
         had_counters = counters.read(self._timeline.metrics or "").values
         if had_counters and not self._has_counters():
@@ -120,7 +120,7 @@ class Afterwards:
         for item in self._growths:
             self._say(f"{item.verdict.value}: {item.reason}")
         if not self._growths:
-            raise NotRun(self._harness.no_memory())
+            raise NotRun(self._run.servers.no_memory())
         faults: list[Fault] = []
         for item in self._growths:
             if item.verdict is Verdict.FAIL:
@@ -149,7 +149,7 @@ class Afterwards:
         if not samples:
             return []
         machine = None if self._is_on_cpu() else psutil.virtual_memory().total
-        sizes = self._harness.profile.stress
+        sizes = self._run.profile.stress
         return memory.judged(samples, sizes, machine_bytes=machine)
 
     def has_memory_samples(self) -> bool:
@@ -162,13 +162,13 @@ class Afterwards:
         Raises:
             OSError: The file cannot be written.
         """
-        memory.keep(self._harness, self._timeline, self._growths)
+        memory.keep(self._run.record, self._timeline, self._growths)
 
     def _is_on_cpu(self) -> bool:
-        return self._harness.arch == architecture.CPU
+        return self._run.target.arch == architecture.CPU
 
     def _say(self, line: str) -> None:
-        self._harness.say("stress", line)
+        self._run.record.say("stress", line)
 
 
 def _undecided(growths: Sequence[Growth]) -> list[Growth]:

@@ -2,7 +2,7 @@
 
 Example::
 
-    stress = Stress(harness, harness.server(), capabilities, bound)
+    stress = Stress(run, run.server(), capabilities, bound)
     stress.sustained()
     stress.afterwards.check_memory()
     stress.close()
@@ -26,8 +26,8 @@ from sm121.engines.capabilities import Capabilities
 from sm121.machine.timeline import Timeline
 from sm121.measure import counters
 from sm121.performance.bench import requested_slots, slots
-from sm121.run.harness import Harness
 from sm121.run.load import Load
+from sm121.run.run import Run
 from sm121.stress import aftermath, cache, checks, restart, shapes, soak
 from sm121.stress.afterwards import Afterwards
 from sm121.stress.checks import UnderLoad
@@ -59,7 +59,7 @@ class Stress:
     right. Otherwise it raises `UnderLoad`, with all faults.
 
     Args:
-        harness: The run. `Harness.load` gets the state of the load; memory.json and soak.json are
+        run: The run. `run.servers.load` gets the state of the load; memory.json and soak.json are
             written into its directory.
         server: The server.
         capabilities: The capabilities of its engine.
@@ -79,7 +79,7 @@ class Stress:
 
     def __init__(
         self,
-        harness: Harness,
+        run: Run,
         server: Server,
         capabilities: Capabilities,
         bound: level_settings.AgreementBound | None = None,
@@ -89,16 +89,16 @@ class Stress:
         if not has_ids:
             capabilities.require("logprob_ids")
         if bound is None:
-            profile = harness.profile
+            profile = run.profile
             bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
-        self._harness = harness
+        self._run = run
         self._server = server
         self._capabilities = capabilities
-        self._sizes = harness.profile.stress
+        self._sizes = run.profile.stress
         self.client = LoadClient(
             server.endpoint,
             Patience(self._sizes.request_within_s.value, self._sizes.stalled_after_s.value),
-            stop=lambda: harness.aborted,
+            stop=lambda: run.servers.aborted,
         )
         self._player = LoadPlayer(self.client, server.endpoint, self._sizes, bound)
         self._asker = Asker(server)
@@ -111,15 +111,15 @@ class Stress:
             refuses=lambda case: capabilities.deviation(case, "served") is None,
         )
         self.timeline = Timeline(
-            harness.processes,
+            run.servers.processes,
             server.endpoint,
             completed=lambda: self.client.completed,
             floor_bytes=self._sizes.memory_floor_gib.value * 2**30,
-            on_floor=harness.abort,
+            on_floor=run.servers.abort,
         )
         self._crowd = self._make_crowd(bound)
         # Before the first load: also that one may end in a crash.
-        harness.load = Load(self.client, self.timeline)
+        run.servers.load = Load(self.client, self.timeline)
         self.timeline.start()
         try:
             before = self._read_throughput()
@@ -127,7 +127,7 @@ class Stress:
             self.timeline.stop()
             raise
         self.afterwards = Afterwards(
-            harness,
+            run,
             server,
             self.timeline,
             before,
@@ -195,7 +195,7 @@ class Stress:
         answer = outcome.answer
         if answer is None or answer.ids is None or answer.prompt_ids is None:
             compared = f"only the first {aftermath.TOKENS} tokens are compared"
-            self._harness.remark(
+            self._run.record.remark(
                 f"long generation: {compared}, since the engine gives no token ids"
             )
             return
@@ -239,10 +239,10 @@ class Stress:
         kinds = ", ".join(dict.fromkeys(job.kind for job in jobs))
         self._say(f"{name}: each answer is its own ({kinds})")
         if self._crowd.refused:
-            self._harness.remark(f"{name}: the server refuses alone: {self._crowd.refused}")
+            self._run.record.remark(f"{name}: the server refuses alone: {self._crowd.refused}")
 
     def _crowd_size(self, times: int) -> int:
-        return size(times, slots(self._harness, self._server) or self._player.streams)
+        return size(times, slots(self._run, self._server) or self._player.streams)
 
     def joining(self) -> None:
         """Play short prompts that join, one at a time, each number of requests that decode.
@@ -252,7 +252,7 @@ class Stress:
             Inconclusive: A number did not come about.
         """
         self._capabilities.require("token_prompts", "token_ids")
-        most = slots(self._harness, self._server) or self._player.streams
+        most = slots(self._run, self._server) or self._player.streams
         lasts_s = self._sizes.joining_s.value
         longest = cache.context_tokens(self._server)
         if longest < 2 * LONGEST:
@@ -266,7 +266,7 @@ class Stress:
             if is_broken:
                 name = load.outcomes[-1].job.name
             raise UnderLoad(name, faults, len(load.outcomes))
-        limit = requested_slots(self._harness, self._server)
+        limit = requested_slots(self._run, self._server)
         if limit is None and source.counts and source.missing():
             raise NotRun("how many requests this server runs at once is not known (--server-log)")
         source.require_all()
@@ -368,7 +368,7 @@ class Stress:
             self._sizes,
             self.timeline,
         )
-        report = SoakReport(self._harness, self.afterwards.keep_memory)
+        report = SoakReport(self._run, self.afterwards.keep_memory)
         soak.run(duration_s, rounds.play, report.write, self._say)
         if rounds.failure is not None:
             raise rounds.failure
@@ -386,12 +386,12 @@ class Stress:
             NotRun: The server is attached.
             Inconclusive: No request was under way when the server was stopped, or all were.
         """
-        pool = self._harness.pool
+        pool = self._run.servers.pool
         if pool is None or pool.current is None:
             raise NotRun("an attached server is not restarted: it is somebody else's")
         count = _STOPPED_TIMES * int(self._sizes.load_requests.value)
         line = restart.under_load(
-            self._harness,
+            self._run,
             self.client,
             self._player.take(self.shapes.short, count),
             self._player.streams,
@@ -404,11 +404,11 @@ class Stress:
 
     def _read_throughput(self) -> aftermath.ThroughputReading:
         return aftermath.read_throughput(
-            self.client, self.shapes, self._player.bound, self._harness.processes
+            self.client, self.shapes, self._player.bound, self._run.servers.processes
         )
 
     def _say(self, line: str) -> None:
-        self._harness.say("stress", line)
+        self._run.record.say("stress", line)
 
 
 def _smaller_cache(context: int, streams: int, block: int) -> str:

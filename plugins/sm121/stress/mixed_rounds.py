@@ -9,7 +9,7 @@ from sm121.client.jobs import Job, LoadResult
 from sm121.core import files
 from sm121.core.level_settings import StressSizes
 from sm121.machine.timeline import Timeline
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 from sm121.stress import shapes, soak
 from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.crowd import Crowd
@@ -103,13 +103,13 @@ class SoakReport:
     """Writes soak.json, and the samples of the memory beside it.
 
     Args:
-        harness: The run, into whose directory they are written.
+        run: The run, into whose directory they are written.
         keep_memory: Writes the samples. All of them are written each time: of a long soak seldom
             enough to cost nothing.
     """
 
-    def __init__(self, harness: Harness, keep_memory: Callable[[], None]) -> None:
-        self._harness = harness
+    def __init__(self, run: Run, keep_memory: Callable[[], None]) -> None:
+        self._run = run
         self._keep_memory = keep_memory
         self._next_memory = 0.0
 
@@ -129,4 +129,4 @@ class SoakReport:
             pause_s = max(_KEEP_MEMORY_EVERY_S, _KEEP_MEMORY_COST * (now - began))
             self._next_memory = now + pause_s
         text = json.dumps(record, indent=2) + "\n"
-        files.write_text(self._harness.redact(text), self._harness.directory / _SOAK_JSON)
+        files.write_text(self._run.record.redact(text), self._run.record.directory / _SOAK_JSON)

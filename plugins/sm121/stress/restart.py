@@ -10,7 +10,7 @@ from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.engines.capabilities import Deviation
-from sm121.run.harness import Harness
+from sm121.run.run import Run
 from sm121.stress import checks
 from sm121.stress.checks import UnderLoad
 
@@ -35,7 +35,7 @@ class _StoppedLoad:
 
 
 def under_load(
-    harness: Harness,
+    run: Run,
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
@@ -47,7 +47,7 @@ def under_load(
     """Stop the server under a load, start it again, and play one job of each name.
 
     Args:
-        harness: Starts its own server, which runs.
+        run: Starts its own server, which runs.
         client: Sends the requests.
         jobs: More jobs than can have ended when the stop arrives.
         concurrency: Requests at a time.
@@ -64,7 +64,7 @@ def under_load(
         UnderLoad: An answer is wrong.
         Inconclusive: No request was under way when the server was stopped, or all were.
     """
-    stopped = _stop_under_load(harness, client, jobs, concurrency, before_stop)
+    stopped = _stop_under_load(run, client, jobs, concurrency, before_stop)
     stopped_at = stopped.stopped_at
     found = checks.faults(stopped.result, bound, stopped_at=stopped_at)
     faults = [fault for fault in found if fault.kind not in _BROKEN_OFF]
@@ -85,8 +85,8 @@ def under_load(
         )
         if excuse is None or len(late) > concurrency:
             raise Unmet(silence)
-        harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
-    _play_again(harness, client, jobs, concurrency, bound)
+        run.record.remark(f"restart under load: known of {excuse.versions}: {silence}")
+    _play_again(run, client, jobs, concurrency, bound)
     broken_off = len([outcome for outcome in outcomes if _is_broken_off(outcome, stopped_at)])
     if not 0 < broken_off < len(jobs):
         raise verdict.Inconclusive(
@@ -101,14 +101,14 @@ def _is_broken_off(outcome: JobOutcome, stopped_at: float) -> bool:
 
 
 def _play_again(
-    harness: Harness,
+    run: Run,
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
     bound: level_settings.AgreementBound,
 ) -> None:
     """Start the server again, and play one job of each name."""
-    again = LoadClient(harness.server().endpoint, client.patience, stop=client.stop)
+    again = LoadClient(run.server().endpoint, client.patience, stop=client.stop)
     once = list({job.name: job for job in jobs}.values())
     faults = checks.faults(again.run(once, concurrency=concurrency), bound)
     if faults:
@@ -116,7 +116,7 @@ def _play_again(
 
 
 def _stop_under_load(
-    harness: Harness,
+    run: Run,
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
@@ -137,7 +137,7 @@ def _stop_under_load(
         time.sleep(_LOOK_EVERY_S)
     before_stop()
     stopped_at = time.monotonic()
-    report = harness.stop()
+    report = run.servers.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
     requirement = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
     require(not loading.is_alive(), requirement, "some still wait")

@@ -1,4 +1,4 @@
-"""The harness of a run whose server is attached."""
+"""The servers of a run, of which one is attached."""
 
 from pathlib import Path
 
@@ -6,16 +6,8 @@ from meta_tests.fakes.run_events import new_file
 from sm121.core.profile import load
 from sm121.run.engine_report import EngineReport
 from sm121.run.event_log import EventLog
-from sm121.run.harness import Harness
-from sm121.run.record import Target
-
-
-class UnsavedHarness(Harness):
-    """A harness that writes no file."""
-
-    @property
-    def secrets(self) -> set[str]:
-        return set()
+from sm121.run.record import RunRecord, Target
+from sm121.run.run import Run
 
 
 class LateLife:
@@ -33,13 +25,10 @@ class LateLife:
 def test_the_memory_of_an_attached_server_is_looked_at_once(tmp_path: Path):
     life = LateLife()
     engine = EngineReport(name="vllm", model="m", managed=False)
-    harness = UnsavedHarness(
-        directory=tmp_path,
-        log=EventLog(new_file(engine=engine)),
-        say=lambda *_: None,
-        target=Target("cpu", load("cpu-tiny-gpt-oss"), None),
-        attached_life=life,
-    )
-    assert harness.no_memory() == "memory of the attached server: no process is seen"
-    assert harness.file.unproven == ["memory of the attached server: no process is seen"]
+    log = EventLog(new_file(engine=engine))
+    record = RunRecord(directory=tmp_path, log=log, say=lambda *_: None)
+    run = Run.of(Target("cpu", load("cpu-tiny-gpt-oss"), None), record)
+    run.servers.attached_life = life
+    assert run.servers.no_memory() == "memory of the attached server: no process is seen"
+    assert record.file.unproven == ["memory of the attached server: no process is seen"]
     assert life.looks == 1

@@ -1,0 +1,73 @@
+"""The server configurations of a run's profile, and what keeps them from being started here."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sm121.compilation import jit
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.server import Node
+from sm121.core.verdict import NotRun
+from sm121.engines import registry
+from sm121.engines.preflight import PreflightFinding
+from sm121.run import start_checks
+from sm121.run.record import RunRecord, Target
+
+
+@dataclass(kw_only=True)
+class Configurations:
+    """The server configurations that the suite can start itself."""
+
+    target: Target
+    record: RunRecord
+    #: The profile's configurations; empty if the server is attached.
+    by_name: Mapping[str, ServerConfiguration] = field(default_factory=dict)
+    #: The facts of each node before the start.
+    node_facts: dict[Node, dict[str, Any]] = field(default_factory=dict)
+
+    def managed(self, name: str) -> ServerConfiguration:
+        """Return a configuration that the suite starts itself; NotRun if the server is attached."""
+        if self.target.obstacle is not None:
+            raise NotRun(self.target.obstacle)
+        if name not in self.by_name:
+            raise NotRun("the server is attached: what it was started with is not known")
+        return self.by_name[name]
+
+    def environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """Return the environment in which the engine of a configuration runs."""
+        return registry.engine(configuration.engine).environment(configuration, api_key="")
+
+    def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
+        """Return the variables that keep a start's compilers from taking the machine's memory."""
+        added = jit.bounding_variables(
+            self.target.require_profile().engine.needs,
+            configuration.arguments,
+            self.environment(configuration),
+        )
+        if added:
+            variables = ", ".join(f"{name}={value}" for name, value in added.items())
+            self.record.remark(
+                f"server {configuration.name} is started with {variables}", at_once=False
+            )
+        return added
+
+    @functools.cached_property
+    def findings(self) -> list[PreflightFinding]:
+        """The obstacles to a start here, found once, before the first start."""
+        names = (self.target.require_profile().under_test, self.target.require_profile().baseline)
+        findings = start_checks.find_obstacles(
+            self.target.arch,
+            self.target.require_profile().engine,
+            [self.managed(name) for name in names],
+            self.environment,
+            directory=self.record.directory,
+            version=self.record.file.engine.identity,
+            node_facts=self.node_facts,
+        )
+        for finding in findings:
+            if finding.severity == "note":
+                self.record.remark(finding.message, at_once=False)
+            else:
+                self.record.remark(f"{finding.severity}: {finding.message}")
+        return findings

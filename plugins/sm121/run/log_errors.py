@@ -1,0 +1,40 @@
+"""Judges the errors that the log of a running server reports."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm121.engines.life import Dead
+from sm121.evidence.silent_errors import ErrorReader
+from sm121.run import beside
+from sm121.run.record import RunRecord
+from sm121.run.servers import Servers
+
+
+@dataclass(kw_only=True)
+class LogErrors:
+    """The errors of the logs, each judged once."""
+
+    record: RunRecord
+    servers: Servers
+    _readers: dict[Path, ErrorReader] = field(init=False, default_factory=dict)
+
+    def judge(self) -> None:
+        """Decide on errors that the running server's log has reported since the last call.
+
+        An error that killed no process is never PASS. Errors before the run, during a stop, and
+        of a server that ended (they are in its bundle) do not count.
+        """
+        self.servers.follow_log()
+        server = self.servers.attached
+        running = self.servers.pool.current if self.servers.pool is not None else None
+        if running is not None and running.running:
+            server = self.servers.last(running.configuration.name)
+        life = self.servers.life
+        if server is None or life is None or life.accounted:
+            return
+        for log, name in server.logs.items():
+            if log not in self._readers:
+                self._readers[log] = beside.error_reader(server, log)
+            errors = self._readers[log].read(log)
+            if errors and not isinstance(life.state(), Dead):
+                beside.decide_silent(self.record, errors, name)

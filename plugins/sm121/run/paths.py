@@ -1,0 +1,229 @@
+"""The kernel paths of a run's servers: read, shown, and judged against the profile."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sm121.checkpoint import identity
+from sm121.core.files import write_text
+from sm121.core.profile import Profile
+from sm121.core.server import Server
+from sm121.engines import requested
+from sm121.evidence import environment, kernel_proof, mapped, metrics, requirement
+from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.requirement import Contradiction
+from sm121.evidence.transport import Transport
+from sm121.machine import roofline
+from sm121.run import beside, served, spanning
+from sm121.run.configurations import Configurations
+from sm121.run.events import Decided, EngineShown, EnvironmentNoted
+from sm121.run.record import RunRecord, Target
+from sm121.run.servers import Servers
+
+
+@dataclass(kw_only=True)
+class KernelPaths:
+    """The kernel path of each server, by its log and metrics."""
+
+    target: Target
+    record: RunRecord
+    configurations: Configurations
+    servers: Servers
+    #: By configuration: the server whose path was judged, and the known contradictions.
+    _judged: dict[str, tuple[Server, set[Contradiction]]] = field(init=False, default_factory=dict)
+    #: By log: when it was last written before it was judged.
+    _judged_at: dict[Path, int | None] = field(init=False, default_factory=dict)
+    #: By log: the transport by the counters of this machine's RDMA ports during a prompt.
+    _counted: dict[Path | None, Transport | None] = field(init=False, default_factory=dict)
+    _under_test: Server | None = field(init=False, default=None)
+
+    @property
+    def _profile(self) -> Profile:
+        return self.target.require_profile()
+
+    def of(self, server: Server) -> KernelPath:
+        """Return the kernel path by log and metrics so far, with the requests for it."""
+        reader = server.reader
+        if reader is None:
+            return KernelPath()
+        self.servers.follow_log()
+        path = KernelPath()
+        if server.log is not None:
+            path = read_log(server.log, reader, one_run=server.managed)
+        if (text := self._metrics_of(server)) is not None:
+            path = metrics.with_metrics(path, text, reader)
+        if server.configuration is None:
+            return requested.of_log(path, reader)
+        kernels = self.record.file.engine.kernels
+        if kernels is not None and server.configuration.name == self._profile.under_test:
+            path = kernel_proof.with_kernels(path, kernels, self.layers)
+        return requested.judged(server.configuration, path)
+
+    def describe(self, server: Server) -> None:
+        """Show the engine under test: its path, its version and its start."""
+        if server is self._under_test:
+            return
+        self._under_test = server
+        path = self.of(server)
+        if server.configuration is not None:  # a first start saves a set that was not there before
+            variables = self.configurations.environment(server.configuration)
+            self.record.emit(EnvironmentNoted("autotune", environment.autotune_sets(variables)))
+        shown = EngineShown.of(
+            self.record.file.engine,
+            path=path,
+            base_url=server.endpoint.base_url,
+            startup_s=server.startup_s,
+            # The version that the running engine reports replaces the installed one.
+            version=server.version or path.log.version or self.record.file.engine.version,
+        )
+        self.record.emit(shown)
+
+    @property
+    def layers(self) -> int | None:
+        """The layers of the served model; None if no config.json of it is here."""
+        return (roofline.read_config(self.record.file.engine.model) or {}).get("num_hidden_layers")
+
+    def to_judge(self) -> KernelPath:
+        """Return the path that the numerics judge: as shown in this run, otherwise as expected."""
+        name = self._profile.under_test
+        expected = served.expected(
+            self._profile.path_of(name), self.configurations.by_name.get(name)
+        )
+        return served.with_expected(self.record.file.engine.path, expected)
+
+    def contradictions(self, server: Server) -> list[Contradiction]:
+        """Return the contradictions of a server's path to the profile.
+
+        The log must be known. `judge_again` repeats this after each level, when the server is
+        closed, and at the end.
+        """
+        configuration = server.configuration
+        name = configuration.name if configuration is not None else self._profile.under_test
+        wrong = self._contradictions(server, name)
+        self._note_nodes(server)
+        self._note_nccl()
+        silent = requirement.not_shown(self._profile.path_of(name), self.of(server))
+        if self._profile.model.digest is not None and configuration is None:
+            silent.append("the model's digest (the attached server's files are not known)")
+        if silent:
+            line = f"kernel path of {name}: no line shows {', '.join(silent)}"
+            self.record.remark(line, at_once=False)
+        self._judged.setdefault(name, (server, set()))[1].update(wrong)
+        return wrong
+
+    def unlogged(self, server: Server) -> str | None:
+        """Return why an attached server's log cannot show its attention; None if it can or does."""
+        is_silent = server.configuration is None and self._profile.engine.speaking_worker
+        if not is_silent or self.of(server).attention is not None:
+            return None
+        return "this engine logs nothing of its attention, unless the suite starts it"
+
+    def spanned(self, server: Server) -> spanning.Spanned | None:
+        """Judge the ranks of a server that spans machines; None if it is on one."""
+        nodes = self._profile.nodes
+        if nodes is None:
+            return None
+        configuration = server.configuration
+        name = configuration.name if configuration is not None else self._profile.under_test
+        required = self._profile.path_of(name)
+        return spanning.judge(server, nodes, required, self._counted, self.record.file.engine.model)
+
+    def judge_again(self) -> None:
+        """Judge each path that was judged before by the log of now."""
+        self.servers.follow_log()
+        for name, (judged, known) in self._judged.items():
+            server = (self.servers.last(name) if judged.managed else None) or judged
+            assert server.log is not None
+            written = server.log.stat().st_mtime_ns if server.log.is_file() else None
+            if written in (None, self._judged_at.get(server.log)):
+                continue  # nothing was written since
+            self._judged_at[server.log] = written
+            wrong = [found for found in self._contradictions(server, name) if found not in known]
+            if not wrong:
+                continue
+            known.update(wrong)
+            self.record.emit(
+                Decided(beside.left_the_path(name, wrong, server.log, self.record.phase[1]))
+            )
+
+    def judge_whole(self, *, unasked: bool) -> None:
+        """Judge the paths at the end of the run, by the whole logs.
+
+        Args:
+            unasked: Whether the path of the server under test is judged even if no test did.
+        """
+        server = self._under_test
+        if unasked and server is not None and server.log is not None:
+            name = server.configuration.name if server.configuration else self._profile.under_test
+            self._judged.setdefault(name, (server, set()))
+        self.judge_again()
+        if server is not None:
+            self.record.emit(EngineShown.of(self.record.file.engine, path=self.of(server)))
+
+    def metrics_file(self, log: Path | None) -> Path:
+        """Return the file of the metrics of a managed server by its log, or of the attached one."""
+        return self.record.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
+
+    def _contradictions(self, server: Server, name: str) -> list[Contradiction]:
+        assert server.log is not None
+        path = self.of(server)
+        configuration = server.configuration
+        patterns = requested.patterns(configuration) if configuration is not None else ()
+        required = self._profile.path_of(name, patterns)
+        if self.unlogged(server):
+            required = required.model_copy(update={"attention": None})
+        wrong = requirement.contradictions(required, path, server.log, name)
+        if (judged := self.spanned(server)) is not None:
+            wrong += judged.wrong
+        if configuration is None:  # another machine's or container's files may not be those here
+            return wrong
+        stated = self._profile.model
+        variables = configuration.variables
+        other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
+        if other:
+            wrong.append(Contradiction("model", other, other))
+        return wrong
+
+    def _note_nodes(self, server: Server) -> None:
+        judged = self.spanned(server)
+        if judged is None:
+            return
+        if self._under_test in (None, server):
+            rows = spanning.rows(judged, self.configurations.node_facts)
+            self.record.emit(EngineShown.of(self.record.file.engine, nodes=rows))
+        for line in judged.remarks:
+            self.record.remark(line, at_once=False)
+        for line in judged.silent:
+            self.record.unproven(line)
+
+    def _note_nccl(self) -> None:
+        """Record which NCCL each node of the server mapped, and remark on a difference."""
+        if self.servers.pool is not None:
+            by_node = self.servers.pool.nccl_by_node()
+        else:
+            by_node = {"node 0 (this machine)": mapped.nccl(self.servers.processes())}
+        nccl = {node: [row.model_dump() for row in rows] for node, rows in by_node.items() if rows}
+        self.record.emit(EnvironmentNoted("nccl", nccl))
+        for line in mapped.different(by_node):
+            self.record.remark(line)
+
+    def _metrics_of(self, server: Server) -> str | None:
+        """Return the metrics of the first look at the server."""
+        attached = (
+            self.servers.attached.endpoint.base_url if self.servers.attached is not None else None
+        )
+        if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
+            return server.endpoint.page("/metrics")
+        file = self.metrics_file(server.log if server.managed else None)
+        if not file.exists():
+            running = self.servers.pool.current if self.servers.pool is not None else None
+            if server.managed and (running is None or running.launch.log != server.log):
+                return None
+            text = server.endpoint.page("/metrics")
+            if text is None:
+                return None
+            try:
+                write_text(self.record.redact(text), file)
+            except OSError as error:
+                self.record.cannot_write(error)
+                return text
+        return file.read_text("utf-8", errors="replace")
