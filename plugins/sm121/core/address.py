@@ -13,8 +13,8 @@ def root_of(url: str, option: str) -> str:
         option: The option with the address, for the error message.
 
     Raises:
-        UsageError: This is no HTTP address, or it contains a user or a password. The message does
-            not show a password.
+        UsageError: The address is not an HTTP URL, or contains a user name or password. The message
+            does not show the password.
     """
     scheme, _, rest = url.partition("://")
     expected = "expected http://HOST:PORT, with or without /v1"

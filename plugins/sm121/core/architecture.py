@@ -1,6 +1,6 @@
 """Names of architectures, and detection of this machine's architecture.
 
-Both are those of the plugin `pytest_gpu_arch`. This module adds the errors of the suite.
+Both come from the plugin `pytest_gpu_arch`. This module raises the suite's errors instead.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ __all__ = [
 
 
 def parse(name: str) -> str:
-    """Return the name of an architecture.
+    """Return the canonical name of an architecture.
 
     Args:
         name: One of `NAMES`, or one of `ALIASES` in any case.
 
     Raises:
-        UsageError: The name is neither.
+        UsageError: The name is unknown.
     """
     try:
         return names.parse(name)
@@ -41,10 +41,10 @@ def parse(name: str) -> str:
 
 
 def expected(marked: Sequence[str]) -> str:
-    """Return the architecture that a run probably judges, before its target is resolved.
+    """Return the architecture that a run will probably test, before its target is resolved.
 
     Args:
-        marked: Architectures that ``-m`` names.
+        marked: The architectures that the expression of ``-m`` names.
 
     Returns:
         This machine's architecture, or the first of ``marked`` if this machine's is not among them.

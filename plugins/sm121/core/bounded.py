@@ -1,7 +1,7 @@
-"""HTTP transports whose answers have a bound in bytes and in time.
+"""HTTP transports that limit the size and the duration of a response.
 
-A server may send a byte a second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts
-of an HTTP library limit one read each, and its limits of size are those of headers.
+A server may send one byte a second for ever, or a kilobyte that decompresses to a gigabyte. The
+timeouts of an HTTP library limit only single reads, and its size limits apply only to headers.
 """
 
 import contextlib
@@ -16,34 +16,34 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The most bytes of an answer to GET and HEAD, unpacked.
+#: The maximum size of a response to GET or HEAD, in bytes after decompression.
 LARGEST_PAGE = 4 << 20
-#: The most bytes of an answer to another method, unpacked.
+#: The maximum size of a response to any other method, in bytes after decompression.
 LARGEST_ANSWER = 64 << 20
-#: The most bytes of a stream of events, unpacked.
+#: The maximum size of an event stream, in bytes after decompression.
 LARGEST_STREAM = 256 << 20
-#: The time limit of a stream of events, as a multiple of that of another answer.
+#: The time limit of an event stream, as a multiple of the request's read timeout.
 _STREAM_PATIENCE = 10.0
-#: The time limit of a request without a timeout of its own, in seconds.
+#: The time limit of a request that sets no read timeout, in seconds.
 _LONGEST_S = 600.0
-#: The most bytes that are unpacked at once.
+#: The maximum output of one decompression step, in bytes.
 _PIECE = 1 << 16
-#: Tells zlib to detect the header of gzip or zlib.
+#: Makes zlib accept a gzip header as well as a zlib header.
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 def tls() -> ssl.SSLContext:
-    """Return the TLS context of all clients of the suite.
+    """Return the TLS context that all clients of the suite use.
 
-    It trusts the authorities of the system, or those that ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``
-    name, and those of certifi.
+    It trusts the certificate authorities of certifi and those of the system. The variables
+    ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the system's authorities.
     """
     return _trusting(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @functools.cache
 def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """Create a context for the values of the two variables, which OpenSSL itself reads."""
+    """Create a TLS context. The arguments are only a cache key: OpenSSL reads the variables."""
     import certifi
 
     context = ssl.create_default_context()
@@ -52,7 +52,7 @@ def _trusting(_file: str | None, _folder: str | None) -> ssl.SSLContext:
 
 
 class _Deadline(threading.local):
-    """The deadline of the answer that this thread reads."""
+    """The deadline of the response that the current thread reads."""
 
     #: By the monotonic clock, in seconds.
     at: float = float("inf")
@@ -63,25 +63,25 @@ class _Deadline(threading.local):
 def transport(library: Any) -> Any:
     """Make a transport for a client of an HTTP library.
 
-    The whole answer to a request must come within the request's own read timeout, a stream of
-    events within ten times that. Its bytes are counted after unpacking.
+    A response must be complete within the request's read timeout, and an event stream within ten
+    times that timeout. Sizes are counted after decompression.
 
     Args:
         library: The module of the client: ``httpx``, or ``httpx2`` with the same names.
 
     Returns:
-        A transport. It raises the library's ``ReadTimeout`` or ``ReadError``, which names the
-        broken bound. Its class is the library's, so that mypy cannot know it.
+        A transport. It raises the library's ``ReadTimeout`` or ``ReadError``, whose message names
+        the exceeded limit. It is typed as Any, because the library is only known at run time.
     """
     return _Transport(library)
 
 
-#: The public package below each library, whose pools take a network backend.
+#: The package with each library's connection pools, which accept a network backend.
 _CORES = {"httpx": "httpcore", "httpx2": "httpcore2"}
 
 
 class _Transport:
-    """A transport like the library's own, on a pool whose reads end at a deadline."""
+    """A transport like the library's own, with a connection pool whose reads have a deadline."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -170,9 +170,9 @@ def _as_errors_of(library: Any) -> Iterator[None]:
 
 @dataclass
 class _Stream:
-    """The body of an answer, unpacked up to the bounds."""
+    """The body of a response, decompressed up to the limits."""
 
-    #: The pieces as they arrive.
+    #: The chunks as they arrive, perhaps compressed.
     packed: Any
     deadline: _Deadline
     library: Any
@@ -180,7 +180,7 @@ class _Stream:
     began: float
     #: The time limit, in seconds from the start.
     within_s: float
-    #: The most bytes, after unpacking.
+    #: The maximum size, in bytes after decompression.
     largest: int
     #: The content encoding.
     encoding: str

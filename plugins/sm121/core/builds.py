@@ -1,8 +1,8 @@
-"""Builds of an engine that are no release, as data: ``fixtures/builds.toml``.
+"""Unreleased builds of an engine, as listed in ``fixtures/builds.toml``.
 
-Settings by release go by an identity: the release, with the build as its local part, as in
-``0.14.0+mxfp4``. An identity is None where neither release nor build is known; it then never counts
-as the newest release.
+Settings that depend on the release are chosen by the identity of an engine: its release, with the
+build as the local version, as in ``0.14.0+mxfp4``. The identity is None if neither the release nor
+the build is known. Such an engine never counts as the newest release.
 """
 
 import re
@@ -15,27 +15,31 @@ from pydantic import AfterValidator, Field
 from sm121.core import data_file
 from sm121.core.versions import release
 
-#: A commit within a version.
+#: The hash of a commit in a version.
 _COMMIT = re.compile(r"(?<=[-+.])g?(?P<commit>[0-9a-f]{7,40})(?=$|[-.])")
 
 
 class Build(data_file.DataTable):
-    """One build."""
+    """One unreleased build."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]*$")
-    #: The name that people use.
+    #: The name in messages.
     title: str
     engine: str
-    #: The release that it is based on, where its version names none.
+    #: The release that the build is based on, for versions that do not name a release.
     release: str = Field(pattern=r"^\d+\.\d+\.\d+$")
-    #: Options of its parser that no release has.
+    #: Command-line options that this build has and no release has.
     options: tuple[str, ...] = ()
-    #: Beginnings of the commits that its versions name.
+    #: Prefixes of the commit hashes that may be in the build's version.
     commits: tuple[str, ...] = ()
     source: str = Field(min_length=3)
 
     def committed(self, version: str | None) -> bool:
-        """Check whether a version names one of the build's commits, whichever is abbreviated."""
+        """Check whether a version contains the hash of one of the build's commits.
+
+        Args:
+            version: The version. Its hash may be shorter or longer than the one in `commits`.
+        """
         for match in _COMMIT.finditer(version or ""):
             commit = match["commit"]
             for sha in self.commits:
@@ -48,7 +52,7 @@ def shipped() -> tuple[Build, ...]:
     """Return the builds that the suite has data for.
 
     Raises:
-        DataFileError: The file is wrong.
+        DataFileError: ``builds.toml`` is invalid.
     """
     return data_file.load_key("builds.toml", "build", tuple[Build, ...])
 
@@ -66,7 +70,7 @@ Name = Annotated[str, AfterValidator(_require_shipped)]
 
 
 def named(identity: str | None) -> Build | None:
-    """Return the build of an identity; None for a release, or where nothing is known."""
+    """Return the build that an identity names; None for a release or an unknown engine."""
     parsed = release(identity)
     if parsed is None:
         return None
@@ -83,8 +87,8 @@ def identity(
 
     Args:
         version: The engine's version.
-        options: The options of the engine's parser. None: not known.
-        build: The build that the engine's log shows.
+        options: The engine's command-line options. None: unknown.
+        build: The name of the build that the engine's log shows.
 
     Returns:
         The version itself for a release, ``RELEASE+BUILD`` for a build, or None.
@@ -100,14 +104,14 @@ def identity(
 
 
 def may_be(identity: str | None, build: str | None) -> bool:
-    """Check whether an engine with an unknown parser may be a build.
+    """Check whether an engine with unknown command-line options may be a given build.
 
-    It may be if its release is unknown, or if it is a checkout, at an unknown commit, of the
-    release that the build is based on.
+    This is possible if the engine's release is unknown, or if the engine is a checkout, at an
+    unknown commit, of the release that the build is based on.
 
     Args:
-        identity: The engine's identity by its version alone.
-        build: The name of the build. None: a release, for which only the first reason counts.
+        identity: The engine's identity, as derived from its version alone.
+        build: The name of the build. None: a release; then only the first condition applies.
     """
     parsed = release(identity)
     if parsed is None:
@@ -118,9 +122,9 @@ def may_be(identity: str | None, build: str | None) -> bool:
 
 
 def is_settled(version: str | None) -> bool:
-    """Check whether a version alone identifies the engine, without the options of its parser.
+    """Check whether a version identifies the engine without its command-line options.
 
-    A build's commit identifies it, and so does a release that no build is based on.
+    A version does so if it contains the commit of a build, or if no build is based on its release.
     """
     if named(identity(version)) is not None:
         return True

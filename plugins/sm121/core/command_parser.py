@@ -10,14 +10,15 @@ from typing import Any, NoReturn
 from sm121.core.errors import UsageError
 from sm121.core.suggestion import did_you_mean
 
-#: The unknown word in a message of argparse.
+#: The unknown word in an error message of argparse.
 _UNKNOWN_WORD = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)")
-#: The end of such a message, with the words that exist.
+#: The list of valid words at the end of such a message.
 _CHOICES = re.compile(r" \(choose from (.*)\)")
-#: The columns of the help: at most, and those in front of a summary.
+#: The maximum width of the help, in columns.
 _WIDEST = 100
+#: The number of columns before a command's summary.
 _INDENT = 17
-#: The least width of a summary, on the narrowest terminal.
+#: The minimum width of a summary, in columns, however narrow the terminal is.
 _NARROWEST_SUMMARY = 30
 
 
@@ -28,7 +29,7 @@ class InvalidArgumentsError(UsageError):
 class Parser(argparse.ArgumentParser):
     """A parser that raises its errors as `InvalidArgumentsError`.
 
-    argparse itself prints its usage and exits with 2, which is pytest's status of an interrupt.
+    argparse itself would print the usage and exit with 2, pytest's status for an interrupted run.
 
     Attributes:
         groups: The summaries of the commands by their names, under the titles of their groups.
@@ -41,7 +42,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def error(self, message: str) -> NoReturn:
-        """Raise a message of argparse.
+        """Raise an error of argparse as an exception.
 
         Args:
             message: The message. A suggestion replaces its list of choices.
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         raise InvalidArgumentsError(f"{self.prog}: {text} (see {self.prog} --help)")
 
     def _suggestion(self, message: str) -> str:
-        """Return what the unknown word in a message may mean; empty if nothing is near."""
+        """Return a suggestion for the unknown word in a message; empty if no name is similar."""
         unknown = _UNKNOWN_WORD.search(message)
         if unknown is None:
             return ""
@@ -70,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         return "" if word in names else did_you_mean(word, names)
 
     def format_help(self) -> str:
-        """Return the help; of a parser with `groups`, the commands by group with a summary each."""
+        """Return the help. If there are `groups`, it lists the commands by group with summaries."""
         if not self.groups:
             return super().format_help()
         width = min(_WIDEST, shutil.get_terminal_size().columns)

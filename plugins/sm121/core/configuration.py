@@ -1,4 +1,4 @@
-"""A server configuration: everything that decides what an engine process will be."""
+"""A server configuration: everything that determines how an engine process is started."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sm121.core import digest
 
-#: The place of the model's folder in an argument.
+#: The placeholder for the model's folder in an argument.
 _MODEL = "{model}"
 
 
@@ -17,7 +17,7 @@ class Span:
     launcher: str
     #: The number of machines.
     count: int
-    #: The command that runs Python on each node but this one, by rank.
+    #: The command that runs Python on each other node, in the order of their ranks.
     commands: tuple[tuple[str, ...], ...] = ()
     #: The address of this machine. None: all nodes are on this machine.
     address: str | None = None
@@ -38,7 +38,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class ServerConfiguration:
-    """One distinct start-up of an engine. Equal configurations share one server."""
+    """How a server is started. Equal configurations share one server."""
 
     name: str
     engine: str
@@ -46,10 +46,10 @@ class ServerConfiguration:
     python: str
     model: str
     served_name: str
-    #: On top of what the engine module adds: address, key, model and name. ``{model}`` stands for
-    #: the model's folder (`given`).
+    #: The arguments, without those that the engine module adds (address, key, model and name).
+    #: ``{model}`` stands for the model's folder; `given` fills it in.
     arguments: tuple[str, ...] = ()
-    #: On top of the suite's own environment, as sorted pairs of name and value.
+    #: Variables that are added to the suite's own environment, as sorted pairs of name and value.
     environment: tuple[tuple[str, str], ...] = ()
     #: Whether the engine logs at its debug level.
     debug: bool = False
@@ -59,7 +59,7 @@ class ServerConfiguration:
     traces: str | None = None
     #: None: the server runs on this machine alone.
     span: Span | None = None
-    #: The digest of what makes the server another one: 12 hexadecimal digits.
+    #: The digest of the fields that distinguish servers: 12 hexadecimal digits.
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class ServerConfiguration:
             self.debug,
             self.speaking_worker,
         ]
-        if self.traces is not None:  # the folder of the traces makes no other server
+        if self.traces is not None:  # the path of the folder does not distinguish servers
             parts.append("profiler")
         if self.span is not None:
             parts.append([self.span.launcher, self.span.count, self.span.commands])
@@ -86,12 +86,16 @@ class ServerConfiguration:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of this process, with those of the configuration."""
+        """The server's environment: this process's variables, then the configuration's."""
         return os.environ | dict(self.environment)
 
 
 def environment_items(*layers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return layers of an environment as one tuple of sorted pairs; later layers win."""
+    """Merge environments into one tuple of sorted pairs.
+
+    Args:
+        *layers: The environments. Later ones override earlier ones.
+    """
     merged: dict[str, str] = {}
     for layer in layers:
         merged.update(layer)

@@ -1,7 +1,7 @@
 """Find the CUDA versions of torch, of the driver and of cuDNN, without importing torch.
 
-The module runs in an engine's environment (``python -c``), so it imports the standard library only,
-and the driver's library is the one that the engine loads. It prints the result of `look` as JSON.
+The module runs in an engine's environment (``python -c``), so it imports only the standard library,
+and it loads the same driver library as the engine. It prints the result of `look` as JSON.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-#: As torch's version.py has it: ``cuda: Optional[str] = '13.0'``; None in a build without CUDA.
+#: A line of torch's version.py: ``cuda: Optional[str] = '13.0'``; None in a build without CUDA.
 _CUDA = re.compile(r"(?m)^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]")
 
 
@@ -21,10 +21,10 @@ def look() -> dict[str, str | int | None]:
     """Return the CUDA versions.
 
     Returns:
-        ``toolkit``: the version that torch was built with, such as "13.0"; None without torch, or
-        with a build of it that has no CUDA. ``driver``: the number of ``cuDriverGetVersion``, such
-        as 13000; None without a driver. ``cudnn``: the version of the package that the engine has,
-        such as "9.15.1.9", else of the image's variable; None without either.
+        ``toolkit``: the version that torch was built with, such as "13.0"; None if torch is missing
+        or was built without CUDA. ``driver``: the result of ``cuDriverGetVersion``, such as 13000;
+        None without a driver. ``cudnn``: the version of the installed package, such as "9.15.1.9",
+        else the value of the image's variable ``CUDNN_VERSION``; None without either.
     """
     return {"toolkit": _toolkit(), "driver": _driver(), "cudnn": _cudnn()}
 
@@ -32,7 +32,7 @@ def look() -> dict[str, str | int | None]:
 def _toolkit() -> str | None:
     try:
         spec = importlib.util.find_spec("torch")
-    except ValueError:  # a module of that name was made by hand
+    except ValueError:  # sys.modules has a torch without a __spec__
         return None
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         file = Path(folder) / "version.py"
@@ -46,7 +46,7 @@ def _driver() -> int | None:
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):  # no library, or one that is something else
+    except (OSError, AttributeError):  # no such library, or one without this function
         return None
     return number.value if not failed and number.value > 0 else None
 

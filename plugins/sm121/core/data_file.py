@@ -34,7 +34,7 @@ def without_retired(data: Any, *keys: str) -> Any:
     """Remove retired keys from a table, so that files of earlier releases stay valid.
 
     Args:
-        data: The table, not validated. Anything else is returned as it is.
+        data: The table, not validated. A value that is no table is returned unchanged.
         *keys: The keys that earlier releases had.
     """
     if not isinstance(data, dict):
@@ -49,7 +49,7 @@ class Record(BaseModel):
 
 
 def _compiled(pattern: Any) -> Any:
-    """Compile a pattern; a mistake is a ValueError, as pydantic wants it."""
+    """Compile a regular expression, or raise ValueError, which pydantic turns into its own."""
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
@@ -57,10 +57,10 @@ def _compiled(pattern: Any) -> Any:
 
 
 def compiles(pattern: str) -> str:
-    """Return a regular expression unchanged.
+    """Check a regular expression, and return it unchanged.
 
     Raises:
-        ValueError: The text is no regular expression.
+        ValueError: The text is not a valid regular expression.
     """
     _compiled(pattern)
     return pattern
@@ -73,7 +73,7 @@ def _name_of(entry: BaseModel) -> str:
 
 
 def _unique(entries: tuple[_Model, ...]) -> tuple[_Model, ...]:
-    """Return entries unchanged; a name that is given twice is an error."""
+    """Check that no id or name occurs twice, and return the entries unchanged."""
     ids = [_name_of(entry) for entry in entries]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
@@ -85,7 +85,7 @@ def _unique(entries: tuple[_Model, ...]) -> tuple[_Model, ...]:
 Pattern = Annotated[str, AfterValidator(compiles)]
 #: A regular expression, compiled.
 Regex = Annotated[re.Pattern[str], BeforeValidator(_compiled)]
-#: At least one entry, each with an ``id`` or a ``name`` of its own.
+#: One or more entries, whose ``id`` or ``name`` is unique.
 Entries = Annotated[tuple[_Model, ...], Field(min_length=1), AfterValidator(_unique)]
 
 
@@ -94,7 +94,7 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
 
     Args:
         entries: The entries, each with an ``id`` or a ``name``.
-        name: The wanted one.
+        name: The id or name of the wanted entry.
         what: The subject of the error message.
 
     Raises:
@@ -139,7 +139,7 @@ def load_key(path: str, key: str, kind: type[_Value]) -> _Value:
     Raises:
         DataFileError: The file is missing or wrong.
     """
-    hashable: Any = kind  # as types are; mypy does not know that
+    hashable: Any = kind  # a type is hashable, but mypy does not know that
     value: _Value = getattr(_loaded(path, _table_of(key, hashable)), key)
     return value
 
@@ -263,14 +263,15 @@ def parse(text: str, model: type[_Model], origin: str) -> _Model:
 
 
 def _table(text: str, origin: str) -> dict[str, Any]:
-    """Parse TOML; the result may be changed."""
+    """Parse TOML into a table that the caller may modify."""
     try:
         return copy.deepcopy(_parsed(text))
     except tomllib.TOMLDecodeError as error:
         raise DataFileError(f"{origin}: expected TOML: {error}") from error
 
 
-#: A run loads its profile a dozen times; parsing takes ten times as long as copying.
+#: Parses TOML, with a cache: a run loads its profile a dozen times, and parsing takes ten times as
+#: long as copying.
 _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
@@ -305,7 +306,7 @@ def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any
         expected = f"unknown key; expected one of {', '.join(keys)}"
     elif first["type"] == "missing":
         expected = "required key is missing"
-    elif first["type"] == "value_error":  # of a validator, which names the value itself
+    elif first["type"] == "value_error":  # raised by a validator; its message has the value
         expected = first["msg"].removeprefix("Value error, ")
     else:
         expected = f"{first['msg']}, got {first['input']!r}"[:300]

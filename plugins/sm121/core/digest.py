@@ -1,4 +1,4 @@
-"""Digests: short names of contents, 16 hexadecimal digits of SHA-256."""
+"""Digests of contents: the first 16 hexadecimal digits of SHA-256."""
 
 import hashlib
 import json
@@ -6,26 +6,26 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _LENGTH = 16
-#: A larger file is read in pieces: its two ends, and some between them.
+#: The largest file that is read whole. Of a larger file, only evenly spaced pieces are read.
 _WHOLE_BYTES = 1 << 20
-#: The number of pieces, evenly spread.
+#: The number of pieces; the first is at the file's start, the last at its end.
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
 def of(value: object) -> str:
-    """Return the digest of a value's JSON; a part without JSON counts by its text."""
+    """Return the digest of a value's JSON; parts that JSON cannot represent become their `str`."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]
 
 
 def of_files(root: Path, files: Iterable[Path]) -> str:
-    """Return the digest of files: of their names, sizes and contents.
+    """Return the digest of the names, sizes and contents of files.
 
-    Only pieces of files above 1 MiB are read, such as those of weights.
+    Files above 1 MiB, such as weights, are sampled: only some pieces of them are read.
 
     Args:
-        root: The folder from which the names are taken.
+        root: The folder to which the names are relative.
         files: Files below it, in any order.
 
     Raises:

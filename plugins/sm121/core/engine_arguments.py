@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _OPTION = re.compile(r"--?[A-Za-z]")
-#: The limit of concurrent requests: names of vLLM, SGLang and llama.cpp.
+#: The option that limits the concurrent requests, as vLLM, SGLang and llama.cpp name it.
 _AT_ONCE = ("max_num_seqs", "max_running_requests", "parallel")
 
 
@@ -17,7 +17,7 @@ class Option:
 
     #: With its dashes.
     name: str
-    #: The words behind the name, or the one behind its equals sign.
+    #: The words that follow the name, or the value after the name's equals sign.
     values: tuple[str, ...]
 
 
@@ -28,8 +28,8 @@ def options(arguments: Sequence[str]) -> Iterator[Option]:
         arguments: ``--a-b C``, ``--a_b=C``, ``--a.b C`` or ``-a C``.
 
     Yields:
-        Each option. Underscores of its name became hyphens; keys behind a dot are unchanged. Words
-        before the first option are dropped.
+        Each option, with hyphens in place of underscores in its name, but not in keys after a dot.
+        Words before the first option are dropped.
     """
     name = ""
     values: list[str] = []
@@ -54,8 +54,8 @@ def read(arguments: Sequence[str]) -> dict[str, str]:
         arguments: The words of the command line.
 
     Returns:
-        The values by `normal_name`; the last of a name wins. ``--a '{"b": "C"}'`` is also read as
-        ``a.b``, an option without a value is ``true``, and ``--no-x`` makes ``x`` false.
+        The values by `normal_name`. The last value of a repeated option counts. An option without a
+        value is ``true``, ``--no-x`` makes ``x`` false, and ``--a '{"b": "C"}'`` also sets ``a.b``.
     """
     values: dict[str, str] = {}
     for option in options(arguments):
@@ -73,7 +73,7 @@ def read(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def one_line(arguments: Sequence[str]) -> str:
-    """Return the options as one line of text, each as ``--name value``, for patterns."""
+    """Return the options as one line, each as ``--name value``, for matching with patterns."""
     words: list[str] = []
     for option in options(arguments):
         words += [option.name, *option.values]
@@ -81,7 +81,7 @@ def one_line(arguments: Sequence[str]) -> str:
 
 
 def at_once(arguments: Sequence[str]) -> int | None:
-    """Return the engine's limit of concurrent requests, by its last such option, or None."""
+    """Return the limit of concurrent requests that the last such option sets, or None."""
     limit = None
     for option in options(arguments):
         is_limit = normal_name(option.name) in _AT_ONCE
@@ -96,13 +96,13 @@ def normal_name(name: str) -> str:
 
 
 def flat(table: object) -> dict[str, str]:
-    """Return the values of nested tables as texts.
+    """Flatten nested tables.
 
     Args:
         table: Plain data, as a JSON parser returns it.
 
     Returns:
-        Texts by the values' keys, with dots between those of nested tables. Nulls are left out.
+        The values as text, by dotted keys such as ``outer.inner``. Nulls are left out.
     """
     texts: dict[str, str] = {}
     pending: list[tuple[str, object]] = [("", table)]

@@ -25,16 +25,16 @@ class Model(extending.Statement):
 
 
 class Needs(DataTable):
-    """Requirements of a start, which the machine is checked for before it."""
+    """What a server start requires of the machine. The suite checks it before the start."""
 
     memory_gib: Positive | None = None
     disk_gib: Positive | None = None
-    #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty: it is not checked.
+    #: Accepted entries of FLASHINFER_CUDA_ARCH_LIST; empty: the variable is not checked.
     arch_list: tuple[str, ...] = ()
     #: FlashInfer modules that a start may compile, by their names in
     #: ``fixtures/compilation/jit.toml``. The engine's arguments decide which of them it compiles.
     jit_modules: tuple[str, ...] = ()
-    #: The memory of the weights during the compilation, where GPU and host share one memory.
+    #: The memory that the weights occupy during JIT compilation, if GPU and host share memory.
     weights_gib: Positive | None = None
 
 
@@ -45,9 +45,9 @@ Transport = Literal["IB", "RoCE", "gloo", "P2P", "SHM", "Socket"]
 
 
 class Link(extending.Statement):
-    """The least cost of a token between machines."""
+    """The minimum communication cost of one token between machines."""
 
-    #: The number of sums over all ranks for a token.
+    #: The number of all-reduce operations per token.
     collectives: Annotated[int, Field(ge=1)]
     #: The latency of one exchange, in microseconds.
     exchange_us: Positive
@@ -56,7 +56,7 @@ class Link(extending.Statement):
 
 
 class Nodes(extending.Statement):
-    """A server that spans machines. The engine's arguments for that are made of this table."""
+    """A server that spans machines. The suite derives the engine's arguments from this table."""
 
     #: The number of machines.
     count: Annotated[int, Field(ge=2)]
@@ -66,9 +66,9 @@ class Nodes(extending.Statement):
     launcher: Launcher = "nnodes"
     #: The accepted transports; with another one the kernel path is wrong.
     transports: tuple[Transport, ...] = Field(min_length=1)
-    #: The number of a node's RDMA devices that carry bytes when the whole link is used.
+    #: The number of RDMA devices per node that carry traffic when the full link is in use.
     devices: Annotated[int, Field(ge=1)] | None = None
-    #: None: the bound of a rate does not count the link.
+    #: None: the upper bound of a rate ignores the link.
     link: Link | None = None
 
     @model_validator(mode="after")
@@ -90,21 +90,21 @@ class EngineSettings(DataTable):
     environment: dict[str, str] = Field(default={})
     #: The time limit of a start with warm caches, which compiles nothing.
     ready_within_s: Sourced
-    #: The time limit of a start that compiles, as long as the compilation is observed.
+    #: The time limit of a start that compiles. It applies only if a compilation is observed.
     cold_ready_within_s: Sourced = Sourced(
         value=2700, source="chosen: fused_moe_120 takes 65 minutes of one core, 16 of four"
     )
-    #: A start without a log line and without CPU time for so long hangs.
+    #: A start that logs nothing and uses no CPU time for this long counts as hung.
     stalled_after_s: Positive = 120.0
     #: The time between SIGTERM and SIGKILL.
     stop_within_s: Positive = 20.0
-    #: Start vLLM's own worker with one more log line: the attention backend of each layer.
+    #: Whether vLLM's worker additionally logs the attention backend of each layer.
     speaking_worker: bool = False
-    #: Whether decode steps of the server under test are profiled for their kernel names. ``keep``
-    #: uses the server further. ``restart`` stops it: after a GPU profiler, the host's launches are
-    #: slower, and later measurements would be wrong.
+    #: Whether the suite profiles decode steps of the server under test to get their kernel names,
+    #: and then keeps or restarts the server. ``restart`` is for GPUs: after a profiler has run,
+    #: kernel launches stay slower, and later measurements would be wrong.
     profiler: Literal["off", "keep", "restart"] = "off"
-    #: Folders by distribution. If the folder exists, the engine must import from it.
+    #: Source checkouts by package. The engine must import the package from the folder if it exists.
     checkouts: dict[Literal["vllm", "flashinfer"], str] = Field(default={})
     needs: Needs = Needs()
 
@@ -114,7 +114,7 @@ class ReleaseSetting(DataTable):
 
     #: The releases, as a specifier of PEP 440; empty: all releases.
     versions: Versions = ""
-    #: The only build, by its name in ``fixtures/builds.toml``.
+    #: The name in ``fixtures/builds.toml`` of the only build that the setting is for.
     build: builds.Name | None = None
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
@@ -123,12 +123,12 @@ class ReleaseSetting(DataTable):
     def fits(
         self, identity: str | None, options: Collection[str] | None = None, more: Sequence[str] = ()
     ) -> bool:
-        """Check whether the setting is for an engine.
+        """Check whether the setting applies to an engine.
 
         Args:
             identity: The engine's `builds.identity`.
-            options: The options of the engine's parser, which decide for an unknown release. None:
-                not known; the setting then fits.
+            options: The engine's command-line options, which decide if the release is unknown.
+                None: the options are unknown, too, and the setting applies.
             more: Further arguments that the engine would get.
         """
         if self.build is not None:
@@ -153,7 +153,7 @@ class PathValues(DataTable):
     """Accepted values of a resolved kernel path. None: any value."""
 
     attention: tuple[str, ...] | None = None
-    #: FlashInfer's kernel for decode, by the names of vLLM 0.26 and later: ``xqa``, ``trtllm-gen``.
+    #: FlashInfer's decode kernel, as vLLM 0.26 and later name it: ``xqa`` or ``trtllm-gen``.
     attention_decode: tuple[str, ...] | None = None
     moe: tuple[str, ...] | None = None
     kv_layout: tuple[str, ...] | None = None
@@ -166,7 +166,7 @@ class PathValues(DataTable):
     prefix_caching: bool | None = None
     #: The length of the context (``--max-model-len``), in tokens.
     context: int | None = None
-    #: The layers that are quantised beyond the checkpoint: exactly these.
+    #: Exactly these layers are quantised beyond what the checkpoint has.
     requantised: tuple[str, ...] | None = None
     #: How the experts' kernel rounds the activation between its two products.
     moe_variant: tuple[str, ...] | None = None
@@ -175,7 +175,7 @@ class PathValues(DataTable):
 
 
 class ConfigurationSetting(ReleaseSetting):
-    """The arguments of a configuration in some releases, and its path there."""
+    """The arguments of a configuration for some releases, and the kernel path required there."""
 
     path: PathValues = PathValues()
 
@@ -184,29 +184,30 @@ class Configuration(DataTable):
     """One named server configuration."""
 
     description: str
-    #: On top of those of ``[engine]``.
+    #: Arguments in addition to those of ``[engine]``.
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
-    #: Requirements on top of those of ``[kernel_path]``.
+    #: Requirements that extend those of ``[kernel_path]``, or override them key by key.
     path: PathValues = PathValues()
-    #: By release, the newest first; the first range with the engine's version counts.
+    #: Settings by release, newest first. The first that applies to the engine is used.
     settings: tuple[ConfigurationSetting, ...] = ()
-    #: The gates of this configuration alone, beside those of ``[performance]``.
+    #: Gates of this configuration only, in addition to those of ``[performance]``.
     gates: tuple[Gate, ...] = ()
 
     def at(
         self, identity: str | None, options: Collection[str] | None = None, *, anyhow: bool = False
     ) -> "Configuration | None":
-        """Return the configuration as an engine gets it, without ``settings``.
+        """Return the configuration resolved for an engine, without ``settings``.
 
         Args:
             identity: As in `ReleaseSetting.fits`.
             options: As in `ReleaseSetting.fits`.
-            anyhow: Use the first setting if no setting fits.
+            anyhow: Use the first setting if no setting applies.
 
         Returns:
-            The configuration with the setting that fits; the setting of a build comes first. None
-            if no setting fits. For an unknown release, any path of a fitting setting is accepted.
+            The configuration merged with the first setting that applies, or None. The setting of a
+            build takes precedence. For an unknown release, the path of any setting that applies is
+            accepted.
         """
         if not self.settings:
             return self
@@ -236,7 +237,7 @@ def values_set(table: DataTable) -> dict[str, object]:
 
 
 def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
-    """Return the values that accept each of the paths."""
+    """Merge paths into values that accept each of them."""
     if len(paths) == 1:
         return values_set(paths[0])
     not_shown: dict[NotShown, str] = {}
@@ -254,10 +255,11 @@ def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
 
 
 class PathRule(DataTable):
-    """Patterns that must be, and must not be, in the log or the profile of one choice."""
+    """Patterns that the log or the profile must, or must not, match under one condition."""
 
-    #: The choice. Rules on the log name a ``configuration``. Rules on kernel names have a pattern
-    #: for the whole name, in any case, of the ``moe`` or ``attention`` backend in the log.
+    #: The condition. Rules on the log name a ``configuration``. Rules on a profile give a regular
+    #: expression that, ignoring case, matches the whole name of the logged ``moe`` or ``attention``
+    #: backend.
     when: dict[Literal["configuration", "moe", "attention"], str] = Field(
         min_length=1, max_length=1
     )
@@ -271,9 +273,9 @@ class PathRule(DataTable):
 class KernelPathRequirement(PathValues):
     """The resolved kernel path that each configuration of a profile must have."""
 
-    #: Fallbacks that change no kernel, by their ids in the signatures, with the reasons.
+    #: Reasons by the signature ids of accepted fallbacks, which change no kernel.
     accepted_fallbacks: dict[str, str] = Field(default={})
-    #: Values that some layers may have beside the required one, as ``FIELD=VALUE``, with reasons.
+    #: Reasons by ``FIELD=VALUE``, for values that some layers may have besides the required one.
     accepted_also: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
     rules: tuple[PathRule, ...] = ()

@@ -2,7 +2,7 @@
 
 
 class Sm121Error(Exception):
-    """The base of all errors that the suite raises. Each argument is a text or a fact."""
+    """The base of all errors that the suite raises. Each argument is a text or an `unmet.Fact`."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))

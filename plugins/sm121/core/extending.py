@@ -13,24 +13,23 @@ RETIRED = ("costs",)
 class Statement(DataTable):
     """A table with one statement and its source.
 
-    A file that extends another replaces a statement as a whole, so that no number ever stands
-    beside the source of another number.
+    A file that extends another replaces a statement as a whole. A number therefore never appears
+    with the source of another number.
     """
 
     source: str = Field(min_length=3)
 
 
 def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Merge a file's table into that of the file that it extends.
+    """Merge the table of a file into the table of the file that it extends.
 
-    Tables merge by key. Statements and lists replace the parent's, but a list of entries that have
-    a ``metric`` merges by that name. The keys in ``without``, with dots, are removed from the
-    parent before.
+    Tables merge by key. Statements and lists replace the parent's, but lists whose entries have a
+    ``metric`` merge by metric. The dotted keys in ``without`` are first removed from the parent.
 
     Args:
-        parent: The file that is extended, validated.
-        own: The table of the file that extends it, not validated.
-        origin: The name of that file in errors.
+        parent: The extended file, validated.
+        own: The table of the extending file, not validated.
+        origin: The name of the extending file in errors.
 
     Returns:
         The merged table, not validated.

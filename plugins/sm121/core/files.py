@@ -5,11 +5,12 @@ from pathlib import Path
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a file atomically: a reader, or a crash, finds the old file or the new one.
+    """Write a file atomically: a reader sees the old or the new file, even after a crash.
 
     Args:
-        text: The contents. Half surrogates are written as escapes.
-        path: The file. Its draft is ``.NAME.draft`` beside it, which is never followed as a link.
+        text: The contents. Lone surrogates are written as escapes.
+        path: The file. The text is first written to ``.NAME.draft`` in the same folder; a link of
+            that name is not followed.
 
     Raises:
         OSError: The file cannot be written. No draft is left.

@@ -10,7 +10,7 @@ from typing import Any
 
 from sm121.core import errors, redaction
 
-#: Prints the files of modules, with and without PYTHONPATH and the working directory.
+#: A script that prints the files of modules, with and without PYTHONPATH and the working directory.
 _IMPORTS = """
 import importlib, importlib.util as u, json, os, site, sys
 def origins():
@@ -90,7 +90,7 @@ def ask(
 def packages(
     python: str, names: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, list[str | None]]:
-    """Look packages up in an interpreter's environment, without importing them.
+    """Find packages in an interpreter's environment, without importing them.
 
     Args:
         python: The interpreter.
@@ -98,7 +98,7 @@ def packages(
         environment: All environment variables of the interpreter.
 
     Returns:
-        By name, a list of the folder (None: no such package) and the version (None: not known).
+        Two items for each name: the folder (None: no such package), the version (None: unknown).
 
     Raises:
         NoAnswer: The interpreter gives no answer.
@@ -108,7 +108,7 @@ def packages(
 
 
 def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-    """Look one package up in an interpreter's environment.
+    """Find one package in an interpreter's environment, without importing it.
 
     Args:
         python: The interpreter.
@@ -116,7 +116,7 @@ def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str,
         environment: All environment variables of the interpreter.
 
     Returns:
-        The keys ``version`` (None: not known) and ``folder``; None if there is no such package.
+        The keys ``version`` (None: unknown) and ``folder``; None if there is no such package.
 
     Raises:
         NoAnswer: The interpreter gives no answer.
@@ -133,7 +133,7 @@ class UnmetRequirement:
 
     package: str
     version: str
-    #: As the package's metadata has it: ``torch==2.13.0``.
+    #: The requirement in the package's metadata, such as ``torch==2.13.0``.
     requirement: str
     #: The installed version of the required package.
     installed: str
@@ -142,15 +142,15 @@ class UnmetRequirement:
 def unmet_requirements(
     python: str, watched: Mapping[str, Sequence[str]], environment: Mapping[str, str]
 ) -> list[UnmetRequirement]:
-    """Compare the requirements of packages with the versions that an interpreter has.
+    """Compare the requirements of packages with the versions in an interpreter's environment.
 
     Args:
         python: The interpreter.
-        watched: By package, the names of the required packages that are looked at.
+        watched: The names of required packages to check, by the package that requires them.
         environment: All environment variables of the interpreter.
 
     Returns:
-        What is not met; empty if the interpreter has no `packaging`.
+        The requirements that are not met; empty if the interpreter does not have `packaging`.
 
     Raises:
         NoAnswer: The interpreter gives no answer.
@@ -164,9 +164,9 @@ def unmet_requirements(
 class Imports:
     """The files that an interpreter imports."""
 
-    #: By module; None for one that it does not have.
+    #: The file of each module; None: the interpreter does not have the module.
     origins: dict[str, str | None]
-    #: The same without PYTHONPATH and the working directory; editable installs count.
+    #: The same without PYTHONPATH and the working directory, but with editable installs.
     installed: dict[str, str | None]
 
 

@@ -9,8 +9,8 @@ from pydantic_core import PydanticSerializationError, to_json
 def json_text(model: BaseModel) -> str:
     """Return a model as JSON in ASCII.
 
-    Half a surrogate pair, from an engine or a path, becomes an escape; as it is, no parser would
-    read the file.
+    A lone surrogate, from an engine's answer or a path, is written as an escape. Otherwise, parsers
+    would reject the file.
     """
     try:
         return model.model_dump_json(indent=2, ensure_ascii=True)
@@ -20,7 +20,7 @@ def json_text(model: BaseModel) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """Return JSON data with escapes for half surrogates."""
+    """Return JSON data with escapes for lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):

@@ -63,26 +63,27 @@ class LogProbabilityTolerance(Statement):
 
 
 class AgreementBound(Statement):
-    """Bounds on the differences of two greedy runs of one prompt, in nats."""
+    """Bounds on the differences between two greedy runs of one prompt, in nats."""
 
-    #: For the log-probability of any token that both report, at one position.
+    #: The largest difference in log-probability of a token that both runs report at one position.
     max_abs: Positive
-    #: On average over the positions of a run.
+    #: The largest mean difference over the positions of a run.
     mean_abs: Positive
-    #: Up to this difference of two tokens either may be chosen. 0: the tokens must be equal.
+    #: The runs may choose different tokens if the log-probabilities of these tokens differ by at
+    #: most this. 0: the tokens must be equal.
     fork: Annotated[float, Field(ge=0)]
 
 
 class GoldenBound(AgreementBound):
     """Bounds on the differences from a golden file, perhaps of another build or configuration."""
 
-    #: The mean KL divergence of the most likely tokens, in nats.
+    #: The largest mean KL divergence, over the most likely tokens, in nats.
     mean_divergence: Positive
-    #: The share of the golden tokens that the run under test must choose.
+    #: The minimum share of positions at which the run under test chooses the golden token.
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-#: The metrics of the accuracy cost: the unit, and whether higher is better.
+#: The metrics of the accuracy cost, each with its unit and whether higher is better.
 PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
     "price_kl": ("nats", False),
     "price_likeliest": ("%", True),
@@ -93,7 +94,7 @@ PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
 class Price(DataTable):
     """The accepted accuracy cost of one rounding."""
 
-    #: All rounding beyond the checkpoint, as ``--rounding`` takes it.
+    #: All rounding beyond the checkpoint's own, in the syntax of ``--rounding``.
     rounding: str = Field(min_length=2)
     #: Gates on metrics of `PRICES`, with or without a depth (``price_kl@d8192``).
     gates: tuple[Gate, ...] = Field(min_length=1)
@@ -117,12 +118,12 @@ def _accepted_prices() -> str:
 
 
 class Score(Statement):
-    """A task of lm-evaluation-harness, and the score of a correct server.
+    """A task of lm-evaluation-harness, and the score that a correct server reaches.
 
     The source names the publisher of the score, and the reason for the margin below it.
     """
 
-    #: The share of answers that must be correct.
+    #: The minimum share of correct answers.
     at_least: Annotated[float, Field(gt=0, lt=1)]
     #: The name of the task.
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -134,11 +135,11 @@ class Score(Statement):
     effort: Literal["low", "medium", "high"]
     #: The number of questions.
     questions: Count
-    #: The most tokens of an answer.
+    #: The maximum length of an answer, in tokens.
     answer_tokens: Count
     #: The time limit of the task, in seconds.
     within_s: Positive
-    #: Only in ``fixtures/scores/TASK.toml``: the tries of each question in each API.
+    #: Only in ``fixtures/scores/TASK.toml``: the number of tries of each question in each API.
     tries: Count | None = None
 
 
@@ -165,25 +166,27 @@ class Correctness(DataTable):
     tool_calls: tuple[ToolCall, ...] = ()
     #: A question that must be answered by several calls in one turn.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
-    #: The number of these calls.
+    #: The number of calls that this question requires.
     parallel_calls: Annotated[int, Field(ge=2)] = 2
-    #: pass^k: the tries of each chat and tool call. All of them must pass.
+    #: The number of tries of each chat and tool call, all of which must pass (pass^k).
     repeats: Count = 3
     #: Abilities that the target of this profile lacks, with the reasons.
     cannot: dict[Ability, str] = Field(default={})
     #: By dtype of the engine. Other dtypes are not compared with the oracle.
     log_probability_tolerance: dict[Dtype, LogProbabilityTolerance] = Field(default={})
-    #: By dtype: between equal requests to one server in another form.
+    #: By dtype: between answers of one server to one prompt, sent in different ways.
     agreement: dict[Dtype, AgreementBound] = Field(default={})
-    #: By dtype: against a golden file.
+    #: By dtype: between the answers and a golden file.
     golden: dict[Dtype, GoldenBound] = Field(default={})
-    #: The server's rounding beyond the checkpoint, as ``--rounding`` takes it. None: by its path.
+    #: The server's rounding beyond the checkpoint's own, in the syntax of ``--rounding``. None: it
+    #: is derived from the server's kernel path.
     rounding: str | None = Field(default=None, min_length=2)
-    #: The accepted costs of rounding. A cost without a row is measured and not judged.
+    #: The accepted costs of rounding. A rounding without a row is measured but not judged.
     prices: tuple[Price, ...] = ()
     #: Configurations that must give the same answers (``--slow``; each needs a start).
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Published scores. The Python of ``--scores`` runs them; the suite runs those with ``tries``.
+    #: Published scores. The suite itself runs those with ``tries``; lm-evaluation-harness, in the
+    #: Python given with ``--scores``, runs the rest.
     scores: tuple[Score, ...] = ()
     #: The mean number of tokens of the answers to ``fixtures/answers/questions.toml``.
     mean_answer_tokens: Band | None = None
@@ -225,32 +228,33 @@ class StressSizes(DataTable):
     load_requests: Sourced
     load_concurrency: Sourced
     long_generation_tokens: Sourced
-    #: The largest growth of memory, as a fraction of the machine's. The smaller limit counts.
+    #: The largest growth of memory, as a fraction of the machine's memory. Of this limit and
+    #: ``memory_growth_gb``, the smaller one applies.
     memory_growth_fraction: Sourced
     #: The largest growth of memory, in 10**9 bytes.
     memory_growth_gb: Sourced
-    #: The tokens of each answer of a load.
+    #: The length of each answer of a load, in tokens.
     answer_tokens: Sourced = _chosen(32, "short answers, so that requests come and go")
-    #: The requests of each process of arrival.
+    #: The number of requests in each arrival process.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
-    #: The mean rate of their arrivals, in requests per second.
+    #: The mean arrival rate in these processes, in requests per second.
     arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
-    #: The time after which a load begins no further request, once half of them have begun. It is
-    #: for profiles of slow machines. None: all requests are sent.
+    #: The time after which a load starts no further request, once half of the requests have
+    #: started. It is for profiles of slow machines. None: all requests are sent.
     load_s: Sourced | None = None
-    #: The time in which short prompts, one at a time, join the requests that decode.
+    #: How long short prompts are sent, one at a time, while other requests decode.
     joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
-    #: A server hangs if its running requests get no token for so long.
+    #: A server counts as hung if its running requests get no token for this long.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     #: The time limit of a request.
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
-    #: The longest time in which a client learns that a server was stopped.
+    #: The longest time until a client notices that a server was stopped.
     stop_learned_within_s: Sourced = _chosen(
         10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
     )
     #: The largest ratio of the slowest request of a load to the median.
     tail_factor: Sourced = _chosen(10, "a queue makes some slower, not ten times")
-    #: A faster request is never a slow one.
+    #: A request that takes less time than this never counts as slow.
     tail_floor_s: Sourced = _chosen(2, "what a garbage collection or another process takes away")
     #: The largest loss of throughput after the load, as a fraction.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
@@ -272,11 +276,12 @@ class TimedChats(Statement):
     """Chats as users have them: streamed, sampled by the model's settings, and complete."""
 
     questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
-    #: The tokens of the shortest answer whose rate counts.
+    #: The minimum length of an answer whose rate counts, in tokens.
     at_least: Count = 512
-    #: The tokens after which an answer is cut off.
+    #: The length at which an answer is truncated, in tokens.
     at_most: Count = 1024
-    #: Their least rate, as a share of the decode rate of the plan's longest answers. None: any.
+    #: The minimum rate of these answers, as a fraction of the decode rate of the plan's longest
+    #: answers. None: no minimum.
     share: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
@@ -294,15 +299,15 @@ class Performance(DataTable):
 class Regression(DataTable):
     """How much worse than in earlier runs a metric may be."""
 
-    #: As a fraction of the earlier value.
+    #: The largest change for the worse, as a fraction of the earlier value.
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: By metric, where it is not ``threshold``.
+    #: The same, for the metrics to which ``threshold`` does not apply.
     metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
-    #: The differences of rates and times of one build from run to run. They are allowed between
-    #: runs, for metrics that are not in ``metrics``, but not with ``--ab``.
+    #: How much the rates and times of one build vary from run to run. Such differences are allowed
+    #: between runs, for metrics that are not in ``metrics``, but not with ``--ab``.
     runs_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    #: The differences from start to start: one start in four was 7 % slower on an H200. One run
-    #: cannot tell whether a smaller difference is the build's or the start's.
+    #: How much they vary from start to start: on an H200, one start in four was 7 % slower. One run
+    #: cannot tell whether a smaller difference is due to the build or to the start.
     starts_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.08
     #: How much worse the cost of rounding may be than in an earlier run, in its own unit.
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
@@ -319,7 +324,7 @@ class Regression(DataTable):
         return self.prices.get(without_depth(metric), 0.0)
 
     def of_starts(self, metric: str, unit: str) -> float:
-        """Return the differences of a metric from start to start, as a fraction.
+        """Return how much a metric may vary from start to start, as a fraction.
 
         Args:
             metric: The metric.
@@ -335,33 +340,33 @@ class Regression(DataTable):
     def of_anchor(self, metric: str) -> float:
         """Return how much worse a metric's level over several runs may be, as a fraction.
 
-        It is compared with the best level. A larger tolerance for one run, such as for a start with
-        another page cache, does not count for all of them.
+        The level is compared with the best earlier level. A larger tolerance in ``metrics`` allows
+        for differences of a single run, such as another page cache, and does not apply to a level.
         """
         return min(self.allowed(metric), max(self.threshold, self.runs_differ_by))
 
 
 class Box(DataTable):
-    """Readings of a healthy machine of this architecture.
+    """Reference readings of a healthy machine of this architecture.
 
-    None: there is no reference, and the machine is judged by its steadiness.
+    None: there is no reference, and the machine is judged by the stability of its readings.
     """
 
     bandwidth_gb_s: Sourced | None = None
     matrix_tflop_s: Sourced | None = None
-    #: The range of healthy machines. A gate uses it before the bandwidth was measured.
+    #: The bandwidth range of healthy machines. A gate uses it until the bandwidth was measured.
     healthy_gb_s: Band | None = None
     #: The SM clock under load.
     sm_clock_mhz: Sourced | None = None
-    #: What a user does about less than half of that clock, which no limit of power explains.
+    #: The remedy for less than half of that clock, which no power limit explains.
     sm_clock_remedy: str | None = None
-    #: The least SM clock of a machine whose clock is not capped.
+    #: The minimum SM clock of a machine whose clock is not capped.
     sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
-    #: Whether a healthy machine reaches its power limit under load, as GPUs of data centres do. If
-    #: not, a cap is a defect.
+    #: Whether a healthy machine reaches its power limit under load, as data-centre GPUs do. If not,
+    #: a power cap is a defect.
     runs_at_its_power_limit: bool = True
-    #: (third quartile - first quartile) / median of repeated readings.
+    #: The largest spread of repeated readings: (third quartile - first quartile) / median.
     max_spread: Annotated[float, Field(gt=0)] = 0.25
     #: The largest change between the readings before and after the measurements, as a fraction.
     max_drift: Annotated[float, Field(gt=0)] = 0.25
@@ -376,29 +381,29 @@ class MatrixPlan(DataTable):
 
     #: The axes: the name of a file in ``fixtures/matrix``, or a path.
     axes: str = Field(min_length=1)
-    #: Axes of that file that stay at their baseline, with the reasons. All axes of a file of
-    #: ``--matrix-axes`` are tried.
+    #: Axes of that file that stay at their baseline, with the reasons. With ``--matrix-axes``, all
+    #: axes are varied.
     left_out: dict[str, str] = Field(default_factory=dict)
     #: The number of axes whose values are combined in all ways.
     strength: Count = 2
     #: The names of the prompts in ``fixtures/answers/prompts.toml``; empty: all of them.
     prompts: tuple[str, ...] = ()
-    #: The tokens of each answer that are compared.
+    #: The number of tokens of each answer that are compared.
     answer_tokens: Count = 24
     stress_requests: Count = 8
-    #: The prompt of a cell's performance sample, which has one stream.
+    #: The length of the prompt in a cell's performance sample, which has one stream.
     prompt_tokens: Count = 128
-    #: The answer of that sample.
+    #: The length of the answer in that sample.
     generated_tokens: Count = 32
-    #: The rounds of that sample.
+    #: The number of rounds of that sample.
     rounds: Annotated[int, Field(ge=2)] = 6
     short_rounds: Annotated[int, Field(ge=0)] = 3
     warm_up_requests: Count = 4
     drift_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    #: How much less than the baseline's a rate may be, unless the axes set another number.
+    #: How much lower than the baseline's a rate may be, unless the axes set another limit.
     may_be_slower: Sourced
-    #: The most starts for finding the smallest failing sets.
+    #: The maximum number of server starts for finding the smallest failing sets of values.
     isolation_boots: Annotated[int, Field(ge=0)] = 8
 
     @model_validator(mode="before")

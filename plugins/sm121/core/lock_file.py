@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-#: The lock file of a folder that servers write to. The supervisor of each server holds it, shared.
+#: The lock file of a folder that servers write to. Each server's supervisor holds a shared lock.
 SERVERS = ".servers.lock"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -27,7 +27,7 @@ def try_lock(lock: IO[str], kind: int) -> bool:
     """Take a lock without waiting.
 
     Args:
-        lock: A file of `open_lock`.
+        lock: A file from `open_lock`.
         kind: ``fcntl.LOCK_SH`` or ``fcntl.LOCK_EX``.
 
     Returns:

@@ -9,7 +9,7 @@ class Bounds:
     """The bounds of a number in a data file, without pydantic.
 
     Args:
-        **bounds: ``gt``, ``ge`` and ``lt``, as pydantic's ``Field`` has them.
+        **bounds: ``gt``, ``ge`` and ``lt``, which mean the same as in pydantic's ``Field``.
     """
 
     def __init__(self, **bounds: float) -> None:
@@ -31,29 +31,31 @@ Fraction = Annotated[float, Bounds(gt=0, lt=1)]
 class MeasuringSettings:
     """Rounds and bounds of a measurement. Times are in seconds."""
 
-    #: The rounds of each cell, before a gate needs more.
+    #: The number of rounds of each cell, if no gate needs more.
     rounds: Count = 5
-    #: The most rounds of a gate.
+    #: The maximum number of rounds for a gate.
     maximum_rounds: Count = 80
-    #: Requests of the shortest length beside the long ones, for the second clock.
+    #: The number of requests with the shortest answers, which the second clock compares with long
+    #: ones.
     short_rounds: Count = 3
-    #: Numbers of concurrent streams, measured at the first depth, beside one stream. They lie on
-    #: both sides of the captured graphs (1, 2, 4, 8), and above the number that is served at once.
+    #: The numbers of concurrent streams that are measured, besides one stream, at the first depth.
+    #: They lie on both sides of the sizes of captured CUDA graphs (1, 2, 4, 8), and above the
+    #: number of requests that are served at once.
     concurrency: tuple[Count, ...] = (2, 5, 8, 10)
     concurrency_rounds: Count = 3
-    #: Positions of a draft whose acceptance is measured, if the engine speculates.
+    #: The draft positions whose acceptance rate is measured, with speculative decoding.
     draft_positions: tuple[Count, ...] = (1, 2, 3)
-    #: The most requests of ``--percentiles`` for a percentile.
+    #: The maximum number of requests that ``--percentiles`` sends for a percentile.
     tail_requests: Count = 473
-    #: Smaller ids are plain tokens; the special tokens of o200k_harmony begin there.
+    #: Token ids below this are plain tokens; the special tokens of o200k_harmony begin at this id.
     vocabulary: Count = 199_998
-    #: The largest difference of the second clock from the first, as a fraction.
+    #: The largest difference between the second clock and the first, as a fraction.
     second_clock_bound: Fraction = 0.02
     #: The largest share of a measured time that may be delays of the client.
     client_lag_bound: Fraction = 0.01
     #: The largest change of the rate during its measurement, as a fraction.
     drift_bound: Fraction = 0.05
-    #: The largest difference of the last warm-up requests, as a fraction.
+    #: The largest difference between the last warm-up requests, as a fraction.
     warm_bound: Fraction = 0.10
     warm_up_requests: Count = 6
     #: The time limit of a request.

@@ -1,32 +1,32 @@
 """The name of a metric: ``tg32@d4096`` is ``tg32`` behind 4,096 tokens of context.
 
-Names are keys of verdict.json, so that a stored run has nothing else to tell a metric by.
+Names are keys of verdict.json: in a stored run, only its name identifies a metric.
 """
 
-#: Before the names of the metrics of an A/B comparison.
+#: The prefix of metric names in an A/B comparison.
 _AB = "ab:"
 
 
 def of_ab(name: str) -> str:
-    """Return the name under which an A/B comparison stores a metric of its sides.
+    """Return the name under which an A/B comparison stores a metric.
 
     Args:
-        name: The name of the metric of a side.
+        name: The metric's name in a run of one side.
     """
     return f"{_AB}{name}"
 
 
 def is_of_ab(name: str) -> bool:
-    """Return whether a metric is of an A/B comparison.
+    """Return whether a metric belongs to an A/B comparison.
 
     Args:
-        name: Its name.
+        name: The name of the metric.
     """
     return name.startswith(_AB)
 
 
 def without_depth(name: str) -> str:
-    """Return a metric's name without the depth: ``price_kl`` of ``price_kl@d8192``.
+    """Return a metric's name without the depth: ``price_kl`` for ``price_kl@d8192``.
 
     Args:
         name: The name, with or without a depth.
@@ -35,7 +35,7 @@ def without_depth(name: str) -> str:
 
 
 def depth_of(name: str) -> int | None:
-    """Return the depth in a metric's name: 4096 of ``tg32@d4096``.
+    """Return the depth in a metric's name: 4096 for ``tg32@d4096``.
 
     Args:
         name: The name.

@@ -9,8 +9,8 @@ def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | 
     """Return the folder of a checkpoint, or None if this machine does not have it.
 
     Args:
-        name: A folder, or an id of the Hugging Face hub. An engine takes the snapshot of the branch
-            ``main`` in the hub's cache.
+        name: A folder, or an id on the Hugging Face hub. For an id, the folder is the snapshot of
+            the branch ``main`` in the hub's cache, as for an engine.
         environment: Variables; ``HF_HOME`` and ``HF_HUB_CACHE`` name the cache.
     """
     if Path(name).is_dir():

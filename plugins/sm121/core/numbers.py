@@ -1,15 +1,19 @@
-"""Write measured numbers for people, as digits that any program can read."""
+"""Format measured numbers for people, in digits that programs can also parse."""
 
 from decimal import Decimal
 
-#: Enough to tell any two floats of the usual size apart.
+#: The maximum number of decimals; it distinguishes any two floats that are not very small.
 _MOST_DECIMALS = 17
 
 
 def number(value: float | None) -> str:
-    """Write a number with four significant digits, or with all digits before the point.
+    """Format a number with four significant digits, but with all digits before the point.
 
-    There is never an exponent or a separator: ``17280``, ``52.39``, ``0.0003``. None is empty.
+    Args:
+        value: The number. None becomes an empty text.
+
+    Returns:
+        The digits, without an exponent or separators: ``17280``, ``52.39``, ``0.0003``.
     """
     if value is None:
         return ""
@@ -18,14 +22,14 @@ def number(value: float | None) -> str:
 
 
 def apart(value: float, limit: float | None) -> str:
-    """Write a number with enough digits to tell it from its limit.
+    """Format a number with enough digits to distinguish it from its limit.
 
     Args:
         value: The number.
         limit: The number that it is compared with. None: no limit.
 
     Returns:
-        The text of `number`, or up to 17 decimals where that is also the text of the limit.
+        The text of `number`; if that is also the text of the limit, a text with up to 17 decimals.
     """
     if limit is None or value == limit or number(value) != number(limit):
         return number(value)

@@ -1,4 +1,4 @@
-"""How a package declares its options of pytest.
+"""How a package declares its pytest options.
 
 A package that owns options has a module ``options`` with a function for each group of them::
 
@@ -22,6 +22,6 @@ class AddOption(Protocol):
         """Add an option.
 
         Args:
-            *names: The option, as ``--soak``.
-            **keywords: What ``argparse.ArgumentParser.add_argument`` takes.
+            *names: The names of the option, such as ``--soak``.
+            **keywords: Keyword arguments of ``argparse.ArgumentParser.add_argument``.
         """

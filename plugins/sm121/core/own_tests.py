@@ -1,4 +1,4 @@
-"""Find the suite's tests, and the words with which pytest runs them."""
+"""Find the suite's tests, and the command-line arguments with which pytest runs them."""
 
 import sys
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-#: The plugin, as pytest's ``-p`` takes it: the last of the suite's own words.
+#: The name of the plugin for pytest's ``-p``. It is the last of the suite's own arguments.
 PLUGIN = "sm121.plugin"
-#: A file that each folder of the suite's tests has.
+#: A file by which the folder of the suite's tests is recognised.
 _FIRST = "test_smoke.py"
 
 
@@ -27,11 +27,11 @@ def settings() -> Path:
 
 
 def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
-    """Return the words that ``sm121 run`` passes to pytest.
+    """Return the arguments that ``sm121 run`` passes to pytest.
 
     Args:
-        started_in: The user's folder; pytest's cache lies in it.
-        given: The words that the user typed.
+        started_in: The user's working directory, in which pytest creates its cache.
+        given: The arguments that the user typed.
     """
     result = ["-c", str(settings()), "--rootdir", str(folder())]
     # Without its cache, pytest refuses the setting.
@@ -41,7 +41,7 @@ def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
 
 
 def certified_words() -> list[str]:
-    """Return the words that ``sm121 certify`` passes to pytest.
+    """Return the arguments that ``sm121 certify`` passes to pytest.
 
     They select the suite's settings, tests and plugins, and no others.
     """
@@ -54,10 +54,10 @@ def certified_words() -> list[str]:
 
 
 def given(arguments: Sequence[str]) -> list[str]:
-    """Return the words that the user typed.
+    """Return the arguments that the user typed.
 
     Args:
-        arguments: Words of `words` or `certified_words`, with the user's words behind them.
+        arguments: The result of `words` or `certified_words`, followed by the user's arguments.
     """
     return list(arguments[arguments.index(PLUGIN) + 1 :])
 
@@ -65,25 +65,26 @@ def given(arguments: Sequence[str]) -> list[str]:
 def command(given: Sequence[str], started_in: Path) -> list[str]:
     """Return the command of ``sm121 run``.
 
-    Python's option ``-P`` keeps the current folder off the path of imports.
+    Python's option ``-P`` keeps the working directory off the import path.
 
     Args:
-        given: The words that the user typed.
-        started_in: The user's folder.
+        given: The arguments that the user typed.
+        started_in: The user's working directory.
     """
     return [sys.executable, "-P", "-m", "pytest", *words(started_in, given)]
 
 
 def has_every_level(path: Path) -> bool:
-    """Check whether a path is the suite's ``tests/`` or its checkout: it selects no level."""
+    """Check whether a path is the suite's ``tests/`` or its checkout, which contain all levels."""
     return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 
 def located(path: str) -> str:
-    """Return a path or node id of a command line, absolute if it is one of the suite's own tests.
+    """Return a path or node id, made absolute if it names one of the suite's own tests.
 
     Args:
-        path: The path or the id. It stays as it is if the user's folder has such a file.
+        path: The path or the node id. It is returned unchanged if the file exists in the working
+            directory.
     """
     name = path.partition("::")[0]
     is_shipped = not Path(name).exists() and Path(name).parts[:1] == ("tests",)

@@ -19,19 +19,19 @@ _VERSION = re.compile(r"(?m)^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)")
 
 
 def look(names: list[str]) -> dict[str, list[str | None]]:
-    """Look packages up.
+    """Find the folders and versions of packages.
 
     Args:
         names: Names of top-level packages.
 
     Returns:
-        By name, a list of the folder (None: no such package) and the version (None: not known).
+        Two items for each name: the folder (None: no such package), the version (None: unknown).
     """
     answer: dict[str, list[str | None]] = {}
     for name in names:
         try:
             spec = importlib.util.find_spec(name)
-        except ValueError:  # a module of that name was made by hand
+        except ValueError:  # sys.modules has a module of that name without a __spec__
             spec = None
         folders = list(spec.submodule_search_locations or []) if spec is not None else []
         if spec is not None and not folders and spec.origin is not None:
@@ -45,7 +45,7 @@ def look(names: list[str]) -> dict[str, list[str | None]]:
 def _version(name: str, folder: Path) -> str | None:
     """Return the version of the package in a folder, or None.
 
-    The metadata of an installed package says nothing about a checkout on PYTHONPATH.
+    The metadata of an installed package does not describe a checkout on PYTHONPATH.
     """
     file = folder / "_version.py"
     match = _VERSION.search(file.read_text("utf-8")) if file.is_file() else None
@@ -62,9 +62,9 @@ def _version(name: str, folder: Path) -> str | None:
 
 
 def _distributions(name: str) -> Iterator[str]:
-    """Yield names of distributions that may have a package, the likely ones first."""
+    """Yield names of distributions that may contain a package, the likely ones first."""
     yield from (name, f"{name}-python", f"{name}-cpu")
-    # The index of all distributions takes a second.
+    # Building the index of all distributions takes a second.
     yield from importlib.metadata.packages_distributions().get(name, ())
 
 

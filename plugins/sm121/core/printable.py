@@ -1,10 +1,10 @@
-"""Write text from a model or a log so that no terminal or parser obeys it."""
+"""Escape text from a model or a log, so that no terminal or parser interprets it."""
 
 from collections.abc import Sequence
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for control characters, bidi marks and half surrogates."""
+    """Return a text with escapes for control characters, bidi marks and lone surrogates."""
     signs = []
     for sign in text:
         signs.append(sign if sign.isprintable() else sign.encode("unicode_escape").decode())

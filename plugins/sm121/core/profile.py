@@ -1,7 +1,7 @@
 """Profiles: the requirements on a target, as data.
 
-A profile is one TOML file, which is validated as a whole when it is loaded. A mistake is one line
-with the file, the key and what was expected.
+A profile is one TOML file, which is validated as a whole when it is loaded. A mistake is reported
+as one line with the file, the key and the expected value.
 """
 
 import fnmatch
@@ -39,19 +39,19 @@ SCHEMA_VERSION = 1
 
 
 class PlanRow(DataTable):
-    """The part of a profile that ``--plan NAME`` runs. A key without a value excludes nothing."""
+    """The part of a profile that ``--plan NAME`` runs. A key that is not set excludes nothing."""
 
     purpose: str = Field(min_length=3)
     levels: tuple[Level, ...] = Field(default=get_args(Level), min_length=1)
-    #: The only tests of a level: names, in which ``*`` is any text, or names of markers.
+    #: The only tests of a level that run: test names, in which ``*`` matches any text, or markers.
     tests: dict[Level, tuple[Annotated[str, Field(min_length=1)], ...]] = Field(default={})
-    #: Some depths of ``[performance]``.
+    #: The only depths of ``[performance]`` that are measured.
     depths: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: Some lengths of ``[performance]``.
+    #: The only answer lengths of ``[performance]`` that are measured.
     generated_tokens: tuple[int, ...] | None = Field(default=None, min_length=1)
-    #: Some numbers of streams of ``[performance.measuring]``.
+    #: The only numbers of streams of ``[performance.measuring]`` that are measured.
     concurrency: tuple[int, ...] | None = None
-    #: The rounds of each cell.
+    #: The number of rounds of each cell.
     rounds: Count | None = None
 
     @model_validator(mode="after")
@@ -94,10 +94,10 @@ class Profile(DataTable):
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    #: The profile that this one extends: the name of a shipped one, or a path from this file. Two
-    #: profiles are equal if their merged contents are.
+    #: The profile that this one extends: the name of a shipped profile, or a path relative to this
+    #: file. It is not dumped, so that profiles with the same merged contents have equal dumps.
     extends: str | None = Field(default=None, exclude=True)
-    #: Keys of that profile, with dots, which this one does not have.
+    #: The dotted keys of the extended profile that this one removes.
     without: tuple[str, ...] = Field(default=(), exclude=True)
     description: str
     arch: str
@@ -111,7 +111,7 @@ class Profile(DataTable):
     baseline: str
     #: The first of these that the engine supports is judged in place of ``under_test``.
     fastest: tuple[ConfigurationName, ...] = ()
-    #: The configuration whose own gates count (`judging`). None: those of ``[performance]``.
+    #: The configuration whose own gates apply (`judging`). None: those of ``[performance]`` apply.
     question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     #: The configurations that the judged engine does not support (`judging`).
@@ -225,11 +225,11 @@ class Profile(DataTable):
         identity: str | None = None,
         options: Collection[str] | None = None,
     ) -> "Profile":
-        """Return the profile as it judges one configuration in an engine.
+        """Return the profile resolved for one configuration and one engine.
 
-        The gates are those of ``[performance]``, then those of the configuration. If a user named a
-        configuration with gates, its own come first, and the rates of ``[performance]`` are left
-        out.
+        The gates are those of ``[performance]``, then those of the configuration. If the user named
+        a configuration that has gates, these come first, and the gates on rates in
+        ``[performance]`` are dropped.
 
         Args:
             configuration: The name of the configuration that a user named. None: the first of
@@ -238,7 +238,7 @@ class Profile(DataTable):
             options: The options of the engine's parser; None: not known.
 
         Returns:
-            The profile with the configurations as the engine gets them.
+            The profile, with its configurations resolved for the engine.
 
         Raises:
             UsageError: There is no such configuration, or the engine does not support it or the
@@ -283,9 +283,9 @@ class Profile(DataTable):
     def _resolved(
         self, configuration: str | None, identity: str | None, options: Collection[str] | None
     ) -> dict[str, Configuration | None]:
-        """Return each configuration as an engine gets it, or None; arguments as of `judging`.
+        """Return each configuration resolved for an engine, or None; the arguments as in `judging`.
 
-        An engine with an unknown parser may be a build that supports the named configuration.
+        An engine with unknown options may be a build that supports the named configuration.
         """
         resolved = {}
         for key, row in self.configurations.items():
@@ -328,9 +328,9 @@ class Profile(DataTable):
         """Return the requirements on the kernel path of a configuration.
 
         Args:
-            configuration: Its name. If the profile does not have it, ``[kernel_path]`` counts.
-            requested: Fields whose values the server's user chose. Their requirements in
-                ``[kernel_path]`` do not count, and those of the configuration do.
+            configuration: Its name. If the profile does not have it, ``[kernel_path]`` applies.
+            requested: Fields whose values were chosen by the user who started the server. Only the
+                configuration's requirements on them apply, not those in ``[kernel_path]``.
         """
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         row = {**self.lacking, **self.configurations}.get(configuration)
@@ -340,7 +340,7 @@ class Profile(DataTable):
 
     @property
     def asks(self) -> str | None:
-        """The question of a named configuration's own gates, in words; None for the profile's."""
+        """The question that a configuration's own gates answer; None if the profile's apply."""
         rates = [gate for gate in self.performance.gates if gate.minimum is not None]
         if self.question is None or not rates:
             return None
@@ -390,7 +390,7 @@ def shipped() -> dict[str, Traversable]:
     return data_file.shipped("profiles")
 
 
-@functools.cache  # a run asks for it a dozen times, and each profile takes its time to be read
+@functools.cache  # called a dozen times in a run, and loading the profiles is slow
 def for_architecture(arch: str, engine: str = "vllm") -> str:
     """Return the name of the shipped profile for an architecture and an engine.
 
@@ -422,9 +422,10 @@ def expected(
 
     Args:
         given: The profile that a user named.
-        arch: The architecture, else `architecture.expected`. The CPU's profile is the fallback.
+        arch: The architecture. None: `architecture.expected`. If no profile is shipped for it, the
+            CPU's profile is returned.
         engine: The name of the engine.
-        marked: Architectures that ``-m`` names.
+        marked: The architectures that the expression of ``-m`` names.
     """
     if given is not None:
         return given
@@ -453,7 +454,7 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
     Args:
         name_or_path: As in `load`.
         what: The option or key that names it, in errors.
-        children: The files that extend it, from the first one on.
+        children: The files that extend it, directly or not, the outermost first.
     """
     table, origin = data_file.chosen_table(name_or_path, "profiles", what, "profile")
     if "extends" not in table and "without" not in table:
@@ -477,7 +478,7 @@ def _load(name_or_path: str, what: str, children: tuple[str, ...]) -> Profile:
 
 
 def _fit_inherited_plans(merged: dict[str, Any], own_plans: Collection[str]) -> None:
-    """Remove sizes that a profile does not measure from the plans of its parent.
+    """Remove sizes that a profile does not measure from the plans that it inherits.
 
     Args:
         merged: The table of the profile, which is changed.

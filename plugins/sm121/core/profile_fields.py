@@ -26,16 +26,16 @@ class Sourced(Statement):
 class Gate(Statement):
     """The thresholds of one metric, in its unit."""
 
-    #: With its depth or its streams behind an ``@``.
+    #: The metric's name, with its depth or number of streams after an ``@``.
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
     unit: Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
-    #: The gate of a rate fails below it; higher is better.
+    #: For a rate, where higher is better: the gate fails below this value.
     minimum: float | None = None
     #: Above the minimum; the report shows whether it was reached.
     target: float | None = None
     #: Above the target; the report shows whether it was reached.
     stretch: float | None = None
-    #: The gate of a time fails above it; lower is better.
+    #: For a time, where lower is better: the gate fails above this value.
     at_most: float | None = None
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-#: The end of a name that holds a secret.
+#: The end of the name of a variable or option whose value is a secret.
 _SECRET_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:token|tokens_file|api_?key|key|secret|password|passwd|credentials?|cookie|auth)$"
 )
@@ -28,23 +28,23 @@ def _expanded(regex: str) -> str:
     return regex
 
 
-#: The shapes of secrets, and what replaces them.
+#: The patterns of secrets, with their replacements.
 _PATTERNS = [(re.compile(_expanded(row["regex"])), row["shown"]) for row in _DATA["pattern"]]
-#: A text in lower case without any of these words has no secret by its shape.
+#: Lower-case words. A text that matches one of the patterns contains at least one of them.
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
-#: The places in a text, in lower case, at which such a secret may be.
+#: The places in a lower-case text at which one of the patterns may match.
 _SIGN = re.compile(_DATA["SIGN"].encode())
-#: Characters of the shortest value of a variable that is searched for. Shorter ones, such as 1 or
-#: true, are in half of all lines.
+#: The minimum length of a variable's value that is searched for. Shorter values, such as 1 or true,
+#: occur in half of all lines.
 _LEAST_OF_A_VARIABLE = 6
-#: Bytes that are read of a file at once.
+#: The number of bytes of a file that are read at once.
 _CHUNK_BYTES = 1 << 20
-#: A secret with fewer characters is only replaced as a whole word: it would be in many words.
+#: A shorter secret is replaced only as a whole word, because it may also be a part of many words.
 _SHORT = 4
 
 
 def is_secret_name(name: str) -> bool:
-    """Check whether the name of a variable or option, such as ``HF_TOKEN``, is a secret's."""
+    """Check whether the value of a variable or option is a secret, by its name (``HF_TOKEN``)."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -73,7 +73,7 @@ def redact_environment(
     """Replace the secrets in environment variables.
 
     Args:
-        environment: The variables. The whole value is replaced where the name is a secret's.
+        environment: The variables. The whole value is replaced if `is_secret_name` holds.
         secrets: Known secrets, which are replaced in all values.
     """
     all_secrets = {*secrets, *secrets_of(environment)}
@@ -171,10 +171,10 @@ def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
 
 
 def _secret_positions(piece: bytes, secrets: Collection[str]) -> set[int]:
-    """Return where in a piece of a file a secret may begin."""
+    """Return the positions in a piece of a file at which a secret may be."""
     positions: set[int] = set()
     small = piece.lower()
-    # Searching for words is fast, and most logs have none of them.
+    # Searching for words is fast, and most logs contain none of them.
     if any(word in small for word in _WORDS):
         positions.update(match.start() for match in _SIGN.finditer(small))
     for secret in secrets:

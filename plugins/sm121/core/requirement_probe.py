@@ -16,7 +16,7 @@ def look(watched: dict[str, list[str]]) -> list[dict[str, str]]:
     """Compare requirements with installed versions.
 
     Args:
-        watched: By package, the names of the required packages that are looked at.
+        watched: The names of required packages to check, by the package that requires them.
 
     Returns:
         The keys ``package``, ``version``, ``requirement`` and ``installed`` of each requirement

@@ -71,7 +71,7 @@ class Endpoint:
         }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
-        """Return a plain HTTP client for pages beside the API.
+        """Return a plain HTTP client for pages that are not part of the API.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.
@@ -167,28 +167,28 @@ class Server:
     engine: str
     #: The engine's version; None if it is not known.
     version: str | None
-    #: None if the suite has no access to it, or if it is not proven to be this server's.
+    #: None if the suite has no access to it, or no proof that this server writes it.
     log: Path | None
     #: None for an attached server.
     configuration: ServerConfiguration | None
     #: The time until it was ready, in seconds; None for an attached server.
     startup_s: float | None
-    #: The engine whose log lines and metrics it has; None if that is not known.
+    #: The engine whose format the server's log and metrics have; None: unknown.
     reader: str | None = None
     #: The caches that its start had to fill by compiling, a line each; empty: all were warm.
     compiled: tuple[str, ...] = ()
     #: The reason for a missing log.
     why_no_log: str = "the attached server's log is not known; give --server-log or --container"
-    #: By rank; empty: it is on one machine.
+    #: The machines, by rank; empty: the server runs on one machine.
     nodes: tuple[Node, ...] = ()
-    #: The place of an attached server's model in its list of models: a path or a hub id.
+    #: The path or hub id of an attached server's model, from ``/v1/models``.
     root: str | None = None
 
     def context_tokens(self) -> int | None:
         """Return the length of the context, in tokens, or None if it is not known.
 
-        The arguments of its start count first: a server that was started with a longer context than
-        it reports is not excused.
+        The arguments of a managed server take precedence over its own report. If the server reports
+        a shorter context than it was started with, the tests of the longer context still run.
         """
         arguments = self.configuration.arguments if self.configuration is not None else ()
         length = context_argument(arguments)

@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
-#: The least similarity of a suggestion (`difflib.SequenceMatcher.ratio`).
+#: The minimum similarity of a suggestion (`difflib.SequenceMatcher.ratio`).
 _SIMILAR = 0.7
-#: The fewest letters of an abbreviation.
+#: The minimum length of an abbreviation.
 _SHORTEST = 2
 
 
@@ -17,8 +17,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
         names: The words that exist.
 
     Returns:
-        ``; did you mean NAME?``, or an empty text if no name is similar. Capital letters make no
-        difference, and an abbreviation of one name alone, as ``md`` of ``markdown``, is similar.
+        ``; did you mean NAME?``, or an empty text if no name is similar. Case is ignored, and an
+        unambiguous abbreviation, such as ``md`` for ``markdown``, counts as similar.
     """
     by_letters = {name.casefold(): name for name in names}
     written = word.casefold()
@@ -29,7 +29,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def _abbreviates(word: str, name: str) -> bool:
-    """Whether a word begins as a name does, and has letters of it in their order."""
+    """Check whether a word has a name's first letter, and further letters of it in their order."""
     if len(word) < _SHORTEST or word[0] != name[:1]:
         return False
     letters = iter(name)

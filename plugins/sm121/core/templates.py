@@ -26,7 +26,7 @@ def environment(
     return Environment(
         loader=PackageLoader(package),
         undefined=StrictUndefined,
-        autoescape=escapes,  # noqa: S701 - most of them make Markdown
+        autoescape=escapes,  # noqa: S701 - most templates produce Markdown
         finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,

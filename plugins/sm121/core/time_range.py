@@ -8,9 +8,9 @@
 
 from dataclasses import dataclass
 
-#: Bounds that differ by less than this factor are one number.
+#: If the bounds of a range differ by less than this factor, one number is shown.
 _SAME = 1.15
-#: All shorter times have one text.
+#: All shorter times are shown as "a few seconds".
 _FEW_S = 10.0
 _MINUTE_S = 60.0
 _HOUR_S = 3600.0
@@ -66,7 +66,7 @@ def _unit(seconds: float) -> tuple[float, str]:
 
 
 def _rounded(value: float, unit: str) -> float:
-    """Round a value, in its unit, to the digits that an estimate has."""
+    """Round a value, in its unit, to the precision of an estimate."""
     if unit == "h":
         step = 0.5 if value < 6 else 1.0
     elif unit == "s":

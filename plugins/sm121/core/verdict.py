@@ -26,7 +26,7 @@ _SEVERITY = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RU
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict of a whole by those of its parts; without parts NOT_RUN, never PASS."""
+    """Return the worst of some verdicts; without verdicts NOT_RUN, never PASS."""
     present = set(verdicts)
     for verdict in _SEVERITY:
         if verdict in present:
@@ -35,7 +35,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 class Undecided(Sm121Error):
-    """The base of what a check raises if it is neither PASS nor FAIL.
+    """The base of the exceptions with which a check neither passes nor fails.
 
     Attributes:
         verdict: The verdict of the check.

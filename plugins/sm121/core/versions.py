@@ -43,10 +43,11 @@ def release(version: str | None) -> Version | None:
 def within(version: str | None, versions: str) -> bool:
     """Check whether a version is in a range.
 
-    A candidate counts as its release: by PEP 440, 0.34.0rc1 is in neither ``<0.34`` nor ``>=0.34``.
+    A release candidate counts as its release: PEP 440 has 0.34.0rc1 in neither ``<0.34`` nor
+    ``>=0.34``.
 
     Args:
-        version: A version, or any text. Without a release it is only in the empty range.
+        version: A version, or any text. If it names no release, it is only in the empty range.
         versions: A specifier of PEP 440, as ``>=0.10,<0.40``. Empty: all versions.
     """
     parsed = release(version)

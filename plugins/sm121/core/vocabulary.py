@@ -16,7 +16,7 @@ from sm121.core.server import Server
 
 #: The name of the file in a checkpoint.
 FILE = "tokenizer.json"
-#: An engine shows these for bytes that are no UTF-8; decoders differ in their number.
+#: Engines show this character for invalid UTF-8. Decoders differ in how many of them they show.
 _REPLACED = "\ufffd"
 
 
@@ -45,7 +45,7 @@ class Vocabulary:
     def differs(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str | None:
         """Compare a text with the text of token ids.
 
-        Special tokens may be in the text or not. Bytes that are no UTF-8 may be shown in any way.
+        The text may contain the special tokens or omit them, and may show invalid UTF-8 in any way.
         Ids without a token have no text.
 
         Args:
@@ -76,7 +76,7 @@ class Vocabulary:
 
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
-    """Return the vocabulary of a server's model, or None if its tokenizer.json is not at hand.
+    """Return the vocabulary of a server's model, or None if its tokenizer.json is not available.
 
     Args:
         server: The server.
@@ -125,5 +125,5 @@ def _same(content: bytes, text: str, *, behind: bool) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Remove what decoders show differently for bytes that are no UTF-8."""
+    """Remove the replacement characters in which decoders differ."""
     return re.sub(f"{_REPLACED}+", _REPLACED, text).strip(_REPLACED)
