@@ -11,9 +11,9 @@ from typing import Any
 
 from sm121.core.unmet import Fact, Unmet, require
 
-#: A text or token ids.
+#: A prompt: a text, or token ids.
 Prompt = str | tuple[int, ...]
-#: How vLLM begins the name of a token with ``return_tokens_as_token_ids``.
+#: The prefix of a token's name if the request sets vLLM's ``return_tokens_as_token_ids``.
 _ID = "token_id:"
 
 
@@ -109,10 +109,10 @@ def text_of(choice: Mapping[str, Any]) -> str:
     """Return the text of a choice.
 
     Args:
-        choice: The JSON of a choice, whole or of a chunk.
+        choice: The JSON of a choice, from a whole answer or from one chunk of a stream.
 
     Returns:
-        The text of a completion; of a chat, its reasoning, its content and its tool calls, joined.
+        For a completion, its text. For a chat, its reasoning, content and tool calls, joined.
     """
     text = choice.get("text")
     if isinstance(text, str):
@@ -127,13 +127,13 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
-    """Return the token ids in the names of tokens.
+    """Return the token ids that the names of tokens contain.
 
     Args:
         positions: The tokens.
 
     Returns:
-        One id per position, or None if a name is a text.
+        One id per position; None if a token is named by its text.
     """
     ids: list[int] = []
     for position in positions:
@@ -152,7 +152,7 @@ def id_of(name: str) -> int | None:
 
 
 def name_of(token_id: int) -> str:
-    """Return the name that an engine gives a token by its id."""
+    """Return the engine's name of a token id, ``token_id:N``."""
     return f"{_ID}{token_id}"
 
 
@@ -201,7 +201,7 @@ def _parse_position(item: Mapping[str, Any]) -> Position:
 
 
 def _token_name(item: Mapping[str, Any]) -> str:
-    """Return the name of a token, by its id if the engine sends it."""
+    """Return ``token_id:N`` if the engine sent the token's id, else the token's text."""
     token_id = item.get("id")
     if isinstance(token_id, int):
         return name_of(token_id)
@@ -235,5 +235,5 @@ def _prompt_log_probabilities(
 
 
 def _number(value: Any) -> float:
-    """Return a number of JSON, or NaN for anything else."""
+    """Return a JSON number as a float, or NaN for any other value."""
     return float(value) if isinstance(value, int | float) else math.nan

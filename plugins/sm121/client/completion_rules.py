@@ -11,7 +11,7 @@ from sm121.core.unmet import Fact
 _ROUNDING = 1e-3
 #: A control token in a text.
 SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>")
-#: The character in place of bytes that are no UTF-8: half of a character in one token.
+#: The character that replaces invalid UTF-8: a token may end in the middle of a character.
 _REPLACEMENT = "\ufffd"
 
 
@@ -23,17 +23,18 @@ def malformed(
     may_end: bool = False,
     banned: bool = False,
 ) -> Fact | None:
-    """Compare a greedy answer with its request, and its fields with each other.
+    """Check that a greedy answer fits its request, and that the answer's fields fit each other.
 
-    The fields are: the numbers of ids, of log-probabilities and of tokens in usage; finish_reason;
-    the ids of the prompt and their number in usage; the values of the log-probabilities.
+    The compared fields are the numbers of ids, of log-probabilities and of completion tokens in
+    usage; finish_reason; the prompt's ids and their number in usage; the log-probabilities.
 
     Args:
         answer: The answer.
         tokens: The number of tokens that the request sets.
-        prompt: The prompt of the request. A text is not compared.
+        prompt: The prompt of the request; not compared if it is a text.
         may_end: Whether the answer may end before the limit. Its finish_reason must then be stop.
-        banned: Whether the server must not generate the end of a text, even if it is the likeliest.
+        banned: Whether the request forbids the end-of-text token (``min_tokens``): that token may
+            then be likelier than the generated one.
 
     Returns:
         The first error, or None.
@@ -98,7 +99,7 @@ def _wrong_length(answer: Completion, tokens: int, *, may_end: bool) -> Fact | N
 
 
 def _wrong_names(answer: Completion) -> Fact | None:
-    """Compare the tokens of the log-probabilities with the ids, or with the text without ids."""
+    """Compare the tokens named in the log-probabilities with the answer's ids, or its text."""
     positions = answer.positions or ()
     named = ids_of(positions)
     if named is not None:

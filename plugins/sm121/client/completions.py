@@ -23,11 +23,11 @@ from sm121.core.vocabulary import Vocabulary, of_server
 _OPENAI_FIELDS = frozenset({"model", "prompt", "max_tokens", "temperature", "logprobs"})
 #: Statuses with which engines refuse unknown fields.
 _NOT_UNDERSTOOD = (400, 404, 422)
-#: Characters of a prompt in a message.
+#: Maximum number of characters that a message quotes from a prompt.
 _SHOWN = 60
-#: Characters of a refusal in a message.
+#: Maximum number of characters that a message quotes from a refusal.
 _LONGEST_BODY = 300
-#: The field of the text in an answer of /detokenize: vLLM, llama-server, SGLang.
+#: The field of /detokenize's answer that contains the text, in vLLM, llama-server and SGLang.
 _TEXT_FIELDS = ("prompt", "content", "text")
 _Result = TypeVar("_Result")
 
@@ -51,17 +51,17 @@ class Request:
     """A greedy request to /v1/completions."""
 
     prompt: Prompt
-    #: The limit of generated tokens.
+    #: The maximum number of generated tokens.
     tokens: int
-    #: The number of most likely tokens at each generated token; 0 requests no log-probabilities.
+    #: How many alternatives to request per generated token; 0 requests no log-probabilities.
     top: int = 5
     #: Whether to request the log-probabilities of the prompt, which must then be ids.
     prompt_log_probabilities: bool = False
-    #: The number of most likely tokens at each place of the prompt, besides its own token.
+    #: How many alternatives to request per prompt token.
     prompt_top: int = 0
     #: Only requests with the same salt share the prefix cache (vLLM's ``cache_salt``).
     salt: str | None = None
-    #: Further fields of the body. By default the answer continues past the end of its text.
+    #: Further fields of the body. The default continues past the end-of-text token.
     fields: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
 
     def body(self, model: str) -> dict[str, Any]:
@@ -107,7 +107,8 @@ class Asker:
         self._server = server
         self._checkpoint = checkpoint
         self._timeout_s = timeout_s
-        #: The server is vLLM, which must send the fields that it documents. Others may lack them.
+        #: Whether the server is vLLM, which must send the fields that it documents. Other engines
+        #: may lack them.
         self._documented = server.engine == "vllm" or server.version is not None
         #: Whether the server only accepts the fields of OpenAI's own API.
         self._plain = False
@@ -190,7 +191,7 @@ class Asker:
 
         Args:
             value: The value; None if the server did not send it.
-            name: Its name for a message.
+            name: The name of the value in error messages.
 
         Returns:
             The value.
@@ -206,7 +207,7 @@ class Asker:
         raise NotRun(f"this check needs {name}, and the engine sends none with its completions")
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of ids without control tokens, from the server's /detokenize.
+        """Convert token ids to text with the server's /detokenize, and remove control tokens.
 
         Args:
             ids: The token ids.
@@ -249,7 +250,7 @@ class Asker:
         return self._checked(request, parse(answer.json()))
 
     def _checked(self, request: Request, answer: Completion) -> Completion:
-        """Return an answer. Raises Unmet: it is malformed."""
+        """Return the answer, or raise Unmet if it is malformed."""
         # Another engine may not support ignore_eos; then the answer may end by itself.
         may_end = self._plain or not self._documented or "ignore_eos" not in request.fields
         banned = "min_tokens" in request.fields
@@ -314,7 +315,7 @@ def stream(
 
 
 def _shown(prompt: Prompt) -> str:
-    """Return a prompt for a message."""
+    """Return a prompt as messages quote it."""
     if not isinstance(prompt, str):
         return f"a prompt of {len(prompt)} ids"
     if len(prompt) <= _SHOWN:

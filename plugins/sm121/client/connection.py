@@ -82,7 +82,7 @@ def require_bounded(size: int) -> None:
         size: The bytes read so far.
 
     Raises:
-        aiohttp.ClientPayloadError: There are too many.
+        aiohttp.ClientPayloadError: The answer is larger.
     """
     if size > LARGEST_ANSWER:
         raise aiohttp.ClientPayloadError(f"the answer is larger than {LARGEST_ANSWER >> 20} MiB")

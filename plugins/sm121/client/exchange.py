@@ -8,13 +8,13 @@ import httpx
 
 from sm121.core import server, unmet
 
-#: Characters of the body that a message quotes.
+#: Maximum number of characters that a message quotes from the body.
 _SHOWN = 300
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One answer as it came.
+    """One answer, not validated.
 
     Attributes:
         status: The HTTP status; None if no answer came.
@@ -35,7 +35,7 @@ class Exchange:
 
     @property
     def observed(self) -> str:
-        """The status and body without ids and times, so that two runs can be compared by it."""
+        """The status and body without ids and times, which can be compared between two runs."""
         if self.status is None:
             return self.failure
         parsed = self.parsed()
@@ -61,7 +61,7 @@ def send(
     key: str | None = None,
     timeout_s: float,
 ) -> Exchange:
-    """Send any request and validate nothing.
+    """Send a request, without validating the request or the answer.
 
     Args:
         endpoint: The server.

@@ -30,10 +30,10 @@ def samples_of(text: str, wanted: Callable[[str], bool]) -> Iterator[Sample]:
 
     Args:
         text: The exposition.
-        wanted: Whether a name is parsed.
+        wanted: Returns whether the samples of a metric with this name are parsed.
 
     Yields:
-        Each sample with such a name. Lines that are no samples are skipped.
+        Each sample of the wanted metrics. Lines that are no samples are skipped.
     """
     for line in text.splitlines():
         if len(line) > _LONGEST_LINE:

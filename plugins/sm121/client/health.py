@@ -1,8 +1,8 @@
 """Check that a server generates one token within a time limit.
 
 `/health` of an engine can return 200 while its scheduler is stuck. This check sends a real request.
-It imports nothing large, so that a container's health check takes less than
-a second of its own.
+This module imports no large package, so that a container's health check takes less than a second
+besides the request.
 """
 
 import http.client
@@ -16,9 +16,9 @@ from typing import Any
 
 from sm121.core.address import root_of
 
-#: Bytes that are read of an answer.
+#: Maximum number of bytes that are read from an answer.
 _LARGEST_ANSWER = 1 << 20
-#: Characters that are shown of an error's message.
+#: Maximum number of characters of an error's message that are shown.
 _LONGEST_REASON = 200
 #: The prompt of the request.
 _PROMPT = "1 2 3"
@@ -45,7 +45,7 @@ _RESTART = "Read the server's log; restart the server if the log shows no progre
 
 
 class _UnhealthyError(Exception):
-    """The server answered, and the answer is not a token."""
+    """The server answered, but did not generate a token."""
 
     def __init__(self, fault: str, next_step: str = _READ_LOG) -> None:
         super().__init__(fault)
@@ -91,7 +91,8 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
             seconds = time.monotonic() - started
             outcome.append(Health(True, f"{base_url}: {name}: {generated} in {seconds:.2f} s"))
 
-    # A server that sends a byte a second never reaches a socket's timeout: leave the thread alone.
+    # A server that sends one byte a second never triggers the socket's timeout. Then the thread
+    # is abandoned: it is a daemon, and does not keep the process alive.
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(within_s)
@@ -100,7 +101,7 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
 
 @dataclass(frozen=True)
 class _Server:
-    """An address, and how to send requests to it."""
+    """A client of the server at one address."""
 
     scheme: str
     host: str
@@ -123,7 +124,7 @@ class _Server:
         return str(models[0].get("id"))
 
     def generate(self, model: str, within_s: float) -> str:
-        """Return what the server generated, in words: a count of tokens, or text."""
+        """Generate one token, and describe the result for a message."""
         body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
         answer = self._answer("POST", "/v1/completions", body, within_s)
         if answer.get("error"):
@@ -173,9 +174,9 @@ class _Server:
 
 
 def _tokens(choice: dict[str, Any], usage: object) -> int:
-    """Return how many tokens an answer has, by its usage or its choice; 0 if neither has any.
+    """Return the number of tokens in an answer, from its usage or its choice; 0 if both lack it.
 
-    The text of a special token, as of the end of a message, is empty.
+    The text does not show the number: special tokens, such as the end of a message, have none.
     """
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
@@ -189,6 +190,6 @@ def _tokens(choice: dict[str, Any], usage: object) -> int:
 
 
 def _reason(error: object) -> str:
-    """Return the message of an error object, cut to a line."""
+    """Return the message of an error object, truncated."""
     reason = error.get("message") if isinstance(error, dict) else None
     return str(reason or error)[:_LONGEST_REASON].rstrip(" .")

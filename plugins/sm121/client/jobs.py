@@ -27,7 +27,7 @@ class Job:
     name: str
     #: The JSON of the request.
     body: dict[str, Any]
-    #: The limit of generated tokens of each choice.
+    #: The maximum number of generated tokens per choice.
     tokens: int
     #: The answer to the same prompt without other load; None for no comparison.
     alone: Completion | None = None
@@ -35,7 +35,7 @@ class Job:
     path: str = "/v1/completions"
     #: Whether the answer may end before ``tokens``.
     may_end: bool = False
-    #: The group of similar requests that it belongs to.
+    #: The group of similar requests to which this one belongs.
     kind: str = ""
 
     @property
@@ -116,7 +116,7 @@ class JobOutcome:
             choices: Its choices; at least one.
 
         Raises:
-            ValueError: There is none.
+            ValueError: ``choices`` is empty.
         """
         self.answer, *others = choices
         self.others = tuple(others)

@@ -1,6 +1,6 @@
 """A client that sends concurrent requests and watches their progress.
 
-Its times are exact to about a tenth of a second. `sm121.client.timed` measures rates.
+Its times are accurate to about 0.1 s. To measure rates, use `sm121.client.timed`.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from sm121.client.patience import Patience
 from sm121.client.sse import DONE, EventParser
 from sm121.core import bounded, server
 
-#: Interval in which a load is compared with its time limits, in seconds.
+#: Interval between two comparisons of a load with its time limits, in seconds.
 _LOOK_EVERY_S = 0.25
-#: Characters of a problem.
+#: Maximum number of characters in the text of a problem.
 _LONGEST_TEXT = 300
-#: Characters of an error event.
+#: Maximum number of characters that are quoted from an error event.
 _LONGEST_EVENT = 200
-#: Seconds in which an interrupted load closes its connections.
+#: Time limit for closing the connections of an interrupted load, in seconds.
 _END_WITHIN_S = 10.0
 #: Seconds after which a job with the behaviour ``disconnect`` closes its connection.
 _DISCONNECT_AFTER_S = 0.05
 #: Seconds between two reads of a job with the behaviour ``slow``.
 _SLOW_READ_S = 0.15
-#: Bytes of such a read.
+#: Maximum number of bytes per read of a job with the behaviour ``slow``.
 _SLOW_READ_BYTES = 256
 #: Tokens after which a job with the behaviour ``cancel`` closes its connection.
 _CANCEL_AFTER = 2
-#: Requests that a message about a hang names.
+#: Maximum number of requests that a message about a hang names.
 _QUOTED = 8
-#: The problem of healthy requests that end because another has a problem.
+#: The problem of healthy requests that are cancelled because another request is stuck.
 _BROKEN_OFF = ("stopped", "broken off because of another")
-#: Errors that a malformed answer raises.
+#: Exceptions that parsing a malformed answer can raise.
 _UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, AttributeError, RecursionError)
 #: Requests whose last data came within this time, in seconds, became silent together.
 _TOGETHER_S = 0.15
@@ -67,7 +67,7 @@ class LoadClient:
     completed: int = 0
     #: The number of the last request.
     _number: int = 0
-    #: When an ended request last had data.
+    #: The latest time at which a request that has ended received data.
     _alive: float = 0.0
 
     def under_way(self) -> list[JobOutcome]:
@@ -90,9 +90,10 @@ class LoadClient:
             jobs: The jobs, which begin in this order.
             concurrency: The most requests in flight at a time (closed loop). None: all of them.
             arrivals: When each job begins, in seconds from the first (open loop).
-            preempts: The jobs fill the KV cache, so that a request may wait for the end of others.
+            preempts: Whether the jobs fill the KV cache, so that the engine may preempt a running
+                request until others end.
             lasts_s: Seconds after which no further job begins. None: all of them begin.
-            at_least: The number of jobs that begin in any case.
+            at_least: The minimum number of jobs that begin, even after ``lasts_s``.
 
         Returns:
             The outcomes. The failure of a job is in its outcome.
@@ -110,7 +111,7 @@ class LoadClient:
         """Send the jobs of a source until its end or the first failure.
 
         Args:
-            source: Returns the jobs.
+            source: The function that returns the next job; see `Source`.
 
         Returns:
             The outcomes.
@@ -154,7 +155,7 @@ class LoadClient:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                # They stay in `in_flight`, which shows the state at the end of the load.
+                # The cancelled jobs stay in `in_flight`: it shows the state at the end of the load.
                 for outcome in tasks.values():
                     outcome.ended = outcome.ended or time.monotonic()
         return LoadResult(outcomes, started, time.monotonic())
@@ -179,7 +180,7 @@ class LoadClient:
         return now - outcome.started > self.patience.within_s
 
     def _assign(self, problem: Problem, running: Sequence[JobOutcome]) -> None:
-        """Give the running jobs the problem that ends the load. A stuck job ends the others."""
+        """Record the problem that ends the load; healthy jobs beside a stuck one get another."""
         now = time.monotonic()
         kind, _ = problem
         for outcome in running:
@@ -202,7 +203,7 @@ class LoadClient:
             stuck = [outcome for outcome in silent if outcome.first is not None]
         if not stuck:
             stuck = [outcome for outcome in running if self._late(outcome, now)]
-        # All queued requests are silent while others end.
+        # Queued requests may all be silent for a while after other requests ended.
         none_ended = now - self._alive > self.patience.silent_s
         if silent and len(silent) == len(running) and none_ended:
             last_sign = max(outcome.last_sign for outcome in silent)
@@ -246,7 +247,7 @@ class LoadClient:
 async def _wait_for_any(
     tasks: Collection[asyncio.Task[None]], wait_s: float
 ) -> Collection[asyncio.Task[None]]:
-    """Return the tasks that ended, after the first end or the given seconds."""
+    """Wait until a task ends or the given seconds pass, and return the ended tasks."""
     if not tasks:
         await asyncio.sleep(wait_s)
         return ()
@@ -337,7 +338,7 @@ def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Sourc
 
 
 def _for_seconds(source: Source, lasts_s: float, at_least: int) -> Source:
-    """Return a source that ends after a time, but not before a number of jobs has begun."""
+    """Return a source that ends after ``lasts_s``, but not before ``at_least`` jobs have begun."""
     ends = time.monotonic() + lasts_s
     begun = 0
 
@@ -400,13 +401,13 @@ def _parse_choices(job: Job, *parts: dict[str, Any]) -> list[Completion]:
 
 
 def _only_choice(part: dict[str, Any], index: int) -> dict[str, Any]:
-    """Return an answer or a chunk without its other choices."""
+    """Return a copy of an answer or a chunk that has only the choice with this index."""
     choices = [choice for choice in part.get("choices") or () if choice.get("index") == index]
     return {**part, "choices": choices}
 
 
 def _count_tokens(event: dict[str, Any]) -> int:
-    """Return the tokens of an event; a chunk without ids that has text counts as one."""
+    """Return the number of tokens in an event; a choice with text and no ids counts as one."""
     tokens = 0
     for choice in event.get("choices") or ():
         ids = choice.get("token_ids")

@@ -15,7 +15,7 @@ def listed(http: httpx.Client, expected: str) -> dict[str, Any]:
         expected: The beginning of the error messages: the address and what is expected there.
 
     Raises:
-        UsageError: Nobody answers, the key is refused, or the answer is no list of models.
+        UsageError: No server answers, it refuses the key, or its answer is no list of models.
     """
     answer = _get(http, expected)
     try:

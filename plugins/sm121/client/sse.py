@@ -12,10 +12,10 @@ _OTHER_FIELDS = (b"event", b"id", b"retry")
 
 
 class EventParser:
-    """Parses events from the pieces of a body, which may be divided at any byte.
+    """Parses events from the pieces of a body, which may be split at any byte.
 
     CR, LF and CRLF end a line. No other character does: U+2028 may occur in a model's text. An
-    empty line ends an event; an event that the body does not end is discarded.
+    empty line ends an event; an event without one at the end of the body is discarded.
 
     Attributes:
         malformed: Lines that are neither a field of an event nor a comment.
@@ -39,7 +39,7 @@ class EventParser:
         if not piece:
             return
         if self._after_cr and piece.startswith(b"\n"):
-            piece = piece[1:]  # the second half of a CRLF that was cut in two
+            piece = piece[1:]  # the LF of a CRLF that was split between two pieces
         self._after_cr = piece.endswith(b"\r")
         self._line += piece
         if b"\n" not in piece and b"\r" not in piece:

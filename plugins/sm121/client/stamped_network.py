@@ -1,4 +1,4 @@
-"""Connections that stamp each read of their socket, below the HTTP client of `timed`."""
+"""Connections that timestamp each socket read, below the HTTP client of `timed`."""
 
 import asyncio
 import ssl
@@ -17,13 +17,13 @@ _BUFFER_BYTES = 1 << 20
 
 @dataclass
 class Stamps:
-    """What the network knows of one request; times are of ``time.perf_counter_ns``.
+    """The network's timestamps of one request, from ``time.perf_counter_ns``.
 
     Attributes:
-        sent_ns: When it left, or began to wait for a connection. None: it has done neither.
+        sent_ns: When the request was sent, or began to wait for a connection. None: neither yet.
         read_ns: When the latest bytes of its answer came.
-        reused: Whether its connection had a request before it.
-        heard: Whether a byte came since it was sent.
+        reused: Whether an earlier request used the same connection.
+        heard: Whether any byte of the answer came.
     """
 
     sent_ns: int | None = None
@@ -32,7 +32,7 @@ class Stamps:
     heard: bool = False
 
     def note_sending(self) -> None:
-        """Keep the time of the first call."""
+        """Set ``sent_ns`` to now; later calls do not change it."""
         if self.sent_ns is None:
             self.sent_ns = time.perf_counter_ns()
 
@@ -52,7 +52,7 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Open a connection. The request waits for it: this counts as its sending."""
+        """Open a connection. The request that waits for it counts as sent now."""
         del local_address, socket_options  # the client sets neither
         stamps = CURRENT.get()
         stamps.note_sending()
@@ -70,11 +70,11 @@ class StampedNetwork(httpcore.AsyncNetworkBackend):
 
 
 class _Wire(asyncio.Protocol):
-    """The socket of a connection: what came of it and when."""
+    """The socket of a connection: the received bytes, and the time of each read."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
-        #: The time and the bytes of each read that nobody took yet.
+        #: The time and the bytes of each read that `take` has not returned yet.
         self.reads: deque[tuple[int, bytes]] = deque()
         self.ended = False
         self.error: Exception | None = None
@@ -135,13 +135,13 @@ class _Wire(asyncio.Protocol):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection as the HTTP client uses it. The task of `timed` bounds its times."""
+    """A connection with the interface of httpcore. `timed` enforces the time limits."""
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """Return what one read of the socket gave, and note its time."""
+        """Return the bytes of one socket read, and store its time in the request's stamps."""
         del max_bytes, timeout
         stamps = CURRENT.get()
         stamps.read_ns, data = await self._wire.take()
@@ -149,7 +149,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        """Send bytes; the first of a request are its sending."""
+        """Send bytes. A request counts as sent when its first bytes are."""
         del timeout
         CURRENT.get().note_sending()
         await self._wire.send(buffer)
@@ -182,7 +182,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         return self
 
     def get_extra_info(self, info: str) -> Any:
-        """Return whether the server closed the connection, or has sent what nobody requested."""
+        """Return a property; ``is_readable``: the connection is closed or has unrequested data."""
         if info == "is_readable":
             return self._wire.ended or bool(self._wire.reads)
         return self._wire.transport.get_extra_info(info)

@@ -19,14 +19,14 @@ from sm121.core.bounded import LARGEST_ANSWER, tls
 
 #: Interval in which `LagWatch` measures the delay of the event loop, in seconds.
 _TICK_S = 0.004
-#: Shorter delays are the resolution of the event loop's own timers.
+#: Shorter delays are within the resolution of the event loop's timers, and are ignored.
 _SHORTEST_LAG_NS = 2_000_000
-#: How far a timestamp may be outside of a delay that still explains it.
+#: How close to a delay a timestamp must be, in nanoseconds, to count as affected by it.
 _LAG_SLACK_NS = 2_000_000
 #: Characters of an error.
 _ERROR_LENGTH = 300
-#: A server that closes an idle connection rejects a request on it within this time. After a longer
-#: time it had the request.
+#: If a reused connection breaks within this time, the server had closed the idle connection and
+#: never read the request. If it breaks later, the server may have read the request.
 _AT_ONCE_NS = 50_000_000
 #: Longest interval between two comparisons of a request with its time limits, in seconds.
 _LONGEST_LOOK_S = 0.5
@@ -209,7 +209,7 @@ class TimedClient:
         deadline = last_change + patience.within_s
         known_reads = 0
         while True:
-            # In intervals: a timer for each read would be work on the timed path.
+            # Check in intervals: a timer for each read would add work to the timed path.
             await asyncio.wait((reading,), timeout=min(_LONGEST_LOOK_S, patience.silent_s / 4))
             now = time.monotonic()
             if reading.done():
@@ -235,7 +235,7 @@ class TimedClient:
         """Send the request, and repeat it if the server had closed the idle connection.
 
         llama-server sometimes closes a connection at the end of a stream and then never reads the
-        next request on it. The time of the first sending stays.
+        next request on it. A repeated request keeps the time of its first attempt.
         """
         answer = sending.answer
         for attempt in (1, 2):
@@ -301,7 +301,7 @@ class _Sending:
         self.reads: list[tuple[int, bytes]] = []
 
     def begin(self) -> None:
-        """Create the answer with the time from which the request is late."""
+        """Create the answer. Its ``sent_ns`` is now, until the request is really sent."""
         self.answer = TimedAnswer(
             time.perf_counter_ns(),
             asked_tokens=self.request.asked_tokens,
@@ -369,11 +369,11 @@ def completion(
     text: str = "",
     temperature: float = 0.0,
 ) -> TimedRequest:
-    """Return a completion of an exact number of tokens.
+    """Return a request for a completion of an exact number of tokens.
 
     Args:
         model: The name of the model on the server.
-        prompt: The prompt, as token ids or as a text that has all its special tokens.
+        prompt: The prompt, as token ids or as a text that includes all special tokens.
         prompt_tokens: The number of tokens of the prompt.
         tokens: The number of tokens to generate.
         stream: Whether the answer is streamed, with continuous usage.
@@ -414,7 +414,7 @@ def completion(
 def chat(
     model: str, question: str, tokens: int, *, greedy: bool = True, stream: bool = True
 ) -> TimedRequest:
-    """Return a chat that ends by itself.
+    """Return a request for a chat whose answer may end before the limit of tokens.
 
     Args:
         model: The name of the model on the server.

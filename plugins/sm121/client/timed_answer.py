@@ -29,7 +29,7 @@ class Chunk:
     visible: bool
     #: Its finish_reason.
     finish: str | None
-    #: Bytes of data after the previous chunk, its own included.
+    #: Bytes of data since the previous chunk, including this chunk's.
     size: int = 0
 
 
@@ -38,9 +38,9 @@ class Arrival(NamedTuple):
 
     #: The time of the chunk, of ``time.perf_counter_ns``.
     at_ns: int
-    #: Tokens so far, its own included.
+    #: Tokens so far, including this chunk's.
     tokens: int
-    #: Bytes of data after the previous arrival.
+    #: Bytes of data since the previous arrival.
     size: int
 
 
@@ -79,7 +79,7 @@ class TimedAnswer:
     redirected_to: str | None = None
     #: Bytes of events without a choice after the last event with a choice.
     unclaimed_bytes: int = 0
-    #: The client's own delay in three timestamps: the sending, the first token, the last token.
+    #: The client's own delay in the timestamps of the sending, the first and the last token.
     lag_ns: tuple[int, int, int] = (0, 0, 0)
 
     @property

@@ -23,7 +23,7 @@ from sm121.core.errors import Sm121Error
 uvloop: ModuleType | None
 try:
     import uvloop
-except ImportError:  # Python's own event loop stamps as exactly, with more processor time
+except ImportError:  # asyncio's own loop timestamps as precisely, but uses more processor time
     uvloop = None
 
 #: Bytes of the length before each message to the process.
@@ -134,7 +134,7 @@ async def _serve(output: IO[bytes]) -> None:
 
 
 def _raise_priority() -> None:
-    """Run before other processes: the client needs little processor time, but needs it at once."""
+    """Raise the process's priority: the client needs little processor time, but without delay."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
     except OSError:  # only root may, and not in every container
