@@ -1,7 +1,7 @@
 """Measure one running server by its HTTP API alone, from a notebook or a command line.
 
 The numbers are the performance level's: the same client, the same metrics and the same checks. It
-needs httpx and numpy, and nothing else of what the suite needs. uvloop is used if it is installed.
+needs only httpx and numpy of the suite's dependencies. uvloop is used if it is installed.
 
     from sm121 import clock
 
@@ -24,7 +24,7 @@ class PackageMissing(ImportError):
 
 
 def __getattr__(name: str) -> Any:
-    """Import what measures on first use, so that a missing package is one line."""
+    """Import `measuring` on first use, so that a missing package is a one-line error."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -11,7 +11,7 @@ from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
 from sm121.core.verdict import NotRun, Verdict
 
-#: The exit status of a wrong request, as pytest's.
+#: The exit status for invalid arguments, the same as pytest's.
 _USAGE = 4
 
 
@@ -19,11 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a server and print its numbers.
 
     Args:
-        arguments: The words of the command line. None: those of this process.
+        arguments: The command-line arguments. None: those of this process.
 
     Returns:
-        The exit status: 0, 1 if a number is INVALID, 4 for a wrong request, 5 if the server cannot
-        be measured so. The last two have one line on standard error.
+        The exit status: 0; 1 if a number is INVALID; 4 for invalid arguments; 5 if the server
+        cannot be measured with these arguments. 4 and 5 come with one line on standard error.
     """
     try:
         options = _parser().parse_args(arguments)

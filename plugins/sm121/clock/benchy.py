@@ -17,7 +17,7 @@ class BenchyRate:
 
     Attributes:
         kind: ``pp2048`` or ``tg32``.
-        depth: Tokens of context before it.
+        depth: Tokens of context before the prompt.
         prompt_tokens: Tokens of the whole prompt of a prefill rate; None for a decode rate.
         value: The rate in tokens a second, for a rate without samples.
         samples: The rate of each round; empty if some are not known or failed.
@@ -31,11 +31,11 @@ class BenchyRate:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """llama-benchy's order: by depth, prefill before decode."""
+        """The sort key of llama-benchy's order: by depth, prefill before decode."""
         return self.depth, self.prompt_tokens is None
 
     def cells(self, model: str) -> list[str]:
-        """Return the cells of its row. Columns that this suite does not measure stay empty.
+        """Return the cells of this rate's row. Columns that the suite does not measure are empty.
 
         Args:
             model: The name of the model.
@@ -52,7 +52,7 @@ class BenchyRate:
 def table(model: str, rates: Sequence[BenchyRate], started: str) -> str:
     """Return rates as llama-benchy prints them; empty without rates.
 
-    Each cell is mean ± standard deviation of the rounds where they are known, else the value alone.
+    Each cell has the mean ± standard deviation over the rounds; without samples, only the value.
 
     Args:
         model: The name of the model.
@@ -70,10 +70,10 @@ def table(model: str, rates: Sequence[BenchyRate], started: str) -> str:
 
 
 def piped(rows: Iterable[Sequence[str]]) -> str:
-    """Return rows as a table of Markdown.
+    """Return rows as a Markdown table.
 
     Args:
-        rows: The cells of each row, those of the header and of its rule first.
+        rows: The cells of each row. The first two rows are the header and its rule.
     """
     lines = []
     for row in rows:
@@ -83,7 +83,7 @@ def piped(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _scatter(values: Sequence[float]) -> str:
-    """Mean and standard deviation as llama-benchy has them (numpy's ``std``)."""
+    """Return mean ± population standard deviation, as llama-benchy does (numpy's ``std``)."""
     if not values:
         return ""
     return f"{statistics.fmean(values):.2f} ± {statistics.pstdev(values):.2f}"

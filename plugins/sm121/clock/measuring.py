@@ -29,7 +29,7 @@ from sm121.measure.metrics.times import TimePerToken, TimeToFirstToken
 from sm121.measure.plan import Plan
 from sm121.measure.statistics import Estimate
 
-#: Seconds for an answer about the server itself.
+#: Timeout of the request for the server's list of models, in seconds.
 _ANSWER_WITHIN_S = 10.0
 _MEDIAN = 0.5
 
@@ -39,7 +39,7 @@ class Number:
     """A measured quantity.
 
     Attributes:
-        measurement: The samples, their clock, and the reasons against them.
+        measurement: The samples, their clock, and the reasons why they are invalid.
         estimate: The value with its interval; None if nothing was measured.
         depth: Tokens of context before the prompt.
     """
@@ -55,7 +55,7 @@ class Number:
 
     @property
     def valid(self) -> bool:
-        """Whether there are samples, and no reason against them."""
+        """Whether there are samples, and no reason makes them invalid."""
         return self.estimate is not None and self.measurement.valid
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Result:
         model: The name of its model.
         started: When the measurement began, in ISO 8601.
         prompt_tokens: Tokens of the prompt, without the depth.
-        numbers: By their names, as ``tg32@d0``.
+        numbers: The numbers by name, such as ``tg32@d0``.
     """
 
     model: str
@@ -112,7 +112,7 @@ class Result:
         )
 
     def problems(self) -> list[str]:
-        """Return what a reader has to know beside the numbers, a line each."""
+        """Return one line per invalid number, skipped check or limitation of the client."""
         lines = []
         not_checked: dict[str, None] = {}
         for name, each in self.numbers.items():
@@ -154,17 +154,17 @@ def measure(
     Args:
         url: The address of the server, with or without /v1.
         model: The name of its model; None: the only one that it serves.
-        api_key: Its key; None for none.
+        api_key: The server's API key; None if it needs none.
         prompt_tokens: Length of the prompt.
-        tokens: Lengths of the answers whose decode rates are read.
+        tokens: Lengths of the answers for which decode rates are computed.
         depths: Tokens of context before the prompt.
-        rounds: Long answers at each depth.
+        rounds: The number of long answers at each depth.
         records: The folder of the raw answers; None: they are not kept.
         show: Called with lines of progress.
 
     Raises:
-        UsageError: There is no such server, it serves no such model, or a length is wrong.
-        NotRun: Its context is too short.
+        UsageError: No server answers, it does not serve the model, or a length is invalid.
+        NotRun: The server's context is too short.
         Sm121Error: The server accepts neither token ids nor text.
     """
     plan = _plan(prompt_tokens, tokens, depths, rounds)
@@ -197,7 +197,7 @@ def _plan(prompt_tokens: int, tokens: Sequence[int], depths: Sequence[int], roun
 
 
 def _find(url: str, model: str | None, api_key: str | None) -> tuple[Endpoint, int | None]:
-    """Return where the server listens, and the length of its context."""
+    """Return the server's endpoint and the length of its context."""
     address = root_of(url, "URL")
     endpoint = Endpoint(address, api_key or NO_KEY, model or "")
     expected = f"URL {address}: expected an OpenAI-compatible server"
@@ -226,7 +226,7 @@ def _numbers(server: MeasuredServer, plan: Plan) -> dict[str, Number]:
     for metric, cell in chosen:
         metric.settle(cell)
     numbers = {}
-    # All rounds count for each number, those that another metric needed too.
+    # Each number uses all rounds, including those that only another metric needed.
     for metric, cell in chosen:
         measurement = metric.of(cell)
         estimate = conclusion.estimate_of(measurement)
