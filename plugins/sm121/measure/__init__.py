@@ -1,1 +1,1 @@
-"""Measuring a server: client, clocks, validity, statistics, gates, the machine."""
+"""Measuring a server: requests and their clocks, checks of validity, statistics and gates."""

@@ -1,4 +1,4 @@
-"""The answers of a cell, and the client's own part in their times."""
+"""The answers of a cell, and the delays that the client itself caused."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +7,7 @@ from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.measure import timing
 
-#: A cell with this many failed requests sends no more.
+#: After this many failed requests, a cell sends no more requests.
 _FAILURES = 2
 
 
@@ -18,10 +18,10 @@ class CellAnswers:
     #: The long answers, by round.
     long: list[list[TimedAnswer]] = field(default_factory=list)
     short: list[TimedAnswer] = field(default_factory=list)
-    #: Answers of the rounds that a delay of the client disturbed.
+    #: Answers of the rounds that are excluded because a delay of the client disturbed them.
     left_out: list[TimedAnswer] = field(default_factory=list)
     rounds_left_out: int = 0
-    #: The measured batches, those that are left out too.
+    #: All measured batches, including those of excluded rounds.
     batches: list[TimedBatch] = field(default_factory=list)
 
     @property
@@ -36,28 +36,28 @@ class CellAnswers:
 
     @property
     def clock(self) -> Clock | None:
-        """The clock that all of its answers allow."""
+        """The most exact clock that all answers allow; None if no answer has a token."""
         return timing.clock_of(self.all_answers)
 
     @property
     def counted_by(self) -> Clock:
-        """The clock; chunks if no answer has a token."""
+        """`clock`, or ``chunks`` if no answer has a token."""
         return self.clock or "chunks"
 
     def answers_of(self, tokens: int) -> list[TimedAnswer]:
-        """Return the answers of at least ``tokens`` requested tokens, in the order of sending."""
+        """Return the answers to requests of at least ``tokens`` tokens, in the order of sending."""
         answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
     @property
     def has_failed(self) -> bool:
-        """Whether no more requests are sent: each may take minutes to fail."""
+        """Whether too many requests failed to send more: each may take minutes to fail."""
         failed = [answer for answer in self.all_answers if not answer.ok]
         return len(failed) >= _FAILURES
 
     @property
     def retries(self) -> int:
-        """The requests that were sent twice."""
+        """How many requests were sent twice."""
         return sum(answer.retries for batch in self.batches for answer in batch.answers)
 
     @property

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from sm121.measure.plan import Plan
 
-#: Answers of several streams are longer than their measured part by this factor: some tokens
+#: Answers of several streams are this many times as long as their measured part: some tokens
 #: arrive before all streams decode.
 _STREAMS_FACTOR = 2
 
@@ -16,14 +16,14 @@ class CellShape:
     plan: Plan
     #: Tokens in front of the plan's prompt.
     depth: int
-    #: Streams at the same time.
+    #: The number of concurrent streams.
     concurrency: int = 1
-    #: Concurrent requests of the server (--max-num-seqs); None if the server chooses.
+    #: How many requests the server runs at a time (--max-num-seqs); None if the server chooses.
     slots: int | None = None
 
     @property
     def prompt_tokens(self) -> int:
-        """Depth and prompt together. No part of them is cached."""
+        """The length of depth and prompt together. No part of it comes from the prefix cache."""
         return self.depth + self.plan.prompt_tokens
 
     @property
@@ -35,17 +35,17 @@ class CellShape:
 
     @property
     def tokens_together(self) -> int:
-        """Tokens in the name of a rate of several streams: the shortest answer of the plan."""
+        """The N in the name ``tgN_cC`` of a rate of several streams: the plan's shortest answer."""
         return min(self.plan.generated_tokens)
 
     @property
     def queued(self) -> bool:
-        """Whether some streams wait for a free slot of the server."""
+        """Whether there are more streams than the server runs at a time, so that some wait."""
         return self.slots is not None and self.concurrency > self.slots
 
     @property
     def suffix(self) -> str:
-        """The streams in a metric's name: ``_c4`` for four at once, ``_q10`` for ten in turns."""
+        """The suffix of a metric's name: ``_c4`` for 4 streams at once, ``_q10`` for 10 queued."""
         if self.concurrency == 1:
             return ""
         letter = "q" if self.queued else "c"

@@ -16,7 +16,7 @@ from sm121.measure.cell_shape import CellShape
 from sm121.measure.draft_counts import DraftCounts
 from sm121.measure.measured_server import MeasuredServer
 
-#: Extra rounds of a cell whose clocks disagree.
+#: The number of extra rounds that a cell measures if its clocks disagree.
 _EXTRA_ROUNDS = 8
 
 
@@ -43,11 +43,11 @@ class Repetition:
 
 @dataclass(frozen=True)
 class _Missing:
-    """Rounds that a cell still needs."""
+    """How many rounds of each kind a cell still needs."""
 
     long: int
     short: int
-    #: Answers of the length that is asked for, where the long ones are longer.
+    #: Answers of exactly the requested length, if the long answers are longer.
     readings: int
 
     @property
@@ -59,14 +59,14 @@ class _Missing:
 class MeasuredCell:
     """Requests of one shape: a prompt at a depth, answers of fixed lengths, a number of streams.
 
-    The long answers give the rates of all lengths of the plan, each up to its own token. The short
-    answers are the second clock.
+    The long answers give the rates for all lengths of the plan: ``tgN`` uses their first N tokens.
+    The short answers serve as the second clock.
     """
 
     server: MeasuredServer
     depth: int
     concurrency: int = 1
-    #: Short answers for the second clock; None: the plan's.
+    #: The number of short answers for the second clock; None: the plan's number.
     short_rounds: int | None = None
     #: Whether the warm-up is over.
     warm: bool = False
@@ -74,28 +74,28 @@ class MeasuredCell:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     #: The file of the raw answers; None before the first ones are written.
     records: Path | None = None
-    #: Exchanges whose texts were not judged yet.
+    #: Exchanges whose answers' texts were not judged yet.
     unread: list[TimedExchange] = field(default_factory=list)
-    #: Reasons against each number of the cell.
+    #: Reasons why all numbers of the cell are invalid or unproven.
     doubts: validity.Findings = field(default_factory=validity.Findings)
     #: The cells of the same server, by depth and number of streams; empty for a single cell.
     siblings: "dict[tuple[int, int], MeasuredCell]" = field(default_factory=dict, repr=False)
-    #: The extra rounds, once there were any.
+    #: The extra rounds; None if none were measured.
     repetition: Repetition | None = None
 
     @property
     def shape(self) -> CellShape:
-        """Lengths and names of the requests."""
+        """The lengths and names of the cell's requests."""
         return CellShape(self.server.plan, self.depth, self.concurrency, self.server.slots)
 
     def rounds_of(
         self, tokens: int, answers: Sequence[TimedAnswer] | None = None
     ) -> list[list[TimedAnswer]]:
-        """Return answers by round: one answer, or one of each fixed text.
+        """Divide answers into rounds. A round has one answer, or one per fixed text.
 
         Args:
-            tokens: The length that the answers have at least.
-            answers: The answers to divide; None for all answers of this length.
+            tokens: The minimum requested length of the answers.
+            answers: The answers to divide; None: all answers of this minimum length.
         """
         if answers is None:
             answers = self.timed.answers_of(tokens)
@@ -107,10 +107,10 @@ class MeasuredCell:
         """Measure until there are enough valid rounds, or the server fails.
 
         Args:
-            rounds: Rounds of long answers in all.
-            readings: Rounds of answers of at least ``tokens`` tokens in all. New ones have exactly
-                this length.
-            tokens: The length that a rate is read over.
+            rounds: The total number of rounds of long answers.
+            readings: The total number of rounds of answers of at least ``tokens`` tokens. New
+                answers have exactly this length.
+            tokens: The number of tokens over which a rate is computed.
 
         Returns:
             The cell itself.
@@ -126,7 +126,7 @@ class MeasuredCell:
         before = counters.fetch_quiet(self.server.endpoint)
         _check_idle(before, self.doubts)
         sent = [] if self.warm else self._warm_up()
-        # The warm-up may have given short answers.
+        # Count again: the warm-up may have added short answers.
         attempts = 2 * self._missing(rounds, readings, tokens).total + 2
         began_s = time.monotonic()
         rounds_before = len(self.timed.long) + len(self.timed.short)
@@ -146,7 +146,7 @@ class MeasuredCell:
         return self
 
     def gather_again(self, why: str) -> bool:
-        """Measure extra rounds the first time that this is called, with short ones between them.
+        """Measure extra long and short rounds, at the first call only.
 
         Args:
             why: The reason, for people.
@@ -163,10 +163,10 @@ class MeasuredCell:
         return True
 
     def findings(self, *, failures: bool) -> validity.Findings:
-        """Return what makes the numbers of this cell invalid or unproven.
+        """Return the reasons why the numbers of this cell are invalid or unproven.
 
         Args:
-            failures: Whether a failed request makes them invalid.
+            failures: Whether a failed request makes the numbers invalid.
         """
         findings = validity.Findings(
             [*self.doubts.invalid, *self.server.invalid],
@@ -205,7 +205,7 @@ class MeasuredCell:
     def _warm_up(self) -> list[TimedAnswer]:
         """Send requests of the measured shape until their times agree; return their answers.
 
-        The last two are as warm as any other, and become the first short answers.
+        The last two batches are warm, and become the first short answers.
         """
         measuring = self.server.plan.measuring
         title = self.shape.title
@@ -235,7 +235,7 @@ class MeasuredCell:
         return [answer for batch in sent for answer in batch.answers]
 
     def _missing(self, rounds: int, readings: int, tokens: int) -> _Missing:
-        """Return how many rounds are missing of those that `gather` was called for."""
+        """Return how many rounds are missing to the totals that `gather` was called with."""
         missing_readings = 0
         if readings:
             missing_readings = max(readings - len(self.rounds_of(tokens)), 0)
@@ -246,7 +246,7 @@ class MeasuredCell:
         )
 
     def _send_round(self, missing: _Missing, tokens: int) -> list[TimedBatch]:
-        """Send a long answer, a short one and one of ``tokens`` tokens, each if it is missing."""
+        """Measure one round of each missing kind: long, short, and of ``tokens`` tokens."""
         batches: list[TimedBatch] = []
         short_tokens = self._short_tokens()
         if missing.long:
@@ -261,14 +261,14 @@ class MeasuredCell:
         return batches
 
     def _send_short(self, tokens: int) -> TimedBatch:
-        """Send requests of one stream, and keep their answers among the short ones."""
+        """Send requests of one stream, and add their answers to the short answers."""
         batch = self._send(tokens, 1)
         if not self._left_out(batch):
             self.timed.short += batch.answers
         return batch
 
     def _left_out(self, batch: TimedBatch) -> bool:
-        """Leave a batch out if the client disturbed it; return whether it was left out."""
+        """Exclude a batch if the client disturbed it; return whether it was excluded."""
         if not _is_disturbed(batch, self.server.plan.measuring):
             return False
         self.timed.rounds_left_out += 1
@@ -278,7 +278,7 @@ class MeasuredCell:
     def _send(
         self, tokens: int, streams: int, *, keep: bool = True, ids: bool = False
     ) -> TimedBatch:
-        """Send the requests of one round; one stream sends one request of each fixed text.
+        """Send the requests of one round; a single stream sends one request per fixed text.
 
         `keep`: the round is measured, and not a warm-up; `ids`: request token ids.
         """
@@ -288,7 +288,7 @@ class MeasuredCell:
             self.server.request(self.shape.prompt_tokens, tokens, text=name, ids=ids)
             for name in names
         ]
-        # One stream sends its requests one after another, and counts the drafts of each.
+        # A single stream sends its requests one after another, to count the drafts per request.
         groups = [[request] for request in requests] if streams == 1 else [requests]
         endpoint = self.server.endpoint
         before = counters.fetch(endpoint) if self.server.prompts.natural else None
@@ -314,7 +314,7 @@ class MeasuredCell:
         return replace(batches[-1], answers=answers)
 
     def _account(self, before: counters.Counters | None, sent: list[TimedAnswer]) -> None:
-        """Compare all answers with the server's counters and those `before` the first one."""
+        """Compare all answers with the change of the server's counters since ``before``."""
         clock = timing.clock_of(sent) or "chunks"
         tokens = sum(validity.tokens_of(answer, clock) for answer in sent)
         after = counters.fetch_settled(self.server.endpoint, before, tokens)
@@ -339,16 +339,16 @@ class MeasuredCell:
         return self.server.plan.measuring.short_rounds
 
     def _bunched(self) -> int:
-        """Return how many first tokens the long answers' clocks leave out.
+        """Return how many tokens at the start of the long answers the rate excludes.
 
-        Only an answer that is longer than those can check the rate.
+        Only a short answer with more tokens than that can check the rate.
         """
         if self.concurrency > 1 or not self.timed.long or self.timed.clock is None:
             return 0
         return timing.bunched(self.timed.answers, self.timed.clock)
 
     def _short_tokens(self) -> int:
-        """Return the length of a short answer, beyond the tokens that the clocks leave out."""
+        """Return the length of a short answer: more tokens than the rate excludes."""
         plan = self.server.plan
         bunched = self._bunched()
         if bunched < plan.shortest:
@@ -356,7 +356,7 @@ class MeasuredCell:
         return bunched + self.shape.tokens_together // 4
 
     def _missing_witnesses(self) -> int:
-        """Return how many short answers are missing that are long enough to check the rate."""
+        """Return how many more short answers are needed that are long enough to check the rate."""
         bunched = self._bunched()
         if not bunched:
             return 0
@@ -387,7 +387,7 @@ class MeasuredCell:
 
 
 def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> None:
-    """Note requests of other clients before the first own one."""
+    """Record a doubt if requests of other clients run before the first request of this client."""
     if before is None:
         return
     running = before.values.get("running", 0)
@@ -399,7 +399,7 @@ def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> 
 
 
 def _is_disturbed(batch: TimedBatch, measuring: MeasuringSettings) -> bool:
-    """Whether the client was late for a batch; one with a failure is never left out."""
+    """Whether a delay of the client disturbed a batch; False if a request of it failed."""
     if not all(answer.ok for answer in batch.answers):
         return False
     return any(
@@ -417,11 +417,11 @@ class Cells:
     by_shape: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
 
     def cell(self, depth: int, concurrency: int = 1) -> MeasuredCell:
-        """Return the cell of a depth and a number of streams, the same one at each call.
+        """Return the cell of a depth and a number of streams; later calls return the same object.
 
         Args:
             depth: Tokens in front of the plan's prompt.
-            concurrency: Streams at the same time.
+            concurrency: The number of concurrent streams.
         """
         key = (depth, concurrency)
         if key not in self.by_shape:
@@ -438,7 +438,7 @@ def is_flat(times: Sequence[float], bound: float) -> bool:
         bound: The relative difference that is tolerated.
 
     Returns:
-        Whether the last two times agree within the bound, and the last is as near to the best.
+        Whether the last time is within the bound of both the time before it and the shortest time.
     """
     if len(times) < 2:
         return False

@@ -1,4 +1,4 @@
-"""What follows from the decision of a gate: the verdict of a measurement, and of its build."""
+"""The verdict on a measurement, and on the build that it belongs to, from a gate's decision."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -14,28 +14,29 @@ from sm121.measure.gate import Decision, Gate
 from sm121.measure.measurement import COUNTED, Measurement
 from sm121.measure.statistics import Estimate
 
-#: Least earlier starts that show how much the starts of a build differ.
+#: Minimum number of earlier starts needed to estimate how much the starts of a build differ.
 FEWEST_STARTS = 5
 
 
 def over_starts(
     decision: Decision, gate: Gate, measurement: Measurement, levels: Sequence[float] | None
 ) -> Decision:
-    """Judge a decode or prefill rate with the spread of a build's starts.
+    """Judge a build by the rate of one start, given how much its starts differ.
 
-    The rounds of one start show the rate of that start. Other starts of the same build have other
-    rates, so a decision on the build must hold for a start that is that far away: by Student's t of
-    the logarithms of the earlier starts' rates, at the gate's own share of errors.
+    Rounds after one start show only the rate of that start; other starts of the same build have
+    other rates. A decision on the build therefore requires that the rate is farther from the
+    threshold than starts differ: by Student's t on the logarithms of the earlier starts' rates, at
+    the gate's own error probability. Only decode and prefill rates are judged so.
 
     Args:
         decision: The decision on the rounds of this start.
         gate: The gate.
         measurement: What was measured.
-        levels: The rates of earlier starts of this build on this machine. None: no storage.
+        levels: The rates of earlier starts of this build on this machine; None without a storage.
 
     Returns:
-        The decision itself, with a note of how many starts it rests on; INCONCLUSIVE where the
-        start is nearer to the threshold than starts differ.
+        The same decision, with a note on the number of starts; or INCONCLUSIVE if the rate is
+        nearer to the threshold than starts differ.
     """
     if measurement.unit != "tok/s" or measurement.is_tail or gate.unit != measurement.unit:
         return decision
@@ -44,7 +45,7 @@ def over_starts(
     count = len(levels or ())
     if count < FEWEST_STARTS:
         return replace(decision, fact=_noted(decision.fact, "one start"))
-    from scipy import special  # of runs with a history alone: sm121.clock does without scipy
+    from scipy import special  # only needed with earlier starts: sm121.clock does not require scipy
 
     logs = np.log(np.asarray(levels, dtype=np.float64))
     spread = max(float(logs.std(ddof=1)), gates.RESOLUTION)
@@ -92,14 +93,14 @@ def conclude(
     Args:
         measurement: The measurement.
         decision: The decision of its gate; None without a gate, or with invalid samples.
-        gated: Whether something is required of it.
-        against: The reasons against its samples.
-        refuted: Verdicts on timed values that do not count on this machine now.
-        box: Why they do not.
+        gated: Whether the metric has a gate.
+        against: The reasons why its samples are invalid.
+        refuted: The verdicts on timed values that do not count, since the machine is degraded.
+        box: Why the machine is degraded.
 
     Returns:
-        The verdict, NOT_RUN if a busy machine leaves nothing to decide, and its reason; None if
-        nothing is required.
+        The verdict, which is NOT_RUN if the machine was busy and the metric has no gate; and its
+        reason, which is None for a PASS without a gate.
     """
     name = measurement.name
     if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:

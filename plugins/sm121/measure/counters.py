@@ -1,4 +1,4 @@
-"""The counters of a server: what it counted while something was measured."""
+"""The counters in a server's /metrics, before and after a measurement."""
 
 import math
 import time
@@ -12,27 +12,28 @@ from sm121.core.server import Endpoint
 _FILE = files("sm121.fixtures") / "counters.toml"
 _NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
 _OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
-#: A metric with one sample for each position of the draft, by its label.
+#: A metric with one sample per position in the draft; the label ``position`` has the position.
 _BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
-#: Timeout in seconds. The engine's loop writes the counters shortly after the answer's last byte.
+#: How long to wait for final counters, in seconds: the engine updates them shortly after the
+#: answer's last byte.
 _SETTLE_WITHIN_S = 2.0
-#: Values that are not counted up.
+#: Values that are not counters: they also fall.
 _GAUGES = ("running", "waiting", "cache_usage")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Values at one moment, by the suite's names. Counters that the server lacks are absent."""
+    """Counters at one time, by the suite's names. Counters that the server lacks are absent."""
 
     values: dict[str, float] = field(default_factory=dict)
     #: Counters that are NaN or infinite; absent in ``values``.
     no_number: frozenset[str] = frozenset()
 
     def since(self, earlier: "Counters") -> dict[str, float]:
-        """Return how far each counter moved. Gauges have their value.
+        """Return by how much each counter grew; for gauges, the value itself.
 
         Args:
-            earlier: The counters at the start. Those that were no number are left out.
+            earlier: The counters at the start. Counters that were NaN or infinite are omitted.
         """
         changes = {}
         for name, value in self.values.items():
@@ -47,7 +48,7 @@ def names(engine: str) -> set[str]:
     """Return the suite's names of the counters that an engine has.
 
     Args:
-        engine: The prefix of its metrics, as ``vllm``.
+        engine: The prefix of the engine's metrics, such as ``vllm``.
     """
     prefix = f"{engine}:"
     found = set()
@@ -79,7 +80,7 @@ def fetch(endpoint: Endpoint) -> Counters | None:
 
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
-    """Return the counters once they stand still, so that earlier work is in them."""
+    """Return the counters once they no longer change, so that they include all earlier requests."""
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     before = fetch(endpoint)
     while before is not None:
@@ -95,9 +96,9 @@ def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -
     """Return the counters once they contain the generated tokens, or after a timeout.
 
     Args:
-        endpoint: Where the server listens.
-        before: The counters before the requests; None if there were none.
-        generated: Tokens that were generated since.
+        endpoint: The server.
+        before: The counters before the requests; None if the server has none.
+        generated: The number of tokens that were generated since then.
     """
     deadline = time.monotonic() + _SETTLE_WITHIN_S
     while True:
@@ -114,7 +115,7 @@ def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -
 
 @dataclass(frozen=True)
 class Drafted:
-    """Drafts of an engine since its start, or between two moments."""
+    """Numbers of drafts and their tokens, since the engine's start or between two times."""
 
     drafts: float
     tokens: float
@@ -136,7 +137,7 @@ class Drafted:
 
     @property
     def accepted_length(self) -> float | None:
-        """Tokens a step, with the one that the model gives; None without a draft."""
+        """Mean tokens per step, including the model's own token; None without a draft."""
         if not self.drafts:
             return None
         return 1.0 + self.accepted / self.drafts
@@ -150,7 +151,7 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """Return the drafts so far, once the counters stand still; None without counters."""
+    """Return the numbers of drafts so far, once they no longer change; None without counters."""
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""

@@ -1,8 +1,9 @@
-"""The start and the end of the clock of a decode rate.
+"""Which part of an answer a decode rate is computed from.
 
-A first chunk is late because of a payload, or because it waited for others. The tokens behind it
-then come in a bunch or too soon, and look fast. A bunch is one moment, and the clock starts at the
-first moment that is on time. A pause after the first chunk stays in the rate.
+A first chunk can be late: it carries a payload, or waited for other requests. The tokens after it
+then come together or too soon, which makes the rate look high. Tokens that came together count as
+one `Moment`, and the clock starts at the first moment that is on time. A pause of the server after
+the first chunk remains part of the rate.
 """
 
 import itertools
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from sm121.client.timed_answer import Arrival
 
-#: Chunks nearer to each other than this share of a token's time were sent together.
+#: Chunks less than this fraction of a token's time apart count as sent together.
 _TOGETHER = 0.25
 #: A chunk carries a payload if it is larger than this many typical chunks,
 _PAYLOAD_TIMES = 4.0
@@ -22,31 +23,32 @@ _PAYLOAD_TIMES = 4.0
 _PAYLOAD_BYTES = 1024
 #: and this many bytes for each of its tokens.
 _PAYLOAD_TOKEN_BYTES = 64
-#: A start is late by more than this many standard deviations of a gap.
+#: One short gap shows a late start if it is short by more than this many standard deviations.
 _LATE = 3.0
-#: The same over several gaps, of which one may be short by chance.
+#: The same for the sum of several gaps, of which one may be short by chance.
 _LATE_OF_SEVERAL = 4.0
-#: Share of each gap that a start may be late.
+#: A start counts as on time if it is late by at most this fraction of each gap.
 _LATE_SHARE = 0.01
-#: A gap of this many typical ones after a payload is a pause of the server, and part of the rate.
+#: A gap this many times the typical gap after a payload is a pause of the server, and part of the
+#: rate.
 _PAUSE = 1.5
-#: Least gaps that show a typical gap.
+#: Minimum number of gaps for estimating the typical gap.
 _GAPS_NEEDED = 4
-#: Most gaps that are used for it.
+#: Maximum number of gaps that are used for the estimate.
 _GAPS_AT_MOST = 32
-#: A standard deviation by the mean of absolute deviations, for a normal distribution.
+#: Standard deviation of a normal distribution divided by its mean absolute deviation.
 _DEVIATION = 1.2533
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Chunks that came together."""
+    """Chunks that came together, counted as one arrival."""
 
-    #: Time of the last of them, in nanoseconds.
+    #: Time of the last chunk, in nanoseconds.
     at_ns: int
-    #: Tokens up to and with these chunks.
+    #: Tokens of the answer so far, including these chunks.
     tokens: int
-    #: Chunks up to and with these chunks.
+    #: Chunks of the answer so far, including these.
     chunks: int
     #: Whether one of them carries a payload.
     payload: bool
@@ -54,13 +56,13 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of an answer that a rate is taken from."""
+    """The part of an answer from which a rate is computed."""
 
     start: Moment
     end: Moment
-    #: Tokens that the rate was requested for.
+    #: The number of tokens for which the rate was requested.
     requested: int
-    #: How late the moments before the start were, in nanoseconds; 0 if there are none.
+    #: How late the excluded moments before the start were, in nanoseconds; 0 if there are none.
     late_ns: float = 0.0
     #: Moments after the start.
     steps: int = 0
@@ -89,7 +91,7 @@ class Window:
 
 
 def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
-    """Return the moments of an answer. Chunks that came together are one.
+    """Group the chunks of an answer into moments: chunks that came together form one.
 
     Args:
         arrivals: The chunks with tokens, in their order.
@@ -113,16 +115,16 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 def window(
     arrivals: Sequence[Arrival], tokens: int | None = None, *, drafts: bool = False
 ) -> Window | None:
-    """Return the part of an answer between the start and the end of a rate's clock.
+    """Return the part of an answer from which a rate is computed.
 
-    An answer has one start for every requested part. Tokens that came with a late first chunk leave
-    no fewer for the rate, as long as the answer goes on.
+    The start is the same for each number of tokens. If the first tokens are excluded because they
+    came with a late first chunk, the part ends later, as far as the answer has more tokens.
 
     Args:
         arrivals: The chunks with tokens, in their order.
         tokens: The length of the part; None for the whole answer.
-        drafts: Start at the first moment. Steps with and without a draft differ in time and tokens,
-            so that short gaps do not show a late start.
+        drafts: Whether the server drafts. The part then starts at the first moment: steps with and
+            without a draft differ in time and tokens, so that short gaps show no late start.
 
     Returns:
         The part; None for an answer without a token.
@@ -147,7 +149,7 @@ def window(
 def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> list[Window] | None:
     """Return the part of each stream in which all streams decode.
 
-    It begins when the last stream has its first token, and ends with the first stream that ends.
+    It begins when the last stream has its first token, and ends when the first stream ends.
 
     Args:
         answers: The chunks with tokens of each stream.
@@ -179,7 +181,7 @@ def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> lis
 
 
 def _token_ns(arrivals: Sequence[Arrival]) -> float:
-    """Return the time of a token, from the second half of the answer."""
+    """Return the mean nanoseconds per token in the second half of the answer."""
     if len(arrivals) < 2:
         return 0.0
     last = arrivals[-1]
@@ -193,7 +195,7 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 class _Start(NamedTuple):
-    """The place of the first moment on time, and how late the moments before it were in ns."""
+    """The index of the first moment on time, and how late the ones before it were, in ns."""
 
     place: int
     late_ns: float
@@ -204,7 +206,7 @@ _ON_TIME = _Start(0, 0.0)
 
 
 class _Level(NamedTuple):
-    """The mean and the standard deviation of some gaps."""
+    """The trimmed mean and the standard deviation of some gaps."""
 
     mean: float
     deviation: float
@@ -216,10 +218,10 @@ class _Level(NamedTuple):
 
 
 def _start(made: Sequence[Moment], end: int) -> _Start:
-    """Return the first moment on time.
+    """Return the first moment that is on time.
 
-    It lies within the first half of the tokens: where the gaps so far are shorter than as many
-    typical gaps by the most.
+    It is the moment, within the first half of the tokens, at which the sum of the gaps so far falls
+    short of the same number of typical gaps by the most, beyond noise.
     """
     gaps = [0.0]
     tokens = [0]
@@ -232,8 +234,9 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
     later = range(first, min(len(made), first + _GAPS_AT_MOST))
     if not candidates or len(later) < _GAPS_NEEDED:
         return _ON_TIME
-    # An engine's steps take equally long, however many tokens each gives; chunks that are sent when
-    # they are full take as long as they have tokens. The unit of the lower spread is the engine's.
+    # If a chunk is one step of the engine, its time does not depend on its number of tokens. If a
+    # chunk is sent when it is full, its time is proportional to that number. Use the assumption
+    # under which the gaps vary less.
     by_step = _level([gaps[index] for index in later])
     by_token = _level([gaps[index] / tokens[index] for index in later])
     is_by_step = by_step.spread <= by_token.spread
@@ -244,7 +247,7 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
 
     best_excess = 0.0
     best = _ON_TIME
-    # Never from a payload on, however late it is.
+    # Never start at a payload, even if it is not late.
     if made[0].payload and gaps[1] < _PAUSE * expected_gap(1):
         best = _Start(1, expected_gap(1) - gaps[1])
     late_ns = 0.0
@@ -262,9 +265,10 @@ def _start(made: Sequence[Moment], end: int) -> _Start:
 
 
 def _level(values: Sequence[float]) -> _Level:
-    """Return mean and standard deviation without the tenth at either end.
+    """Return mean and standard deviation without the lowest and highest tenth of the values.
 
-    A median is not the mean if gaps alternate, as the ticks of a timer make them.
+    A median would not do: if gaps alternate between two values, as a timer's ticks make them, it is
+    far from the mean.
     """
     cut = len(values) // 10
     inner = sorted(values)[cut : len(values) - cut]

@@ -1,14 +1,15 @@
-"""The two distributions that intervals and gates rest on, without scipy."""
+"""The two distributions that intervals and gates use, implemented without scipy."""
 
 import math
 
 #: Relative error at which a continued fraction ends.
 _PRECISE = 1e-15
-#: Most terms of a continued fraction. It needs about the square root of the sample size.
+#: Maximum number of terms of a continued fraction; about the square root of the sample size is
+#: needed.
 _MOST_TERMS = 100_000
-#: Trials up to which the chances of a fair coin are exact.
+#: Up to this many trials, the probabilities for a fraction of 0.5 are computed exactly.
 _EXACT_UP_TO = 1000
-#: In place of a denominator of 0.
+#: Replaces a denominator of 0.
 _TINY = 1e-300
 
 
@@ -48,7 +49,7 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
     """Return the regularised incomplete beta function I_x(a, b): DLMF 8.17.20 and 8.17.22."""
     if x <= 0.0 or x >= 1.0:
         return min(max(x, 0.0), 1.0)
-    if x > (a + 1.0) / (a + b + 2.0):  # the fraction of the other side ends sooner
+    if x > (a + 1.0) / (a + b + 2.0):  # the other tail's fraction converges faster
         return 1.0 - _incomplete_beta(b, a, 1.0 - x)
     logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     logarithm += a * math.log(x) + b * math.log1p(-x)

@@ -1,4 +1,4 @@
-"""Drafts of a cell's requests, by the server's counters."""
+"""Numbers of drafts for a cell's requests, from the server's counters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ _COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 
 @dataclass
 class DraftCounts:
-    """Counts of drafts, their tokens and the accepted tokens, by the text of the requests."""
+    """Numbers of drafts, draft tokens and accepted tokens, per text of the requests."""
 
-    #: Counts by text; all requests together have the empty name.
+    #: The numbers by the name of the text; the empty name stands for all requests together.
     by_text: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, text: str, delta: Mapping[str, float]) -> None:
-        """Add what the counters moved by.
+        """Add changes of the server's counters.
 
         Args:
             text: The name of the requests' text; empty for all requests.
@@ -31,8 +31,9 @@ class DraftCounts:
             text: The name of a text; empty for all requests.
 
         Returns:
-            ``acceptance_rate``, a share of the drafted tokens, and ``mean_accepted_length``, in
-            tokens a step with the one that the model itself gives. Empty without drafts.
+            ``acceptance_rate``, the fraction of drafted tokens that were accepted, and
+            ``mean_accepted_length``, in tokens per step including the model's own. Empty without
+            drafts.
         """
         counts = self.by_text.get(text, {})
         drafts = counts.get("drafts", 0.0)

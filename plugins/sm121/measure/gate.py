@@ -1,15 +1,15 @@
-"""Gates: from samples to a verdict, at any number of looks.
+"""Gates: from samples to a verdict, by a sequential test.
 
-A gate may look after every round. Each planned look (`looks`) may err with a share of `ERROR`, so
-that all looks together err at most that often. A decision requires each of these:
+The samples may be tested after every round. Each planned interim test, or look (`looks`), gets an
+equal share of the error probability `ERROR`, so that all looks together err at most that often. A
+decision requires each of these:
 
 * The interval of the median clears the threshold.
-* For a rate, so do the tokens over the time (the harmonic mean of its rounds), by Student's t. The
-  degrees of freedom are those of the effective sample size, with the correlation of rounds removed.
-  For a time, or to fail, the sign test of the median is enough: a failed request is infinite.
-* The margin to the threshold exceeds `required_margin`: few rounds can all be of one state of a
-  server that has two.
-* The last rounds are not on the other side, however few they are.
+* For a PASS of a rate, all tokens over the whole time (the harmonic mean of the rounds' rates) also
+  clears the threshold, by Student's t with the effective sample size, which corrects for correlated
+  rounds. For a time or a FAIL, the sign test is enough: a failed request is an infinite time.
+* The margin exceeds `required_margin`: a few rounds may show only one of a server's two states.
+* No group of last rounds (the last one, the last two, ...) is on the other side of the threshold.
 
 The constants that rest on simulation are in docs/tables/gate-errors.md (``tools/gate_errors.py``).
 """
@@ -29,56 +29,56 @@ from sm121.measure.measurement import EXISTS_ONCE, Measurement
 from sm121.measure.statistics import Estimate, Floats
 
 Grade = Literal["minimum", "target", "stretch"]
-#: Measures up to a number of rounds (or requests) in all, and returns the whole measurement.
+#: Continues a measurement up to a total number of rounds (or requests), and returns all of it.
 More = Callable[[int], Measurement]
 
-#: Chance of a wrong PASS when the truth is just below the threshold, and of a wrong FAIL above it.
+#: Probability of a wrong PASS of a rate just below its threshold, and of a wrong FAIL just above.
 ERROR = 0.01
-#: Rounds of the first look.
+#: Number of rounds at the first look.
 FIRST_LOOK = 5
-#: Rounds of the next look. A server with one slow answer in five has 20 without one in 1.2 % of
-#: the runs.
+#: Rounds at the second look. If one answer in five is slow, 20 have none in 1.2 % of the runs.
 STEADY_LOOK = 20
-#: Rounds of the planned looks.
+#: Numbers of rounds at the planned looks.
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
-#: Factor between further looks.
+#: Factor between the numbers of rounds at further looks.
 _GROWTH = 1.4
-#: (rounds, fraction): with fewer rounds, a rate passes only above the threshold by more than the
-#: fraction. The first is for one answer in five at half speed, the others for two states 4 % apart.
+#: (rounds, fraction): with fewer rounds, a rate passes only if it exceeds the threshold by more
+#: than the fraction. The first row is for one answer in five at half speed, the others for a server
+#: with two states 4 % apart.
 _UNSEEN_TO_PASS = ((STEADY_LOOK, 0.20), (38, 0.015), (53, 0.010), (74, 0.006))
-#: The same to fail, where a late decision matters less.
+#: The same for a FAIL, where a late decision matters less.
 _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
-#: The fraction with more rounds.
+#: The fraction for more rounds than in the last row.
 _UNSEEN_AT_LAST = 0.003
-#: Least effective sample size of correlated rounds.
+#: Minimum effective sample size of correlated rounds.
 _FEWEST_INDEPENDENT = 2.0
-#: Least degrees of freedom of Student's t.
+#: Minimum degrees of freedom of Student's t.
 _FEWEST_DEGREES = 3.0
-#: Highest correlation of neighbouring rounds.
+#: Maximum assumed correlation of neighbouring rounds.
 _MOST_CORRELATED = 0.95
 #: Standard errors from which a correlation is significant (one-sided, 5 %).
 _SIGNIFICANT = 1.645
-#: Standard errors that are added to a significant correlation.
+#: A significant correlation is raised by this many standard errors, to be conservative.
 _HIGHER = 0.7
-#: Numbers of last rounds that must not be on the other side of the threshold.
+#: Lengths of the groups of last rounds whose mean must not be on the other side of the threshold.
 _ENDS = (1, 2, 3, 5, 8, 13)
-#: Standard errors that the last rounds may be on the other side by chance.
+#: Standard errors by which such a mean may be on the other side by chance.
 _BY_CHANCE = 2.5
-#: Least relative spread. A spread of 0 is the clock's resolution, not certainty.
+#: Minimum relative spread: a spread of 0 only shows the clock's resolution.
 RESOLUTION = 1e-4
-#: Share of all rounds that may have been left out because the client was late.
+#: Maximum fraction of rounds that may be excluded because the client was late.
 _LEFT_OUT = 1 / 3
 
-#: Risk of a PASS of a tail at its bound. With 299 requests and none over, it is 5 %.
+#: Maximum probability of a wrong PASS of a tail at the last look (299 requests, none over: 5 %).
 _LAST_TAIL_RISK = 0.01
 
 
 class Gate(Protocol):
-    """The thresholds of one metric, in its unit: those of a profile, or of anybody else."""
+    """The thresholds of one metric, in its unit, from a profile or from a caller."""
 
     @property
     def metric(self) -> str:
-        """Its name."""
+        """The name of the metric."""
 
     @property
     def unit(self) -> str:
@@ -86,19 +86,19 @@ class Gate(Protocol):
 
     @property
     def minimum(self) -> float | None:
-        """The gate of a rate fails below it; None for a time."""
+        """The threshold below which a rate fails; None for a time."""
 
     @property
     def target(self) -> float | None:
-        """Above the minimum; None without one."""
+        """The threshold of the grade ``target``, above the minimum; None without this grade."""
 
     @property
     def stretch(self) -> float | None:
-        """Above the target; None without one."""
+        """The threshold of the grade ``stretch``, above the target; None without this grade."""
 
     @property
     def at_most(self) -> float | None:
-        """The gate of a time fails above it; None for a rate."""
+        """The threshold above which a time fails; None for a rate."""
 
 
 @dataclass(frozen=True)
@@ -106,41 +106,41 @@ class Decision:
     """The verdict of a gate and its reason."""
 
     verdict: Verdict
-    #: The highest threshold that the interval clears; None without a PASS.
+    #: The highest grade whose threshold the interval clears; None without a PASS.
     grade: Grade | None
     estimate: Estimate
-    #: The requirement and the measured value, for a PASS too.
+    #: The requirement and the measured value, also for a PASS.
     fact: Fact
-    #: Standard deviation of the logarithms of earlier starts' rates; None: one start is known.
+    #: Standard deviation of the logarithms of earlier starts' rates; None if too few are known.
     start_spread: float | None = None
 
     @property
     def reason(self) -> str:
-        """The fact for people."""
+        """The fact as text."""
         return str(self.fact)
 
 
 def looks(maximum_rounds: int) -> tuple[int, ...]:
-    """Return the numbers of rounds at which a gate looks.
+    """Return the numbers of rounds at which a gate is tested.
 
     Args:
-        maximum_rounds: The bound of rounds. It is the last look.
+        maximum_rounds: The maximum number of rounds, which is the last look.
     """
     planned = [*_LOOKS]
     while planned[-1] < maximum_rounds:
         planned.append(round(planned[-1] * _GROWTH))
     earlier = [rounds for rounds in planned if rounds < maximum_rounds]
     if earlier and maximum_rounds < earlier[-1] * 1.15:
-        earlier.pop()  # a look for so few more rounds would only take its share from the others
+        earlier.pop()  # a look shortly before the last would only reduce the other looks' error
     return (*earlier, maximum_rounds)
 
 
 def next_look(rounds: int, maximum_rounds: int) -> int:
-    """Return the number of rounds of the next look.
+    """Return the number of rounds at the next look.
 
     Args:
-        rounds: Rounds so far, without a decision.
-        maximum_rounds: The bound of rounds.
+        rounds: The number of rounds so far.
+        maximum_rounds: The maximum number of rounds.
     """
     return next((look for look in looks(maximum_rounds) if look > rounds), maximum_rounds)
 
@@ -158,12 +158,12 @@ def decide(
     Args:
         samples: The samples. A failed request is an infinite time, or a rate of 0.
         gate: The gate.
-        maximum_rounds: The bound of rounds. With 1 the quantity exists once (a start, a peak), and
-            its value decides without an interval.
-        track: The samples with other answers between them, which show more changes of the level
-            (`Measurement.track`) and count as rounds.
-        left_out: The bounds of each round that the client was late for. If they do not contain the
-            median, the round counts with its nearest possible value.
+        maximum_rounds: The maximum number of rounds. 1 stands for a quantity that exists once (a
+            start, a peak): its value decides without an interval.
+        track: The samples together with the cell's other answers, which show changes of the level
+            between samples (`Measurement.track`). All of them count as rounds.
+        left_out: The lowest and highest possible value of each excluded round, for which the client
+            was late. The round counts with the possible value that is nearest to the median.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -206,7 +206,7 @@ def decide(
 
 
 def over_time(rates: Sequence[float]) -> float:
-    """Return the tokens over the time of rounds of equal length: the harmonic mean of their rates.
+    """Return all tokens over the whole time of equally long rounds: the rates' harmonic mean.
 
     Args:
         rates: The rates; the mean is 0 if one of them is.
@@ -216,7 +216,7 @@ def over_time(rates: Sequence[float]) -> float:
 
 
 def effective_samples(values: Floats) -> float:
-    """Return the effective sample size of rounds, by the correlation of neighbours.
+    """Return the effective sample size of rounds, from the correlation of neighbouring rounds.
 
     Args:
         values: The rounds in their order.
@@ -227,7 +227,7 @@ def effective_samples(values: Floats) -> float:
     if spread <= count * (RESOLUTION * float(values.mean())) ** 2:
         return float(count)
     correlation = 1.0 - float((np.diff(values) ** 2).sum()) / (2.0 * spread)
-    correlation += (1.0 + 3.0 * max(correlation, 0.0)) / count  # few rounds show less than there is
+    correlation += (1.0 + 3.0 * max(correlation, 0.0)) / count  # correct the estimator's bias
     if correlation * math.sqrt(count) > _SIGNIFICANT:
         correlation += _HIGHER / math.sqrt(count)
     correlation = min(max(correlation, 0.0), _MOST_CORRELATED)
@@ -235,7 +235,7 @@ def effective_samples(values: Floats) -> float:
 
 
 def required_margin(rounds: int, *, passing: bool) -> float:
-    """Return how far a level has to be from its threshold, as a fraction.
+    """Return how far a value must be from its threshold for a decision, as a fraction.
 
     Args:
         rounds: The number of rounds.
@@ -253,10 +253,10 @@ def _side(
     *,
     is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Return whether the level is above the threshold; None while it is open, and why.
+    """Return whether the level is above the threshold, or None and the reason if it is undecided.
 
-    `series`: all rounds, with those of other lengths and those that were left out; `samples`: the
-    rounds of the metric; `error`: the share of errors that this look may make.
+    `series`: all rounds, including excluded ones and answers of other lengths; `samples`: the
+    metric's own rounds; `error`: the error probability that this look may spend.
     """
     rounds = np.asarray(series, dtype=np.float64)
     measured = np.asarray(samples, dtype=np.float64)
@@ -295,7 +295,7 @@ def _side(
         return above, ""
     supporting = int((sign * (rounds - threshold) > 0.0).sum() * effective / count)
     opposing = math.ceil((sign * (rounds - threshold) < 0.0).sum() * effective / count)
-    # Chance of so many on one side if the median were at the threshold.
+    # The probability of at most this many opposing rounds if the median were at the threshold.
     sign_risk = binomial_cdf(opposing, supporting + opposing, 0.5)
     if not passing_rate and sign_risk < error / 2:
         return above, ""
@@ -306,7 +306,7 @@ def _side(
 
 
 def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) -> int | None:
-    """Return how many of the last rounds are on the other side, beyond chance; None if none."""
+    """Return the first length of `_ENDS` whose last rounds are on the other side; None if none."""
     finite = values[np.isfinite(values)]
     spread = 1.4826 * float(np.median(np.abs(finite - middle))) if len(finite) else 0.0
     spread = max(spread, RESOLUTION * abs(middle)) if math.isfinite(spread) else 0.0
@@ -322,9 +322,9 @@ def _opposing_end(values: Floats, middle: float, threshold: float, sign: float) 
 def _t_risk(
     values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
 ) -> float:
-    """Return the chance of samples so far on one side if their mean were at the threshold.
+    """Return the p-value of a t test of the samples' mean against the threshold.
 
-    The mean of a rate is that of the times of its tokens. The worst round counts twice, since few
+    For a rate, the test uses the mean time per token. The worst round counts twice, since a few
     rounds show too little of a long tail.
     """
     if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
@@ -353,7 +353,7 @@ def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
 
 
 def requests_needed(fraction: float) -> int:
-    """Return how many requests without one over a bound show a quantile with 95 % confidence.
+    """Return how many requests, all within a bound, show a quantile with 95 % confidence.
 
     Args:
         fraction: The quantile, 0 to 1. The 99th percentile needs 299 requests.
@@ -370,22 +370,23 @@ def decide_tail(
         samples: The times of all requests.
         gate: A gate with ``at_most``.
         fraction: The quantile (0.99 for a p99).
-        maximum_requests: The bound of requests. None: decide with the requests there are; the
-            estimate's ``confidence`` shows how much they prove.
+        maximum_requests: The maximum number of requests. None: decide with the given requests; the
+            estimate's ``confidence`` is the confidence that the quantile is within the bound.
 
     Raises:
-        ValueError: There is no sample, or the gate is no bound on a time.
+        ValueError: There is no sample, or the gate has no ``at_most``.
     """
     if gate.at_most is None:
         raise ValueError(f"{gate.metric}: a tail needs at_most")
     values = np.sort(np.asarray(samples, dtype=np.float64))
     count = len(values)
     over = int((values > gate.at_most).sum())
-    # Chance of so few over the bound if the quantile were outside it, and of so many if within.
+    # The probability of at most `over` if the quantile were beyond the bound, and of at least
+    # `over` if it were within.
     risk_of_pass = binomial_cdf(over, count, 1.0 - fraction)
     risk_of_fail = 1.0 - binomial_cdf(over - 1, count, 1.0 - fraction)
     interval = statistics.estimate_quantile(samples, fraction)
-    # Not that of the interval: how surely the quantile is within the bound.
+    # The confidence that the quantile is within the bound replaces that of the interval.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
     described = f"{over} of {count} requests over the bound"
@@ -414,13 +415,13 @@ def decide_tail(
 def decide_measurement(
     measurement: Measurement, gate: Gate, more: More | None, bound: int
 ) -> tuple[Decision, Measurement]:
-    """Decide on a measurement, with more rounds if they are needed and possible.
+    """Decide on a measurement, after more rounds if they are needed and possible.
 
     Args:
         measurement: The measurement.
         gate: Its gate.
         more: Measures more rounds; None: the measurement is final.
-        bound: The bound of rounds.
+        bound: The maximum number of rounds.
 
     Returns:
         The decision, and the measurement with all its rounds.
@@ -444,7 +445,7 @@ def decide_measurement(
 def _look(
     measurement: Measurement, gate: Gate, growing: bool, bound: int
 ) -> tuple[Decision | None, int]:
-    """Return the decision on the rounds so far, and the number of rounds of the next one."""
+    """Return the decision on the rounds so far, and the number of rounds at the next look."""
     samples = measurement.samples
     if measurement.is_mean:
         estimate = statistics.estimate_mean(samples)
@@ -474,7 +475,7 @@ def threshold_of(gate: Gate) -> tuple[float, bool]:
     """Return the threshold of a gate, and whether values above it pass."""
     if gate.minimum is not None:
         return gate.minimum, True
-    assert gate.at_most is not None  # the profile's own rule
+    assert gate.at_most is not None  # the profile requires one of the two
     return gate.at_most, False
 
 

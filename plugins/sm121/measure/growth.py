@@ -1,4 +1,4 @@
-"""Growth of a quantity with the number of requests: a robust slope, against a limit."""
+"""Growth of a quantity with the number of requests: a robust slope, compared with limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
 from sm121.measure.statistics import CONFIDENCE, Floats
 
-#: Least samples for a decision.
+#: Minimum number of samples for a decision.
 LEAST_SAMPLES = 10
-#: Share of a load at its start that fills caches and pools, and is not counted.
+#: Fraction of a load at its start that is ignored, since caches and pools fill.
 _WARM_UP = 0.25
-#: Share of the samples at the end that shows whether growth goes on.
+#: Fraction of the samples, at the end, that shows whether the growth continues.
 _LAST = 0.2
-#: Most points of a slope. Each pair of points has one: a day of samples would have billions.
+#: Maximum number of points for Theil-Sen's slope, which uses all pairs: a day of samples would have
+#: billions of pairs.
 _MOST_POINTS = 1500
-#: Least share of samples with a value. Below it, the source fell silent.
+#: Minimum fraction of samples with a value. Below it, the source counts as silent.
 _LEAST_KNOWN = 0.5
-#: Least samples for growth in each third of a load.
+#: Minimum number of samples for judging the growth in each third of a load.
 LEAST_EVEN_SAMPLES = 3 * LEAST_SAMPLES
 
 
@@ -34,7 +35,7 @@ class Growth(Record):
     per_request: float | None = None
     per_request_low: float | None = None
     per_request_high: float | None = None
-    #: Over the steady part, with its interval.
+    #: The growth over the steady part, with its interval.
     total: float | None = None
     total_low: float | None = None
     total_high: float | None = None
@@ -63,19 +64,19 @@ def judge(
     """Judge whether a quantity grows with the requests.
 
     FAIL if the whole interval lies beyond a limit and the growth goes on. PASS if it lies within
-    both limits. INCONCLUSIVE if the quantity grew and then stayed, as a full cache or a paused leak
-    does: more load decides.
+    both limits. INCONCLUSIVE if the quantity grew and then stopped growing, which both a full cache
+    and a paused leak do: only more load can decide.
 
     Args:
         quantity: The name of the quantity. Names with ``bytes`` are shown in MiB.
-        requests: Requests that had ended at each sample.
-        values: The value at each sample; None where it could not be read. If most are None, the
+        requests: The number of ended requests at each sample.
+        values: The value at each sample; None if it could not be read. If most are None, the
             verdict is INCONCLUSIVE.
-        limit_total: Growth that is allowed over the steady part.
-        limit_per_request: Growth that is allowed for each request.
-        limit_even: Growth for each request that is a leak if each third of the steady part grows
-            beyond it, and half as fast as the whole. Caches fill in steps.
-        least_total: Growth that is allowed over any number of requests: pools of threads and
+        limit_total: Maximum growth over the steady part.
+        limit_per_request: Maximum growth per request.
+        limit_even: Growth per request that is a leak if each third of the steady part grows faster
+            than it, and at least half as fast as the whole. (Caches fill in steps instead.)
+        least_total: Growth that is always allowed, for any number of requests: pools of threads and
             connections fill.
     """
     first = int(len(values) * _WARM_UP)
@@ -121,7 +122,7 @@ def _points(requests: Sequence[float], values: Sequence[float | None]) -> tuple[
 
 
 def _decide(growth: Growth, x: Floats, y: Floats, slope: "_Slope", limit_even: float) -> None:
-    """Set the verdict by the slope of the steady part and of its thirds."""
+    """Set the verdict from the slopes of the steady part and of its thirds."""
     assert growth.limit_total is not None
     assert growth.limit_per_request is not None
     leaks: bool | None = False
@@ -145,7 +146,7 @@ def _decide(growth: Growth, x: Floats, y: Floats, slope: "_Slope", limit_even: f
 
 
 def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
-    """Return why the samples decide nothing; empty if they decide something."""
+    """Return why the samples do not suffice for a decision; empty if they do."""
     if is_silent(steady):
         return (
             f"{growth.quantity}: {growth.samples} of {len(steady)} samples have a value, the "
@@ -178,9 +179,9 @@ def _slope(x: Floats, y: Floats) -> _Slope:
 
 
 def _stays(x: Floats, y: Floats, most: float) -> bool:
-    """Return whether the last points show growth of at most ``most`` for each request.
+    """Return whether the last points show that the growth per request is at most ``most``.
 
-    Too few or too noisy points do not show it.
+    False if the points are too few or too noisy to show it.
     """
     last = max(LEAST_SAMPLES, int(len(y) * _LAST))
     if np.ptp(x[-last:]) <= 0:
@@ -189,7 +190,7 @@ def _stays(x: Floats, y: Floats, most: float) -> bool:
 
 
 def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
-    """Return whether each third grows by more than ``least`` a request; None if too short."""
+    """Return whether each third grows by more than ``least`` per request; None if too short."""
     if len(y) < LEAST_EVEN_SAMPLES:
         return None
     thirds = zip(np.array_split(x, 3), np.array_split(y, 3), strict=True)
@@ -197,7 +198,7 @@ def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
 
 
 def _reason(growth: Growth) -> str:
-    """Return the growth and its limits, for people."""
+    """Return the growth and its limits as text."""
 
     def amount(value: float | None) -> str:
         assert value is not None

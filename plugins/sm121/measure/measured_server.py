@@ -1,4 +1,4 @@
-"""A server under measurement: how it is reached, and which prompts it accepts."""
+"""A server under measurement: its address, its client, and which prompts it accepts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ from sm121.measure.prompts import Prompts
 #: Shows a line of progress to people.
 Show = Callable[[str], None]
 
-#: Tokens of the answer that shows how a server counts.
+#: Length of the answer to the probe, which shows how the server's tokens can be counted.
 _PROBE_TOKENS = 2
-#: Tokens of the prompt of ids, and words of the prompt of text, that the probe sends.
+#: Lengths of the probe's prompts: of ids in tokens, of text in words.
 _PROBE_PROMPT_TOKENS = 8
 _PROBE_WORDS = 32
 
 
 @dataclass
 class MeasuredServer:
-    """A server, the client that measures it, and the plan. `MeasuredServer.open` makes one."""
+    """A server, the client that measures it, and the plan; created by `MeasuredServer.open`."""
 
     endpoint: Endpoint
     sender: timed_process.TimedProcess
@@ -36,22 +36,22 @@ class MeasuredServer:
     #: The folder of the raw records.
     directory: Path
     show: Show = lambda _line: None
-    #: Reasons against every number of this server: its kernel path is not the required one.
+    #: Reasons why all numbers of this server are invalid, such as a wrong kernel path.
     invalid: list[measurement.Invalidity] = field(default_factory=list)
     #: Checks of this server that could not be made.
     unproven: list[str] = field(default_factory=list)
     #: Returns the new log lines about kernels that were compiled during a request.
     compiled: Callable[[], list[str]] = list
-    #: Concurrent requests that it was started with; None: it chooses itself.
+    #: How many requests it runs at a time; None if the engine chooses.
     slots: int | None = None
-    #: Whether `slots` was read from the start, and not from the profile.
+    #: Whether `slots` was read from the server's start, and not from the profile.
     slots_sure: bool = False
-    #: Most tokens of a prompt and its answer; None: not known.
+    #: Maximum length of a prompt with its answer, in tokens; None if it is not known.
     context: int | None = None
-    #: Whether timed requests need token ids, since nothing else gives the tokens of a chunk.
+    #: Whether timed requests must request token ids, since nothing else counts a chunk's tokens.
     needs_ids: bool = False
 
-    #: Tokens a second of all streams, by the number of streams that decode at the same time.
+    #: Tokens per second of all streams together, by the number of concurrent streams.
     rates_together: dict[int, float] = field(default_factory=dict)
 
     @classmethod
@@ -71,14 +71,14 @@ class MeasuredServer:
         """Start a client for a server, and find out which prompts the server accepts.
 
         Args:
-            endpoint: Where the server listens.
+            endpoint: The server.
             plan: Lengths, depths and bounds.
             directory: The folder of the raw records.
             show: Called with lines of progress.
-            invalid: Reasons against every number of this server.
+            invalid: Reasons why all numbers of this server are invalid.
             unproven: Checks of this server that cannot be made.
-            natural: Use the fixed natural texts, as for every server that drafts.
-            compiled: Returns new log lines about kernels that a request waited for.
+            natural: Use the fixed natural texts. They are always used for a server that drafts.
+            compiled: Returns new log lines about kernels that were compiled during a request.
 
         Yields:
             The server, ready to be measured.
@@ -105,7 +105,7 @@ class MeasuredServer:
 
     @property
     def patience(self) -> Patience:
-        """How long a request may take, and how long it may be silent."""
+        """The time limits of a request."""
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
@@ -139,7 +139,7 @@ class MeasuredServer:
         )
 
     def _probe(self) -> None:
-        """Find out whether the server accepts token ids, and how its answers are counted."""
+        """Find out whether the server accepts token ids, and how to count its answers' tokens."""
         answer = self._answer(self.request(_PROBE_PROMPT_TOKENS, _PROBE_TOKENS))
         if answer.ok or answer.status not in (400, 422):
             self.needs_ids = answer.ok and answer.clock() != "usage"
@@ -150,7 +150,7 @@ class MeasuredServer:
         self._probe_text(refusal)
 
     def _probe_text(self, refusal: str) -> None:
-        """Find out how long texts are in tokens. `refusal`: why ids are not accepted."""
+        """Find out how to make texts of a given length. `refusal`: why ids are not accepted."""
         self.prompts.as_text = True
         self.prompts.exact = self.prompts.can_tokenize()
         answer = self._answer(

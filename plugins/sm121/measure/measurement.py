@@ -1,4 +1,4 @@
-"""One measured quantity: raw samples, their clock, and the reasons against them."""
+"""One measured quantity: raw samples, their clock, and the reasons why they are invalid."""
 
 import numbers
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from sm121.client.timed_answer import Clock
 
 Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
-#: Units of counts. They do not depend on the state of the machine.
+#: Units of values that do not depend on the state of the machine.
 COUNTED = ("%", "tokens", "nats")
 #: Units of values that exist once in a run (a start, a peak, an acceptance rate) and have one
 #: sample.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
-#: Reasons that other work on the machine can cause.
+#: Reasons of invalidity that other work on the machine can cause.
 _OF_THE_MACHINE = frozenset({"drift", "client_lag"})
 
 
@@ -35,7 +35,7 @@ class Measurement:
 
     name: str
     unit: Unit
-    #: One per round. A tail has one per request, and a failed request is infinite.
+    #: One sample per round; for a tail, one per request. The time of a failed request is infinite.
     samples: list[float]
     higher_is_better: bool
     clock: Clock | None = None
@@ -43,17 +43,17 @@ class Measurement:
     case: str | None = None
     #: The quantile of the samples that is the value; None for the median.
     quantile: float | None = None
-    #: Whether the value is the mean of the samples (one of each fixed text), without an interval.
+    #: Whether the value is the mean of the samples (one per fixed text).
     is_mean: bool = False
     invalid: list[Invalidity] = field(default_factory=list)
-    #: Checks that could not be made. They make nothing INVALID.
+    #: Checks that could not be made. They do not make the measurement INVALID.
     unproven: list[str] = field(default_factory=list)
-    #: Notes for the reader. They change no verdict.
+    #: Notes for the reader. They do not change a verdict.
     remarks: list[str] = field(default_factory=list)
     #: Other definitions of the same quantity and related numbers, by name.
     extra: dict[str, Any] = field(default_factory=dict)
-    #: The samples and the cell's other answers, in the order of sending. The other answers are
-    #: scaled by the median of their own kind: they show changes of the level, and not the level.
+    #: The samples and the rates of the cell's other answers, in the order of sending. Other answers
+    #: are scaled to the samples' median: they show how the level changes, not how high it is.
     track: list[float] = field(default_factory=list)
     #: The bounds of each round that a delay of the client disturbed.
     left_out: list[tuple[float, float]] = field(default_factory=list)
@@ -61,10 +61,10 @@ class Measurement:
     records: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no measurement, as tests of others may make one by mistake.
+        """Reject invalid fields: tests outside the suite may construct measurements too.
 
         Raises:
-            ValueError: The unit is not known, a sample is no number, or the quantile is no share.
+            ValueError: The unit is unknown, a sample is no number, or the quantile not in (0, 1).
         """
         if self.unit not in UNITS:
             expected = ", ".join(UNITS)
@@ -78,7 +78,7 @@ class Measurement:
 
     @property
     def rounds(self) -> int:
-        """The number of answers that show changes of the level."""
+        """The number of samples, or of `track` if it is longer."""
         return max(len(self.samples), len(self.track))
 
     @property
@@ -88,10 +88,10 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        """Whether there is no reason against the samples."""
+        """Whether no reason makes the samples invalid."""
         return not self.invalid
 
     @property
     def unsteady(self) -> bool:
-        """Whether an unsteady machine is the only reason against the samples."""
+        """Whether the samples are invalid, and only because of other work on the machine."""
         return bool(self.invalid) and {item.reason for item in self.invalid} <= _OF_THE_MACHINE

@@ -1,4 +1,4 @@
-"""A table of measured numbers for the terminal: a row a metric, in columns with a header."""
+"""A table of measured numbers for the terminal, with a header and one row per metric."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -6,9 +6,9 @@ from dataclasses import astuple, dataclass
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 
-#: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
+#: Maximum number of rows, so that the table and the verdict below it fit one screen.
 MOST = 6
-#: The confidence that the table's header has; a row with another one has its own.
+#: The confidence in the table's header; a row with another confidence states its own.
 _USUAL_CONFIDENCE = "95%"
 
 
@@ -20,7 +20,7 @@ class NumberRow:
     value: str
     interval: str
     required: str
-    #: Of the rate that the memory's bandwidth allows.
+    #: Fraction of the rate that the memory's bandwidth allows.
     share: str
     verdict: str
 
@@ -38,7 +38,7 @@ HEADER = NumberRow(
 def aligned(table: Sequence[NumberRow]) -> str:
     """Return the rows as text in columns with a header.
 
-    Columns that are empty in all rows are left out.
+    Columns that are empty in all rows are omitted.
 
     Args:
         table: The rows.

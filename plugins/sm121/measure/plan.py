@@ -14,11 +14,11 @@ class Sizes:
     """The sizes that a user requests.
 
     Attributes:
-        generated_tokens: Answer lengths beside the profile's.
-        only_depths: Depths in place of the profile's; None: the profile's.
-        depths: Depths beside them.
-        concurrency: Numbers of streams beside the profile's.
-        rounds: Rounds in place of the profile's; None: the profile's.
+        generated_tokens: Answer lengths in addition to the profile's.
+        only_depths: Depths instead of the profile's; None: the profile's.
+        depths: Depths in addition to `only_depths` or the profile's.
+        concurrency: Numbers of streams in addition to the profile's.
+        rounds: The number of rounds instead of the profile's; None: the profile's.
     """
 
     generated_tokens: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan in force: the profile's plan with the user's sizes.
+    """The measuring plan of a run: the profile's plan with the user's sizes.
 
     Attributes:
         prompt_tokens: Length of the prompt after the depth.
@@ -51,7 +51,7 @@ class Plan:
         Args:
             profile: The profile.
             plan: The name of the plan: quick, merge or full.
-            sizes: The user's sizes. Their rounds also raise the bound of rounds.
+            sizes: The user's sizes. Their ``rounds`` also raises the maximum number of rounds.
 
         Raises:
             UsageError: The profile has no such plan.
@@ -80,10 +80,10 @@ class Plan:
 
     @property
     def longest(self) -> int:
-        """Tokens of the long requests. Their beginning gives the rates of fewer tokens."""
+        """Length of the long answers in tokens; rates of fewer tokens use their beginning."""
         return max(self.generated_tokens)
 
     @property
     def shortest(self) -> int:
-        """Tokens of the short requests, for the second clock and the warm-up."""
+        """Length of the short answers in tokens, for the second clock and the warm-up."""
         return max(2, min(self.generated_tokens) // 4)

@@ -19,13 +19,13 @@ import httpx
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 
-#: Ids below it are one ASCII character each in a byte-level BPE, whose first tokens are the bytes.
+#: Ids below this are one printable ASCII character each in a byte-level BPE vocabulary.
 _ASCII = 94
-#: Random words to choose from.
+#: How many different random words texts are made of.
 _WORDS = 4000
-#: Attempts to make a text of an exact length.
+#: Maximum number of attempts to make a text of an exact length.
 _ATTEMPTS = 4
-#: Tokens at the beginning of a text that are kept if it is cut, since they are unique.
+#: Number of tokens at the beginning of a text that stay if it is shortened: they make it unique.
 _HEAD = 4
 _FILE = files("sm121.fixtures") / "texts.toml"
 #: The fixed texts, by name.
@@ -41,10 +41,10 @@ class Prompts:
     Attributes:
         endpoint: The server, whose /tokenize is used for texts.
         vocabulary: Ids below it are plain tokens.
-        natural: Use the fixed texts, which decide how much of a draft is accepted.
-        as_text: Make texts in place of ids.
+        natural: Use the fixed texts, since the text decides how many draft tokens are accepted.
+        as_text: Make texts instead of ids.
         exact: Whether the server has a /tokenize that gives the length of a text.
-        tokens_per_word: The measured length of a word.
+        tokens_per_word: The measured mean length of a word in tokens.
     """
 
     endpoint: Endpoint
@@ -67,12 +67,12 @@ class Prompts:
         return tuple(TEXTS) if self.natural else ("",)
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
-        """Return a prompt that shares no beginning with any other, of ids not even the first token.
+        """Return a prompt that begins like no earlier one; ids differ in the first token.
 
         Args:
-            tokens: Its length.
-            text: The name of the text at its end; empty for random tokens. Those end with a whole
-                character: behind half of one, vLLM sends the prompt's text with the answer's.
+            tokens: The length of the prompt.
+            text: The name of the text at its end; empty for random tokens. Random tokens end with a
+                whole character: after a part of one, vLLM's answer would repeat the prompt's text.
         """
         if self.as_text:
             return self._text(tokens, text)
@@ -112,7 +112,7 @@ class Prompts:
         if not self.exact:
             return self.words(max(1, round(tokens / self.tokens_per_word)), name)
         with self.endpoint.http() as http:
-            text = self.words(tokens, name)  # a word is a token at least
+            text = self.words(tokens, name)  # a word has at least one token
             for _ in range(_ATTEMPTS):
                 ids = self._tokenize(http, text)
                 if len(ids) == tokens:
@@ -140,10 +140,10 @@ class Prompts:
 
 
 def ending(texts: Mapping[str, Sequence[Any]], name: str, count: int) -> list[Any]:
-    """Return the last parts of a text.
+    """Return the last tokens or words of a text.
 
-    If it has fewer, the other texts go before it in turns, so that no prompt contains generated
-    text.
+    If the text is too short, the other texts precede it, repeated as often as needed, so that a
+    prompt contains only natural text.
 
     Args:
         texts: The parts of each text, tokens or words.

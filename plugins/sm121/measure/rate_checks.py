@@ -12,21 +12,21 @@ from sm121.measure.distributions import student_cdf
 from sm121.measure.timing import arrivals, window
 from sm121.measure.validity import Findings, tokens_of
 
-#: Seconds for each request between an engine's stamp of a token and the client's.
+#: Tolerated seconds per request between the engine's timestamp of a token and the client's.
 _DELIVERY_S = 0.002
-#: Share of the rounds that may have too few tokens after a bunch.
+#: Maximum fraction of rounds with too few tokens left after those that came together.
 _BUNCHED_SHARE = 0.25
-#: A first chunk without text may be followed by a pause of this many gaps,
+#: After a first chunk without text, a pause is suspicious if it is longer than this many gaps
 _PAUSE = 3.0
-#: and of this share of its own time,
+#: plus this fraction of the time to the first chunk,
 _PAUSE_SHARE = 0.1
 #: in answers of at least this many chunks.
 _GAPS = 4
-#: Standard errors of a median that are noise.
+#: Differences of up to this many standard errors of a median count as noise.
 _NOISE = 3.0
-#: A standard deviation by the median of absolute deviations, for a normal distribution.
+#: Standard deviation of a normal distribution divided by its median absolute deviation.
 _DEVIATION = 1.4826
-#: Chance of a reported drift without one, over all places where it may begin.
+#: Probability of reporting a drift that does not exist, over all rounds at which it may begin.
 _DRIFT_RISK = 1e-4
 
 
@@ -46,14 +46,14 @@ def check_server_clock(
 ) -> None:
     """Check the decode rate of all requests against the engine's own clock.
 
-    A stream may be slower than the engine, since a user gets the stream; it cannot be faster.
+    A stream may be slower than the engine, since it includes the delivery; it cannot be faster.
 
     Args:
-        delta: How far the server's counters moved; None if it has none.
-        answers: All answers of the same time.
+        delta: The change of the server's counters; None if it has none.
+        answers: All answers between the two readings of the counters.
         clock: The clock that counts their tokens.
-        bound: The relative difference that is tolerated.
-        findings: Gets the reason.
+        bound: The tolerated relative difference.
+        findings: Receives the reason.
     """
     seconds = (delta or {}).get("decode_seconds")
     if seconds is None:
@@ -77,8 +77,8 @@ def check_server_clock(
             f"went on by {seconds:g} s",
         )
         return
-    # A short answer does not show how late its first chunk was. Without drafts it is no faster
-    # than a long one.
+    # A short answer does not show whether its first chunk was late. Without drafts it is no faster
+    # than a long one, so its time is at least its tokens times the long answers' time per token.
     token_ns = 0.0
     if not any(answer.text for answer in answers):
         token_ns = long_ns / sum(part.tokens for part in long)
@@ -96,14 +96,14 @@ def check_server_clock(
 
 
 def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
-    """Check that the chunk of the first token did not come before there was one.
+    """Check that the chunk that counts as the first token did not come before that token.
 
-    Such a chunk has no text, and the time of the prompt comes after it.
+    Such a chunk has no text, and the time for the prompt passes after it instead of before it.
 
     Args:
         answers: The answers.
         clock: The clock that counts their tokens.
-        findings: Gets the reason.
+        findings: Receives the reason.
     """
     pauses_ns = []
     waits_ns = []
@@ -138,7 +138,7 @@ def check_start(
         answers: The answers.
         clock: The clock that counts their tokens.
         tokens: The number of first tokens.
-        findings: Gets the reason.
+        findings: Receives the reason.
     """
     windows = []
     for answer in answers:
@@ -159,16 +159,17 @@ def check_beginning(
 ) -> None:
     """Check the rate of the first tokens against the rate of the rest of the same answers.
 
-    Only tokens that were held back with the first chunk make it too high: the context grows so
-    little that its cost is far below the bound. If drafts are accepted, one text may have an easier
-    beginning; not every text has one, in tokens and in steps.
+    The first rate is too high only if tokens were held back and sent with the first chunk: the
+    context grows so little that its cost is far below the bound. If the server drafts, a text may
+    begin with tokens that are easier to draft. Therefore the text with the lowest ratio counts, and
+    for each answer the lower of the ratios by tokens and by steps.
 
     Args:
         answers: The answers.
         clock: The clock that counts their tokens.
         tokens: The number of first tokens.
-        bound: The relative difference that is tolerated.
-        findings: Gets the reason.
+        bound: The tolerated relative difference.
+        findings: Receives the reason.
     """
     by_text: dict[str, list[float]] = {}
     for answer in answers:
@@ -199,8 +200,8 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
         tokens: The number of first tokens.
 
     Returns:
-        The ratio of the rates; if drafts are accepted, the ratio of steps if it is lower. None if
-        either part has too few tokens.
+        The ratio of the token rates. With a fixed text (the server drafts): the lower of the ratio
+        of token rates and the ratio of decoding-step rates. None if a part has too few tokens.
     """
     beginning = window(answer, clock, tokens)
     whole = window(answer, clock)
@@ -220,16 +221,16 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 def check_second_clock(
     pairs: Sequence[tuple[float, float]], bound: float, findings: Findings, neighbours: bool = False
 ) -> None:
-    """Check the decode rates of answers against the wall times of whole requests.
+    """Check decode rates from the stream against rates from the wall times of whole requests.
 
-    Changes from one answer to the next are in both.
+    A change of the server's speed from one answer to the next affects both.
 
     Args:
         pairs: The rates by both clocks (`RatePair`).
-        bound: The relative difference that is tolerated.
-        findings: Gets the reason.
-        neighbours: No answer is in two pairs, so that three standard errors of their median are
-            tolerated. Otherwise pairs share requests, and two deviations are.
+        bound: The tolerated relative difference.
+        findings: Receives the reason.
+        neighbours: Whether no answer is in two pairs. Then a difference of three standard errors of
+            the median is tolerated; otherwise, since pairs share answers, two standard deviations.
     """
     rates = [RatePair(*pair) for pair in pairs]
     ratios = [pair.by_wall_time / pair.by_stream for pair in rates if pair.by_stream]
@@ -240,7 +241,7 @@ def check_second_clock(
     # The standard error of a median is 1.2533 times that of a mean.
     deviations = _NOISE * 1.2533 / len(ratios) ** 0.5 if neighbours else 2.0
     noise = deviations * _DEVIATION * median(abs(each - ratio) for each in ratios)
-    # Steady wall times contradict even a stream that is wrong in half of the answers only.
+    # If the wall times vary little, this detects a stream that is wrong in only half the answers.
     by_stream = median(pair.by_stream for pair in rates)
     by_wall_time = median(pair.by_wall_time for pair in rates)
     spread = 2.0 * pstdev(pair.by_wall_time for pair in rates)
@@ -258,8 +259,8 @@ def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> Non
 
     Args:
         rates: The rates by round.
-        bound: The relative change that is tolerated.
-        findings: Gets the reason.
+        bound: The tolerated relative change.
+        findings: Receives the reason.
     """
     change = drift(rates)
     if change is None:
@@ -279,9 +280,9 @@ class Drift(NamedTuple):
     """A change of level within a series.
 
     Attributes:
-        at: The index of the first value after it.
-        before: The median before it.
-        after: The median after it.
+        at: The index of the first value after the change.
+        before: The median of the values before it.
+        after: The median of the values after it.
     """
 
     at: int
@@ -290,9 +291,9 @@ class Drift(NamedTuple):
 
 
 def drift(rates: Sequence[float]) -> Drift | None:
-    """Return where a series changes its level; None if it does not.
+    """Return where the level of a series changes; None if it does not.
 
-    Runs a t test at each place with two samples on either side. The risk covers all places.
+    Runs a t test at each index with two samples on either side, with a Bonferroni correction.
 
     Args:
         rates: The series.
@@ -305,7 +306,7 @@ def drift(rates: Sequence[float]) -> Drift | None:
         before = values[:at]
         after = values[at:]
         within = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
-        # A spread of 0 is the clock's resolution, not certainty.
+        # A spread of 0 only shows the clock's resolution.
         deviation = max(float(np.sqrt(within / (len(values) - 2))), 1e-4 * float(values.mean()))
         distance = abs(float(before.mean() - after.mean()))
         score = distance / (deviation * np.sqrt(1 / len(before) + 1 / len(after)))

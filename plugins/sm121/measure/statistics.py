@@ -1,7 +1,7 @@
 """Point estimates and their intervals, from raw samples.
 
 The estimate of a metric is its median. The interval is a pair of order statistics: its coverage is
-exact for every distribution, infinite samples (failed requests) included.
+exact for every distribution, also with infinite samples (failed requests).
 """
 
 import bisect
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from sm121.measure.distributions import binomial_cdf
 
 Floats = NDArray[np.float64]
-#: Confidence of every interval that has enough samples.
+#: The confidence of an interval, if there are enough samples for it.
 CONFIDENCE = 0.95
-#: Resamples of a bootstrap.
+#: Number of resamples of a bootstrap.
 _RESAMPLES = 4000
 
 
@@ -28,10 +28,10 @@ class Estimate:
 
     Attributes:
         value: The point estimate.
-        ci_low: The lower bound; None without one.
-        ci_high: The upper bound; None without one.
-        confidence: The coverage that the samples allow. With fewer than six samples their range
-            covers the median less often than 95 times in 100.
+        ci_low: The lower bound; None if there is none.
+        ci_high: The upper bound; None if there is none.
+        confidence: The coverage of the interval: 95 %, or less if the samples are too few. (Even
+            the whole range of five samples covers the median with less than 95 %.)
         rounds: The number of samples.
     """
 
@@ -46,7 +46,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
     """Return the median and its interval.
 
     Args:
-        samples: The samples. One sample has no interval.
+        samples: The samples. With only one sample, there is no interval.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -70,7 +70,7 @@ def estimate_mean(samples: Sequence[float]) -> Estimate:
     """Return the mean and its interval by the percentile bootstrap.
 
     Args:
-        samples: The samples. One sample, or an infinite one, has no interval.
+        samples: The samples. With only one sample, or an infinite one, there is no interval.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -87,14 +87,15 @@ def estimate_mean(samples: Sequence[float]) -> Estimate:
 
 @functools.cache
 def median_ranks(count: int) -> tuple[int, float]:
-    """Return the order statistics that cover a median.
+    """Return the order statistics whose interval covers the median.
 
     Args:
         count: The number of samples.
 
     Returns:
-        The rank r (from 0) for which [r-th smallest, r-th largest] covers the median with at least
-        `CONFIDENCE`, and the coverage; rank 0 with its coverage if even the whole range does not.
+        The largest rank r (from 0) for which [r-th smallest, r-th largest] covers the median with
+        at least `CONFIDENCE`, and the coverage. If even the whole range does not, rank 0 with its
+        coverage.
     """
     ranks = range((count + 1) // 2)
     enough = bisect.bisect_left(ranks, 1.0 - CONFIDENCE, key=lambda rank: _outside(rank, count))
@@ -103,14 +104,14 @@ def median_ranks(count: int) -> tuple[int, float]:
 
 
 def quantile(samples: Sequence[float], fraction: float) -> float:
-    """Return the smallest sample that at least a share of the samples do not exceed.
+    """Return the smallest sample that at least ``fraction`` of the samples do not exceed.
 
     There is no interpolation, so that a percentile is a measured value. Infinity is the largest
     value.
 
     Args:
         samples: The samples.
-        fraction: The share, 0 to 1.
+        fraction: The quantile, 0 to 1.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -128,8 +129,7 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
         fraction: The quantile, 0 to 1.
 
     Returns:
-        The estimate. A bound that the samples do not reach is None; then ``confidence`` is None
-        too.
+        The estimate. A bound that would need more samples is None, and so is ``confidence`` then.
 
     Raises:
         ValueError: There is no sample, or one is not a number.
@@ -154,11 +154,11 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """Return the ratio of two medians and its 95 % interval by the percentile bootstrap.
 
-    BCa is degenerate for medians, since their jackknife takes two values.
+    BCa is not used: it is degenerate for medians, whose jackknife has only two distinct values.
 
     Args:
-        numerator: Samples above the line.
-        denominator: Samples below it.
+        numerator: The samples whose median is the numerator.
+        denominator: The samples whose median is the denominator.
 
     Returns:
         The ratio, its lower bound and its upper bound.
@@ -179,7 +179,7 @@ def ratio_interval(
 
 
 def finite(value: float | None) -> float | None:
-    """Return a value, or None if it is infinite or NaN: JSON has neither."""
+    """Return a value, or None if it is infinite or NaN, which JSON cannot represent."""
     return value if value is not None and np.isfinite(value) else None
 
 
@@ -193,7 +193,7 @@ def _sorted(samples: Sequence[float]) -> Floats:
 
 
 def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
-    """Return the smallest number of successes that is exceeded less often than that."""
+    """Return the smallest number of successes whose cumulative probability reaches a value."""
 
     def exceeded(successes: int) -> float:
         return binomial_cdf(successes, count, fraction)
@@ -202,7 +202,7 @@ def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
 
 
 def _outside(rank: int, count: int) -> float:
-    """Return the chance of a median outside of [rank-th smallest, rank-th largest]."""
+    """Return the probability that [rank-th smallest, rank-th largest] misses the median."""
     return 2.0 * binomial_cdf(rank, count, 0.5)
 
 

@@ -1,4 +1,4 @@
-"""Times and rates of one timed answer, by the clock that counts its tokens."""
+"""Times and rates of one timed answer, for a given clock (the way its tokens are counted)."""
 
 import itertools
 import math
@@ -13,13 +13,13 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """Return the clock that all answers allow: the worst of theirs.
+    """Return the clock that all answers allow: the least exact of their own clocks.
 
-    If the final usage equals the number of chunks, each chunk was one token, and the clock of the
-    answer is usage.
+    If an answer's final usage equals its number of chunks, each chunk was one token, and the
+    answer's clock counts as ``usage``.
 
     Args:
-        answers: The answers. Failed ones do not count.
+        answers: The answers; failed ones are ignored.
 
     Returns:
         The clock; None if no answer has a token.
@@ -41,7 +41,8 @@ def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
 
     Args:
         answer: The answer.
-        clock: The clock. If it is usage and the answer has usage at its end only, chunks count.
+        clock: The clock. If it is ``usage`` and the answer has usage only at its end, each chunk
+            counts as one token.
     """
     if clock == "usage" and answer.clock() == "chunks":
         return answer.arrivals("chunks")
@@ -87,7 +88,8 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
         clock: The clock that counts its tokens.
 
     Returns:
-        Milliseconds. Chunks that came together are one. A failed request has one infinite gap.
+        The gaps in milliseconds. Chunks that came together count as one. A failed request has one
+        infinite gap.
     """
     if not answer.ok:
         return [NEVER]
@@ -96,7 +98,7 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
 
 
 def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> decoding.Window | None:
-    """Return the part of an answer that its decode rate is taken from.
+    """Return the part of an answer from which its decode rate is computed.
 
     Args:
         answer: The answer.
@@ -111,7 +113,7 @@ def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> deco
 
 
 def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:
-    """Return the tokens a second after those that came with the first chunk.
+    """Return the decode rate in tokens per second, without tokens that came with the first chunk.
 
     Args:
         answer: The answer; a failed one has the rate 0.
@@ -123,9 +125,9 @@ def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) ->
 
 
 def bunched(answers: Sequence[TimedAnswer], clock: Clock) -> int:
-    """Return how many tokens came together, or too soon, at the start of answers.
+    """Return how many tokens came together, or too soon, at the start of the answers.
 
-    An answer that is not longer is as late as its first chunk.
+    An answer with no more tokens than these consists of late tokens only.
 
     Args:
         answers: The answers.

@@ -1,7 +1,8 @@
 """Checks that can make a number invalid.
 
-Each check has a name and records its evidence. A check without the means to look is recorded as
-`unproven`, which makes nothing INVALID. The checks of rates and clocks are in `rate_checks`.
+Each check has a name and records its evidence. A check that cannot be made, since the server lacks
+the data, is recorded as `unproven`, which makes nothing INVALID. The checks of rates and clocks are
+in `rate_checks`.
 """
 
 from collections.abc import Sequence
@@ -14,43 +15,43 @@ from sm121.measure import decoding, measurement
 from sm121.measure.counters import Counters
 from sm121.measure.timing import arrivals, ttft_ms
 
-#: Seconds between clocks that do not step.
+#: Maximum difference in seconds between two clocks if neither was stepped.
 _CLOCK_STEP_S = 0.005
-#: NTP slews by 500 ppm at most; this is twice as much.
+#: Maximum drift between two clocks, as a fraction: twice NTP's maximum slew of 500 ppm.
 _SLEW = 1e-3
-#: Share of fresh prompts that a cache may have, by chance where pages have one token. No rate
-#: changes more than that.
+#: Maximum fraction of fresh prompts' tokens that are cached. If cache pages have one token, some
+#: are cached by chance; the effect on a rate is no larger than this fraction.
 _CACHED_SHARE = 0.005
-#: Share of a chat's tokens that its usage may leave out: an end of turn, control tokens.
+#: Maximum fraction of a chat's tokens that its usage may omit (end of turn, control tokens).
 _CHAT_TOKENS = 0.02
-#: Tokens of a draft that may lie beyond the end of an answer.
+#: Maximum number of accepted draft tokens that may lie beyond the end of an answer.
 _LONGEST_DRAFT = 16
-#: Least delay of the client in nanoseconds that disturbs a first token.
+#: Shorter delays of the client, in nanoseconds, do not disturb the time to a first token.
 _LEAST_LAG_NS = 3e6
 
 
 @dataclass
 class Findings:
-    """Reasons against the numbers of a cell, and checks that could not be made."""
+    """Reasons why the numbers of a cell are invalid, and checks that could not be made."""
 
     invalid: list[measurement.Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     def against(self, reason: str, evidence: str) -> None:
-        """Record a reason against the numbers, once.
+        """Record a reason why the numbers are invalid, if it is not recorded yet.
 
         Args:
             reason: The name of the check.
-            evidence: What it observed. Only the first evidence of a reason is kept.
+            evidence: What the check observed. Only the first evidence of a reason is kept.
         """
         if all(item.reason != reason for item in self.invalid):
             self.invalid.append(measurement.Invalidity(reason=reason, evidence=evidence))
 
     def not_checked(self, check: str) -> None:
-        """Record a check that could not be made, once.
+        """Record a check that could not be made, if it is not recorded yet.
 
         Args:
-            check: The check and the reason, for people.
+            check: The check, and why it could not be made, as text.
         """
         if check not in self.unproven:
             self.unproven.append(check)
@@ -61,8 +62,8 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
 
     Args:
         answers: The answers.
-        clock: The clock that all of them allow; None if none of them has a token.
-        findings: Gets the reasons.
+        clock: The clock that all answers allow; None if no answer has a token.
+        findings: Receives the reasons.
     """
     failed = [answer for answer in answers if not answer.ok]
     if failed:
@@ -144,7 +145,7 @@ def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
 
     Args:
         answers: The answers of the warm-up.
-        findings: Gets the reason.
+        findings: Receives the reason.
     """
     failed = [answer for answer in answers if not answer.ok]
     if failed:
@@ -156,8 +157,8 @@ def check_compiled(lines: Sequence[str], findings: Findings) -> None:
     """Check that the engine compiled no kernel during timed requests.
 
     Args:
-        lines: Lines of its log about compilations.
-        findings: Gets the reason.
+        lines: The lines of the engine's log about compilations.
+        findings: Receives the reason.
     """
     if lines:
         findings.against(
@@ -168,13 +169,13 @@ def check_compiled(lines: Sequence[str], findings: Findings) -> None:
 
 
 def check_twin(twin: TimedAnswer, findings: Findings) -> None:
-    """Check the ids of an untimed request against its usage, chunk by chunk.
+    """Compare the token ids of an untimed request with its usage, chunk by chunk.
 
-    The timed requests are as long, ask for no ids, and are counted by usage.
+    The timed requests have the same length, but request no ids: their tokens are counted by usage.
 
     Args:
         twin: The answer to the untimed request.
-        findings: Gets the reasons.
+        findings: Receives the reasons.
     """
     if not twin.ok:
         is_failure = twin.status is None or twin.status == 200 or twin.status >= 500
@@ -210,13 +211,13 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
 def check_chat(
     answer: TimedAnswer, before: Counters | None, after: Counters | None, findings: Findings
 ) -> None:
-    """Check that a chat did not fail, and its usage against the server's counters.
+    """Check that a chat did not fail, and compare its usage with the server's counters.
 
     Args:
         answer: The answer of the chat.
-        before: The counters before it; None if there are none.
-        after: The counters after it; None if there are none.
-        findings: Gets the reasons.
+        before: The counters before the chat; None if there are none.
+        after: The counters after the chat; None if there are none.
+        findings: Receives the reasons.
     """
     if not answer.ok:
         findings.against("request_failed", str(answer.error))
@@ -235,12 +236,12 @@ def check_chat(
 
 
 def check_metrics_stay(before: Counters | None, after: Counters | None, findings: Findings) -> None:
-    """Check that every counter before the first request is still there after the last one.
+    """Check that every counter that existed before the first request exists after the last one.
 
     Args:
         before: The counters before the first request; None if there were none.
         after: The counters after the last one; None if there are none.
-        findings: Gets the reason.
+        findings: Receives the reason.
     """
     if before is None:
         return
@@ -256,13 +257,13 @@ def check_metrics_stay(before: Counters | None, after: Counters | None, findings
 def check_counters(
     delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
-    """Check the server's counters against the requests of the client.
+    """Compare the server's counters with the requests of the client.
 
     Args:
-        delta: How far the counters moved; None if the server has none.
-        answers: All answers of the same time.
+        delta: The change of the counters; None if the server has none.
+        answers: All answers between the two readings of the counters.
         clock: The clock that counts their tokens.
-        findings: Gets the reasons.
+        findings: Receives the reasons.
     """
     if delta is None:
         for check in ("other clients", "prefix-cache hits", "preemptions", "tokens by counters"):
@@ -296,7 +297,7 @@ def check_counters(
 def _check_generated(
     delta: dict[str, float], answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
-    """Check the generated tokens by the counters against the tokens that arrived."""
+    """Compare the counter of generated tokens with the tokens that arrived."""
     generated = delta.get("generated")
     if generated is None:
         findings.not_checked("tokens by counters: /metrics says no number of generated tokens")
@@ -313,17 +314,17 @@ def _check_generated(
 def check_drafts(
     delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
-    """Check the counters of drafts against the prompts and the streams.
+    """Compare the counters of drafts with the prompts and the streams.
 
-    A step sends one token and the accepted ones, and nothing after the end of an answer.
+    A step sends one token and the accepted draft tokens, and nothing after the end of an answer.
 
     Args:
-        delta: How far the counters moved; None if the server has none.
-        answers: All answers of the same time.
+        delta: The change of the counters; None if the server has none.
+        answers: All answers between the two readings of the counters.
         clock: The clock that counts their tokens.
-        findings: Gets the reasons.
+        findings: Receives the reasons.
     """
-    # Tokens that came with another one.
+    # The number of tokens that came together with another token.
     joined = 0
     for answer in answers:
         joined += tokens_of(answer, clock) - len(decoding.moments(arrivals(answer, clock)))
@@ -358,8 +359,8 @@ def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
     """Check that the client's clocks agree.
 
     Args:
-        batches: The batches with the steps of the clocks.
-        findings: Gets the reason.
+        batches: The batches, with the differences between the clocks.
+        findings: Receives the reason.
     """
     for batch in batches:
         boot = batch.clock_steps.get("boot", 0.0)
@@ -394,13 +395,13 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -
 
 
 def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
-    """Check that the client disturbed few rounds. Disturbed rounds are left out.
+    """Check that the client's own delays disturbed few rounds. Disturbed rounds are excluded.
 
     Args:
-        lost: Rounds that were left out.
-        kept: The other rounds.
+        lost: The number of excluded rounds.
+        kept: The number of remaining rounds.
         worst_ns: The longest delay of the client.
-        findings: Gets the reason.
+        findings: Receives the reason.
     """
     if lost > max(2, kept):
         findings.against(

@@ -18,10 +18,10 @@ from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.validity import Findings
 
-#: Version of the metrics here. Numbers of different versions are not compared.
+#: Version of the metrics' definitions. Numbers of different versions are not compared.
 DEFINITION = 2
 
-#: Reasons of checks that compare answers of different times, or parts of a few answers.
+#: Reasons of invalidity for which extra rounds are measured: clocks disagree, perhaps by chance.
 _CLOCKS = frozenset({"second_clock", "rates_contradict"})
 
 
@@ -29,15 +29,15 @@ _CLOCKS = frozenset({"second_clock", "rates_contradict"})
 class Metric(ABC):
     """A quantity that is computed from the answers of a cell.
 
-    The docstring of a metric has its definition and its source.
+    The docstring of each subclass states the metric's definition and source.
     """
 
     key: ClassVar[str]
     unit: ClassVar[Unit]
     higher_is_better: ClassVar[bool]
-    #: Whether the first token is enough, so that short answers give samples too.
+    #: Whether the metric only needs the first token, so that short answers also give samples.
     of_first_token: ClassVar[bool] = False
-    #: Whether a few rounds are enough at first, since other metrics need more of the cell later.
+    #: Whether a few rounds are enough at first, since other metrics measure more rounds later.
     first_visit: ClassVar[bool] = False
 
     #: The quantile of the samples that is the value; None for the median.
@@ -45,11 +45,11 @@ class Metric(ABC):
 
     @property
     def is_tail(self) -> bool:
-        """Whether it is a quantile beyond the median."""
+        """Whether the value is a quantile beyond the median."""
         return self.quantile is not None and self.quantile > 0.5
 
     def parts(self, _cell: MeasuredCell) -> Sequence["Metric"]:
-        """Return metrics of parts of this one, which are recorded beside it."""
+        """Return metrics of subsets of the answers, which are recorded beside this one."""
         return ()
 
     @abstractmethod
@@ -58,7 +58,7 @@ class Metric(ABC):
 
     @abstractmethod
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return the values in `unit`, one a round or a request.
+        """Return the values in `unit`, one per round or per request.
 
         Raises:
             NotRun: The cell gives no values.
@@ -66,14 +66,14 @@ class Metric(ABC):
         """
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Check the samples, and add what belongs beside the value.
+        """Check the samples, and add related numbers to the measurement.
 
         Args:
             cell: The cell.
-            measurement: Its measurement, which gets `extra`.
-            findings: Gets the reasons against its samples.
+            measurement: The cell's measurement; its `extra` is set.
+            findings: Receives the reasons why the samples are invalid.
         """
-        # Several streams wait for the prompts of the other streams.
+        # With several streams, a pause is normal: a stream waits for the other streams' prompts.
         if self.of_first_token and cell.concurrency == 1:
             good = [answer for answer in cell.timed.all_answers if answer.ok]
             rate_checks.check_first_chunk(good, cell.timed.counted_by, findings)
@@ -82,7 +82,7 @@ class Metric(ABC):
             rate_checks.check_drift(measurement.samples, bound, findings)
 
     def of(self, cell: MeasuredCell) -> Measurement:
-        """Compute the metric of all answers of a cell.
+        """Compute the metric from all answers of a cell.
 
         Args:
             cell: The cell.
@@ -101,7 +101,7 @@ class Metric(ABC):
             remarks=cell.remarks(self.name(cell)),
             records=cell.records,
         )
-        # A failed request is an infinite time. A rate beside one is not believed.
+        # A failed request counts as an infinite time; a rate becomes invalid.
         findings = cell.findings(failures=self.higher_is_better)
         self.examine(cell, measurement, findings)
         extra = measurement.extra | cell.timed.client_account()
@@ -111,9 +111,9 @@ class Metric(ABC):
         return measurement
 
     def settle(self, cell: MeasuredCell) -> Measurement:
-        """Compute the metric, after extra rounds if only disagreeing clocks make it invalid.
+        """Compute the metric; measure extra rounds first if only its clocks disagree.
 
-        Other work on the machine may be over by then.
+        Other work on the machine, which may be the cause, may have ended by then.
 
         Args:
             cell: The cell.
@@ -133,11 +133,11 @@ class Metric(ABC):
 
         Args:
             cell: The cell.
-            samples: Samples in all.
+            samples: The total number of samples.
         """
         rounds = len(cell.timed.long)
         if self.of_first_token and cell.concurrency == 1:
-            # For percentiles of what happens before the first token the new requests are short.
+            # A percentile of a time to the first token needs only short requests.
             cell.short_rounds = max(samples - rounds, len(cell.timed.short))
             cell.gather(rounds)
             return
@@ -148,11 +148,11 @@ class Metric(ABC):
         cell.gather(rounds + max(1, math.ceil(missing / per_round)))
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Measure what the last look of the metric's gate needs.
+        """Measure the rounds that the last look of the metric's gate needs.
 
         Args:
             cell: The cell.
-            rounds: Rounds in all.
+            rounds: The total number of rounds.
         """
         cell.gather(rounds)
 
@@ -190,11 +190,11 @@ def by_key() -> Mapping[str, type[Metric]]:
 
 
 def find(key: str, **parameters: Any) -> Metric:
-    """Return the metric of a key: ``find("tg", tokens=32)``.
+    """Create the metric with a key: ``find("tg", tokens=32)``.
 
     Args:
         key: The key of the metric.
-        **parameters: Its fields.
+        **parameters: The fields of the metric.
 
     Raises:
         ValueError: No metric has this key.

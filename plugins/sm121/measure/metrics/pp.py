@@ -35,10 +35,10 @@ class PrefillRate(Metric):
         return f"pp{cell.server.plan.prompt_tokens}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return one rate of each request; for several streams, one of each round.
+        """Return one rate per request; for several streams, one per round.
 
         Raises:
-            Inapplicable: Some prompts wait until other streams have decoded.
+            Inapplicable: The server runs fewer requests at a time, so that some prompts wait.
         """
         if cell.shape.queued:
             raise Inapplicable(
@@ -68,7 +68,7 @@ class PrefillRate(Metric):
 
 
 def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Return the prompt tokens a second over TTFT, with nothing subtracted.
+    """Return the prompt's tokens divided by TTFT, in tokens per second, with nothing subtracted.
 
     Args:
         answer: The answer; a failed one has the rate 0.
@@ -82,14 +82,15 @@ def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Return the prefill rate of streams side by side.
+    """Return the prefill rate of concurrent streams.
 
     Args:
         answers: The answers of one round.
         clock: The clock that counts their tokens.
 
     Returns:
-        Prompt tokens a second, until all streams have a first token; 0 if a request failed.
+        All prompt tokens over the time until each stream has its first token, in tokens per second;
+        0 if a request failed.
     """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
@@ -101,7 +102,7 @@ def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 
 def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
-    """Return the prefill rate by the slope of TTFT over the prompt's length.
+    """Return the prefill rate from the slope of TTFT over the prompt's length.
 
     The constant cost of a request is not part of it.
 

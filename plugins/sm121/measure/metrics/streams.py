@@ -12,8 +12,8 @@ from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
 
-#: A rate of several streams below this share of the rate expected from its neighbours is a dip.
-#: Between captured graph sizes 17 to 25 % were lost (dendro-logic).
+#: A rate below this fraction of the rate interpolated between the next smaller and larger numbers
+#: of streams is a dip. Between captured graph sizes, 17 to 25 % were lost (dendro-logic).
 _DIP = 0.9
 
 
@@ -32,11 +32,11 @@ class StreamsRate(Metric):
     higher_is_better: ClassVar[bool] = True
 
     def name(self, cell: cells.MeasuredCell) -> str:
-        """``tg32_c4@d0``."""
+        """Return ``tg32_c4@d0``."""
         return f"tg{cell.shape.tokens_together}{cell.shape.suffix}@d{cell.depth}"
 
     def samples(self, cell: cells.MeasuredCell) -> list[float]:
-        """Return one rate of each round whose streams decoded at the same time."""
+        """Return one rate per round; rounds whose streams decoded one after another have none."""
         clock = cell.timed.counted_by
         if cell.shape.queued:
             return [rate_in_turns(answers, clock) for answers in cell.timed.long]
@@ -49,16 +49,17 @@ class StreamsRate(Metric):
     def examine(
         self, cell: cells.MeasuredCell, measurement: Measurement, findings: validity.Findings
     ) -> None:
-        """Add the rate of each stream, and note a dip between the measured numbers of streams.
+        """Add the rate per stream, and a remark on a dip between the measured numbers of streams.
 
         Args:
             cell: The cell.
-            measurement: Its measurement, which gets `extra` and `remarks`.
-            findings: Gets the reasons against its samples.
+            measurement: The cell's measurement; its `extra` and `remarks` are set.
+            findings: Receives the reasons why the samples are invalid.
 
         Raises:
             NotRun: The streams decoded together in half of the rounds or fewer.
-            Unmet: The server was started to run them together, and ran at most half of them.
+            Unmet: The server was started to run all streams together, but ran at most half of them
+                at a time.
         """
         apart = 0
         if not cell.shape.queued:
@@ -97,7 +98,7 @@ class StreamsRate(Metric):
 
     @staticmethod
     def _together(cell: cells.MeasuredCell) -> list[list[TimedAnswer]]:
-        """Return the rounds whose streams decode half of their tokens together, or failed."""
+        """Return the rounds whose streams decode half of their tokens together, or that failed."""
         clock = cell.timed.counted_by
         together = []
         for answers in cell.timed.long:
@@ -110,14 +111,14 @@ class StreamsRate(Metric):
 
 
 def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decoding.Window] | None:
-    """Return the part of each stream in which all of them decode.
+    """Return the part of each stream in which all streams decode.
 
     Args:
         answers: The answers of one round.
         clock: The clock that counts their tokens.
 
     Returns:
-        One window of each stream; None if they never decode together or a request failed.
+        One window per stream; None if the streams never decode together or a request failed.
     """
     if not answers or not all(answer.ok for answer in answers):
         return None
@@ -126,7 +127,7 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decodin
 
 
 def _most_at_once(answers: Sequence[TimedAnswer], clock: Clock) -> int:
-    """Return how many streams of a round decoded at the same time, at most."""
+    """Return the maximum number of streams of a round that decoded at the same time."""
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     spans = [(chunks[0].at_ns, chunks[-1].at_ns) for chunks in streams if chunks]
     most = 0
@@ -137,15 +138,15 @@ def _most_at_once(answers: Sequence[TimedAnswer], clock: Clock) -> int:
 
 
 def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Return the rate of streams of which some wait until others have ended.
+    """Return the total rate of a round in which some streams wait until others have ended.
 
     Args:
         answers: The answers of one round.
         clock: The clock that counts their tokens.
 
     Returns:
-        All tokens after the first chunk over the time from it to the last one, in tokens a second;
-        0 if a request failed.
+        All tokens after the first chunk, over the time from the first to the last chunk, in tokens
+        per second; 0 if a request failed.
     """
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
@@ -159,12 +160,12 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 
 def dips(rates: Mapping[int, float]) -> list[str]:
-    """Return a line if the middle one of the last three numbers of streams is slow.
+    """Return a line if, of the three largest numbers of streams, the middle one is slow.
 
     A batch between two captured graph sizes is padded to the larger one.
 
     Args:
-        rates: Tokens a second of all streams together, by the number of streams.
+        rates: Tokens per second of all streams together, by the number of streams.
     """
     if len(rates) < 3:
         return []

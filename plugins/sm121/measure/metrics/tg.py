@@ -15,7 +15,7 @@ from sm121.measure.rate_checks import RatePair
 from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
-#: Least gaps of a short answer that shows a rate.
+#: Minimum number of gaps in a short answer for computing its rate.
 _GAPS = 3
 
 
@@ -33,24 +33,24 @@ class DecodeRate(Metric):
     unit: ClassVar[Unit] = "tok/s"
     higher_is_better: ClassVar[bool] = True
 
-    #: Tokens of the answer.
+    #: The number of tokens, N.
     tokens: int
     #: The fixed text whose answers count; empty for all texts.
     text: str = ""
 
     def name(self, cell: MeasuredCell) -> str:
-        """Return ``tg32@d0``; for one text ``tg32_code@d0``."""
+        """Return ``tg32@d0``, or ``tg32_code@d0`` for one text."""
         suffix = f"_{self.text}" if self.text else ""
         return f"tg{self.tokens}{suffix}@d{cell.depth}"
 
     def parts(self, cell: MeasuredCell) -> list[Metric]:
-        """Return the rate of each fixed text."""
+        """Return the metric of each fixed text."""
         if self.text:
             return []
         return [DecodeRate(self.tokens, text) for text in cell.server.prompts.texts if text]
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return the rate of each round: of its only answer, or of its slowest text."""
+        """Return one rate per round: of its only answer, or of its slowest text."""
         clock = cell.timed.counted_by
         samples = []
         for answers in cell.rounds_of(self.tokens):
@@ -63,12 +63,12 @@ class DecodeRate(Metric):
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Compare the rates with each other, the wall times, and the rest of the same answers.
+        """Check the rates against each other, wall times, and the rest of the same answers.
 
         Args:
             cell: The cell.
-            measurement: Its measurement, which gets `extra`, `track` and `left_out`.
-            findings: Gets the reasons against its samples.
+            measurement: The cell's measurement; its `extra`, `track` and `left_out` are set.
+            findings: Receives the reasons why the samples are invalid.
         """
         super().examine(cell, measurement, findings)
         clock = cell.timed.counted_by
@@ -92,8 +92,8 @@ class DecodeRate(Metric):
         clock = cell.timed.counted_by
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
-        # If the rate drifts, requests of different times differ. If an answer is too short, its
-        # wall time is too.
+        # If the rate drifts, earlier and later requests differ anyway. If an answer has too few
+        # tokens, its wall time is too short.
         if not reasons & {"drift", "short_answer"}:
             rate_checks.check_second_clock(pairs, bound, findings)
             neighbours = self._neighbours(cell)
@@ -102,7 +102,7 @@ class DecodeRate(Metric):
         rate_checks.check_start(good, clock, tokens, findings)
         if cell.server.prompts.natural:  # not part of the second clock's window
             rate_checks.check_first_chunk(good, clock, findings)
-        # If the stream is not the generation, its parts show nothing more.
+        # If the wall times already contradict the stream, comparing its parts adds nothing.
         if all(item.reason != "second_clock" for item in findings.invalid):
             beginning = min(tokens, cell.shape.tokens // 2)
             rate_checks.check_beginning(good, clock, beginning, bound, findings)
@@ -110,7 +110,7 @@ class DecodeRate(Metric):
     def _extra(
         self, cell: MeasuredCell, answers: Sequence[TimedAnswer], pairs: Sequence[RatePair]
     ) -> dict[str, Any]:
-        """Return other definitions of the rate, and what belongs beside it."""
+        """Return other definitions of the rate, and related numbers."""
         clock = cell.timed.counted_by
         late_ns = []
         for answer in answers:
@@ -131,7 +131,7 @@ class DecodeRate(Metric):
         }
 
     def _bounds_left_out(self, cell: MeasuredCell) -> list[tuple[float, float]]:
-        """Return the lowest and highest possible rate of each round that was left out."""
+        """Return the lowest and highest possible rate of each excluded round."""
         clock = cell.timed.counted_by
         left_out = [answer for answer in cell.timed.left_out if answer.asked_tokens >= self.tokens]
         bounds = []
@@ -147,7 +147,7 @@ class DecodeRate(Metric):
         return bounds
 
     def _neighbours(self, cell: MeasuredCell) -> list[RatePair]:
-        """Return `second_clock` of each extra long answer and the short one beside it."""
+        """Return the rate pairs of each extra long answer and the short answer sent next to it."""
         if cell.repetition is None:
             return []
         after_ns = cell.repetition.after_ns
@@ -161,14 +161,14 @@ class DecodeRate(Metric):
         return pairs
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
-        """Measure rounds of exactly this length: longer answers show the same in more time."""
+        """Measure rounds of exactly this length: longer answers only take more time."""
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Measure what the last look of the gate needs.
+        """Measure the rounds that the last look of the metric's gate needs.
 
-        If the gate looked at as many answers of all lengths, those of this length may be the slow
-        ones.
+        After many rounds of all lengths, also measure rounds of exactly this length, since those
+        alone may be slow.
         """
         readings = 0
         if self.of(cell).rounds >= gate.STEADY_LOOK:
@@ -176,11 +176,12 @@ class DecodeRate(Metric):
         cell.gather(rounds, readings=readings, tokens=self.tokens)
 
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
-        """Return the rates and those of the shorter answers, in the order of sending.
+        """Return the rates of this metric and of shorter answers, in the order of sending.
 
-        A short answer's rate is its share of the median gap of all short answers. Its gap is the
-        smaller one of mean and median, since one gap may be most of a short answer. Empty for fixed
-        texts, which are not alike.
+        A short answer's rate is scaled: the median rate times the median gap of all short answers
+        over this answer's gap. The gap of an answer is the smaller of its gaps' mean and median,
+        since one long gap may be most of a short answer. Empty with fixed texts, whose rates are
+        not comparable.
         """
         if cell.server.prompts.natural:
             return []
@@ -206,9 +207,9 @@ def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float,
     """Return the bounds of a decode rate whose first and last timestamps may be late.
 
     Args:
-        rate: The rate by the timestamps, in tokens a second.
-        tokens: Tokens of the answer.
-        lag_ns: How late the client may have been when it sent, at the first and at the last chunk.
+        rate: The rate computed from the timestamps, in tokens per second.
+        tokens: The number of tokens of the answer.
+        lag_ns: How late the timestamps of the sending, the first and the last chunk may be.
 
     Returns:
         The lowest and the highest possible rate. Long delays give wide bounds.
@@ -223,9 +224,9 @@ def rate_bounds(rate: float, tokens: int, lag_ns: Sequence[int]) -> tuple[float,
 
 
 def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
-    """Return (n - 1) / (last - first), in tokens a second.
+    """Return (n - 1) / (last - first), in tokens per second.
 
-    It is the decode rate if the first chunk has one token, and too high otherwise.
+    This is the decode rate if the first chunk has one token, and too high otherwise.
 
     Args:
         answer: The answer; a failed one has the rate 0.
@@ -238,7 +239,7 @@ def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
-    """Return k1: the tokens in the first chunk that has any."""
+    """Return the number of tokens in the first chunk that has any."""
     chunks = timing.arrivals(answer, clock)
     return chunks[0].tokens if chunks else 0
 
@@ -246,16 +247,17 @@ def first_chunk_tokens(answer: TimedAnswer, clock: Clock) -> int:
 def second_clock(
     long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
 ) -> list[RatePair]:
-    """Return the rates of every pair of answers of different length, by two clocks.
+    """Return the rates by two clocks, for every pair of a long and a short answer.
 
-    If drafts are accepted, both rates are of the same tokens of the same text.
+    With fixed texts, both rates cover the same tokens of the same text, since drafts make rates
+    vary within an answer.
 
     Args:
         long: The long answers.
         short: The short answers.
         clock: The clock that counts their tokens.
-        tokens: The token of the long answers up to which they count. If it is their last, the wall
-            times of whole requests count.
+        tokens: The number of tokens of the long answers that are used. If it is their whole length,
+            the second clock uses the wall times of whole requests.
     """
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
@@ -284,10 +286,11 @@ def _nearest(rates: Sequence[float], target: float) -> float:
 
 
 def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> list[float]:
-    """Return the rates of a stream from the chunk with one token to the chunk with another.
+    """Return two rates of a stream between token ``few`` and token ``many``.
 
-    The first rate counts from the token itself, since a request of ``few`` tokens ends with the
-    step that has its last one. The second counts from the end of the chunk, which may be no step.
+    The first counts tokens from ``few`` on, since a request for ``few`` tokens ends with the step
+    that generates the last of them. The second counts from the end of the chunk with token ``few``,
+    since a chunk need not be one step.
     """
     chunks = timing.arrivals(answer, clock)
     begin = next((chunk for chunk in chunks if chunk.tokens >= few), chunks[-1])
@@ -299,7 +302,7 @@ def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> li
 
 
 def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
-    """Return a number of tokens and its time in ms; for a whole request, the wall time."""
+    """Return a number of tokens and the ms until they arrived; for a whole request, wall time."""
     if whole:
         return answer.asked_tokens, timing.e2e_ms(answer)
     window = timing.window(answer, clock, tokens)

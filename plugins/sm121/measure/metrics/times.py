@@ -23,7 +23,7 @@ class TimeToFirstToken(TimeMetric):
     of_first_token: ClassVar[bool] = True
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return the time of each request, the short ones included."""
+        """Return the time of each request, including the short ones."""
         clock = cell.timed.counted_by
         return [timing.ttft_ms(answer, clock) for answer in cell.timed.all_answers]
 
@@ -44,7 +44,7 @@ class TimePerToken(TimeMetric):
     key: ClassVar[str] = "tpot"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Return the time of each long answer."""
+        """Return the mean time per token of each long answer."""
         clock = cell.timed.counted_by
         rates = [timing.decode_rate(answer, clock) for answer in cell.timed.answers]
         return [1e3 / rate if rate else timing.NEVER for rate in rates]
@@ -54,7 +54,7 @@ class TimePerToken(TimeMetric):
 class InterTokenLatency(TimeMetric):
     """``itl_pQ``: gaps between chunks that carry tokens, pooled over all requests.
 
-    Chunks that came together are one. A gap is that of an arrival, whatever its number of tokens.
+    Chunks that came together count as one; a gap is not divided by the number of tokens after it.
     Source: vLLM's ``bench serve``.
     """
 
