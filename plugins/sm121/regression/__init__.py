@@ -1,1 +1,1 @@
-"""Regression: this run against the stored ones, and one side against another."""
+"""Regression: this run compared with stored runs, and A compared with B."""

@@ -1,11 +1,11 @@
-"""A against B: the two sides of ``--ab`` as they were given, and the record of their starts.
+"""A against B: the two sides of ``--ab`` from the command line, and the record of their starts.
 
-The sides are two builds or configurations, started in turns. The unit is one start: memory layout,
-autotuning and temperature differ from start to start, and more rounds on one server do not average
-them out. Each start gives one value per metric. Starts come in pairs in alternating order (A B,
-B A, ...), and the interval of the ratio B / A is over pairs. A start on another kernel path than
-the requested one does not count, nor does a comparison of a server with itself: see
-`sm121.regression.visit_checks`.
+The sides are two builds or configurations, started in turns. One start is one sample: memory
+layout, autotuning and temperature differ from start to start, and more rounds on one server do not
+average them out. Each start gives one value per metric. Starts come in pairs in alternating order
+(A B, B A, ...), and the interval of the ratio B / A is computed over pairs. A start on another
+kernel path than the requested one does not count, and neither does a comparison of a server with
+itself: see `sm121.regression.visit_checks`.
 """
 
 import re
@@ -32,9 +32,9 @@ _LOG = "--server-log"
 
 @dataclass(frozen=True)
 class Side:
-    """One side, as it was given."""
+    """One side, as given on the command line."""
 
-    #: The word behind ``--ab``.
+    #: The argument of ``--ab``.
     text: str
     #: The URL of a running server; None for a configuration.
     url: str | None = None
@@ -42,9 +42,9 @@ class Side:
     log: Path | None = None
     #: The interpreter of the engine; None for the one under test.
     python: str | None = None
-    #: The engine's arguments beside those under test.
+    #: The engine's arguments in addition to those of the configuration under test.
     arguments: tuple[str, ...] = ()
-    #: The environment variables (name, value) beside those under test.
+    #: The environment variables (name, value) in addition to those of the configuration under test.
     environment: tuple[tuple[str, str], ...] = ()
 
 
@@ -52,16 +52,16 @@ def parse_sides(texts: Sequence[str], own_options: Container[str] = ()) -> tuple
     """Parse both sides of ``--ab``.
 
     Args:
-        texts: Two words. Both are a URL, each perhaps with ``--server-log PATH`` behind it, or both
-            are the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` beside the
-            configuration under test.
-        own_options: The names of the suite's options. No side begins with one of them.
+        texts: The two arguments. Either both are a URL, optionally followed by
+            ``--server-log PATH``; or both are additions to the configuration under test: engine
+            arguments, ``KEY=VALUE`` and ``--engine-python PATH``.
+        own_options: The names of the suite's options. A side must not begin with one of them.
 
     Returns:
         The sides A and B.
 
     Raises:
-        UsageError: The words are neither, or both sides are the same.
+        UsageError: The arguments are neither of these, or both sides are the same.
     """
     first, second = (_side(text) for text in texts)
     for side in (first, second):
@@ -79,9 +79,9 @@ def parse_sides(texts: Sequence[str], own_options: Container[str] = ()) -> tuple
 
 
 def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Container[str]) -> None:
-    """Refuse a side that is the next word of the command line: a path, or an option of the suite.
+    """Reject a side that looks like a path or an option of the suite.
 
-    The next word is swallowed if only one word was given.
+    If the user gives only one argument, ``--ab`` takes the next word of the command line as B.
     """
     if not side.arguments:
         return
@@ -97,7 +97,7 @@ def _refuse_swallowed_word(side: Side, texts: Sequence[str], own_options: Contai
 
 
 def _place(url: str) -> tuple[str, int, str]:
-    """Return host, port and path of an address; every name of this machine's own is one host."""
+    """Return host, port and path of an address; all names of this machine count as one host."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if host in ("127.0.0.1", "::1"):
@@ -134,7 +134,7 @@ def _side(text: str) -> Side:
 
 
 def _side_of_url(text: str) -> Side:
-    """Parse a URL, perhaps with ``--server-log PATH`` or ``--server-log=PATH`` behind it."""
+    """Parse a URL, optionally followed by ``--server-log PATH`` or ``--server-log=PATH``."""
     address, _, behind = text.partition(" ")
     url = root_of(address, "--ab")
     behind = behind.strip()
@@ -167,7 +167,7 @@ def order(pairs: int) -> list[str]:
 
 @dataclass(frozen=True)
 class MetricOfStart:
-    """A metric of one start."""
+    """The value of a metric after one start."""
 
     value: float
     unit: str
@@ -181,13 +181,13 @@ class Visit:
     #: "A" or "B".
     side: str
     metrics: dict[str, MetricOfStart] = field(default_factory=dict)
-    #: The kernel path by the log; empty without a log.
+    #: The kernel path that the log shows; empty without a log.
     path: dict[str, Any] = field(default_factory=dict)
-    #: The requests for the kernel path, each with its state.
+    #: What the configuration requests of the kernel path, each request with its state.
     requested: list[str] = field(default_factory=list)
     #: The file name of the log.
     log: str | None = None
-    #: The reason that the server did not serve; None if it did.
+    #: Why the server did not serve; None if it did.
     failure: str | None = None
 
 
@@ -204,7 +204,7 @@ class AbFile(Record):
     @field_validator("outcomes", mode="before")
     @classmethod
     def _name_words(cls, outcomes: Any) -> Any:
-        """Read files until 28 November 2026: ``text`` was the name of the metric and ``words``."""
+        """Read files written until 28 November 2026, whose ``text`` was ``METRIC: WORDS``."""
         if not isinstance(outcomes, list):
             return outcomes
         renamed = []
@@ -228,7 +228,7 @@ class AbFile(Record):
         return {}
 
     def requested(self, side: str) -> list[str]:
-        """Return the requests of all starts of a side, each once.
+        """Return the kernel-path requests of all starts of a side, without duplicates.
 
         Args:
             side: "A" or "B".
@@ -248,7 +248,7 @@ class AbFile(Record):
         return [visit.failure for visit in self.visits if visit.side == side and visit.failure]
 
     def logs(self, side: str) -> list[str]:
-        """Return the names of the logs of a side, each once.
+        """Return the names of the logs of a side, without duplicates.
 
         Args:
             side: "A" or "B".

@@ -1,4 +1,4 @@
-"""The files of an A/B run: ab.json, its part of verdict.json, and review.md."""
+"""The output of an A/B run: ab.json, its metrics and changes in verdict.json, and review.md."""
 
 import dataclasses
 import json
@@ -26,11 +26,11 @@ _A = "A"
 
 
 def note_outcomes(run: Run, outcomes: Sequence[Change]) -> None:
-    """Set the metrics ``ab:NAME`` and the changes of verdict.json.
+    """Set the metrics ``ab:NAME`` and the changes in verdict.json.
 
     Args:
-        run: The run. It is not saved here.
-        outcomes: The changes of B against A. A price has no ratio, and so is no metric.
+        run: The run.
+        outcomes: The changes of B against A. Prices of rounding have no ratio, and are skipped.
     """
     for outcome in outcomes:
         if outcome.difference is not None:
@@ -85,7 +85,7 @@ def write_record(
 
 
 def _json_of(outcome: Change) -> dict[str, Any]:
-    """Return a change without empty texts; a number that JSON has not is null."""
+    """Return a change as JSON, without empty texts; infinite numbers and NaN become null."""
     fields = {}
     for name, value in dataclasses.asdict(outcome).items():
         if isinstance(value, float):
@@ -110,8 +110,8 @@ def write_review(
         run: The run.
         sides: Both sides.
         chosen: The feature's hypothesis.
-        answers: The results of its criteria.
-        gate: The results of the criteria of its phase.
+        answers: The results of the hypothesis' criteria.
+        gate: The results of the criteria of its phase's gate.
         verdict: The worst verdict of all results.
         outcomes: The changes of B against A.
 

@@ -1,4 +1,4 @@
-"""Both sides of an A/B comparison started in turns, measured, and judged."""
+"""An A/B comparison: both sides are started in turns, measured, and judged."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from sm121.regression.side_watch import SideWatch
 from sm121.run.machine_report import BoxReport
 from sm121.run.run import Run
 
-#: How much worse B may be in metrics that vary from start to start on any machine, as a fraction.
+#: How much worse B may be, as a fraction, in metrics that vary from start to start on any machine.
 _ALLOWED = {
     "startup_s": 0.25,
     "memory_gib": 0.10,
@@ -45,21 +45,21 @@ def _no_prices(_server: Server) -> Mapping[str, MetricOfStart]:
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made on first use.
+    """The starts of both sides, which are made and measured on first use.
 
     There are at least ``pairs`` pairs of starts, and at most twice as many.
     """
 
     run: Run
     sides: tuple[Side, Side]
-    #: The measurements of each start, at its first depth.
+    #: What is measured at each start; only the first depth is used.
     plan: Plan
     #: Returns the server of a side that has a URL.
     attach: Callable[[Side], Server]
     #: Reads the machine's state after the last visit.
     look_at_box: Callable[[], BoxReport] = BoxReport
     pairs: int = 3
-    #: The hypothesis of the feature that B has.
+    #: The hypothesis on the feature that B adds.
     hypothesis: Hypothesis | None = None
     #: Why no server can be started.
     obstacle: str | None = None
@@ -67,13 +67,13 @@ class AbRun:
     price: Callable[[Server], Mapping[str, MetricOfStart]] = _no_prices
     visits: list[Visit] = field(default_factory=list)
 
-    #: The result of the comparison, which is made once; None before.
+    #: The result of the comparison, which runs only once; None before it.
     _ended: list[Change] | Exception | None = None
-    #: The machine while the pairs were measured, read after the last visit.
+    #: The state of the machine while the pairs were measured, read after the last visit.
     _box: BoxReport = field(default_factory=BoxReport)
     #: By side: the prices, which are the same for each start.
     _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
-    #: What was noted of the servers of both sides at their first visits.
+    #: Compares each side's server with that of the side's first visit.
     watch: SideWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,9 +81,9 @@ class AbRun:
 
     @property
     def outcomes(self) -> list[Change]:
-        """The change of B against A in every metric, after as many pairs as it took to decide.
+        """The change of B against A in each metric, after as many pairs as a decision needs.
 
-        A second call starts nothing and gives the same result.
+        A second call starts no server and returns the same result.
 
         Raises:
             NotRun: A does not start, or an earlier call was interrupted.
@@ -142,7 +142,7 @@ class AbRun:
         return outcomes
 
     def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
-        """Return whether the comparison or the hypothesis is open.
+        """Return whether the comparison or the hypothesis is undecided.
 
         A FAIL of one metric decides the comparison, whatever the verdicts of the other metrics.
         """
@@ -158,7 +158,7 @@ class AbRun:
 
     @property
     def _looks(self) -> int:
-        """How often the pairs are judged at most: each look has its share of the error."""
+        """The maximum number of interim tests, which share the error probability equally."""
         return self.pairs + 1
 
     def judge(self) -> None:
@@ -189,7 +189,7 @@ class AbRun:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(undecided)}")
 
     def review(self) -> None:
-        """Require that the hypothesis holds; review.md is written in any case.
+        """Require that the hypothesis holds. review.md is written even if it does not.
 
         Raises:
             NotRun: There is no hypothesis.
@@ -214,7 +214,7 @@ class AbRun:
         text = f"{'; '.join(lines)}; the review is in {file}"
         if verdict is Verdict.INCONCLUSIVE:
             raise Inconclusive(text)
-        if verdict is Verdict.NOT_RUN:  # a promise that was not checked is not kept
+        if verdict is Verdict.NOT_RUN:  # a criterion that was not evaluated does not hold
             raise Inconclusive(f"not everything that was promised could be looked at: {text}")
         if verdict is not Verdict.PASS:
             broken = [f"{result.criterion}" for result in results if result.verdict is verdict]
@@ -223,7 +223,7 @@ class AbRun:
     def _evaluate(
         self, criteria: Sequence[Criterion], outcomes: list[Change], undecided: Undecided | None
     ) -> list[CriterionResult]:
-        """Evaluate criteria; ``undecided`` is the reason that there are no outcomes."""
+        """Evaluate criteria; ``undecided`` is the reason why there are no outcomes."""
         if undecided is not None:
             return [
                 CriterionResult(criterion, undecided.verdict, note=str(undecided))
@@ -243,7 +243,7 @@ class AbRun:
 
     @property
     def _broken(self) -> str | None:
-        """The failure of B; None while it serves."""
+        """The first failure of B; None if every start of B served."""
         for visit in self.visits:
             if visit.side == "B" and visit.failure:
                 return visit.failure
@@ -277,7 +277,7 @@ class AbRun:
             if name not in self._prices:
                 self._prices[name] = self.price(server)
             visit.metrics.update(self._prices[name])
-        finally:  # the death of a server hides the errors that follow from it
+        finally:  # if the server died, report that instead of the errors that it caused
             self.run.servers.check_alive()
         if server.why_cold:
             self.run.record.remark(f"A/B: startup_s is not compared: {name}: {server.why_cold}")
@@ -288,7 +288,7 @@ class AbRun:
         self._check(visit, server, side)  # a fallback may come with the first request
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """Raise Invalid if the server is not as its side was configured, or not as at first.
+        """Raise Invalid if the server differs from its side's configuration or first visit.
 
         The message names all deviations and the evidence.
         """
@@ -309,7 +309,7 @@ class AbRun:
             raise Invalid(f"{where}: {'; '.join(deviations)}. Evidence: {server.log}")
 
     def _path_deviations(self, visit: Visit, server: Server, side: Side) -> list[str]:
-        """Note the kernel path of a visit, and return its deviations, one line each."""
+        """Store the kernel path of a visit, and return one line per deviation from the required."""
         path = self.run.paths.of(server)
         visit.path = {name: kernel_path.shown(path, name) for name in visit_checks.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
@@ -323,7 +323,7 @@ class AbRun:
         return deviations + visit_checks.changes_since_first(visit, self.visits)
 
     def _check_that_they_differ(self) -> None:
-        """Raise Invalid if the configurations of both sides are one and the same server."""
+        """Raise Invalid if both sides' configurations result in the same server."""
         if self.sides[0].url is not None:
             return
         last = {visit.side: visit for visit in self.visits}
@@ -337,7 +337,7 @@ class AbRun:
             self.run.record.unproven(comparison.unproven)
 
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
-        """Start or attach the server of a side; one with a URL has no reader of its memory."""
+        """Start or attach the server of a side; a server at a URL has no memory reader."""
         if side.url is not None:
             return self.attach(side), None
         if self.run.servers.pool is None:
@@ -379,7 +379,7 @@ class AbRun:
         return values
 
     def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:
-        """Return the memory of the server that runs, in GiB; empty for a server at a URL."""
+        """Return the memory metrics of the running server in GiB; empty for a server at a URL."""
         pool = self.run.servers.pool
         if pool is None or reader is None:
             return {}
@@ -398,7 +398,7 @@ class AbRun:
         }
 
     def _write(self, outcomes: list[Change], void: str | None = None) -> None:
-        """Write the record; ``void`` says why the comparison does not count."""
+        """Write the record; ``void`` is the reason why the comparison does not count."""
         ab_report.note_outcomes(self.run, outcomes)
         ab_report.write_record(self.run, self.sides, self.visits, outcomes, void)
 

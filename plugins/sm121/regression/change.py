@@ -1,7 +1,7 @@
-"""A change of one metric: B against A, this run against stored ones, or against a trusted one.
+"""The change of one metric: from A to B, or from stored or trusted runs to this run.
 
-A higher price of rounding is a regression even if the server got faster, unless the profile allows
-it.
+A higher price of rounding (loss of accuracy by lower precision) is a regression even if the server
+got faster, unless the profile allows it.
 """
 
 import math
@@ -24,27 +24,27 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Change:
-    """A metric before and now, and the decision on it.
+    """A metric before (A) and now (B), and the verdict on the change.
 
-    The verdict is about a regression: PASS if there is none, NOT_RUN if it was not judged.
+    The verdict is PASS if the change is no regression, and NOT_RUN if it was not judged.
     """
 
     metric: str
     unit: str
     higher_is_better: bool
-    #: The value before. None in a file if it was infinite, for example after a failed request.
+    #: The value before. None in a file means infinite, for example after a failed request.
     a: float | None
-    #: The value now. None in a file if it was infinite.
+    #: The value now. None in a file means infinite.
     b: float | None
     #: B / A; None if a value is not a positive number.
     ratio: float | None = None
     #: The bounds of the ratio's 95 % interval; None without an interval.
     ci_low: float | None = None
     ci_high: float | None = None
-    #: The number of runs, or of pairs of starts, behind A.
+    #: The number of runs, or of pairs of starts, from which A was computed.
     pairs: int = 1
-    #: How much worse B may be, as a fraction, or in ``unit`` beside a `difference`; None if
-    #: nothing states it.
+    #: How much worse B may be: as a fraction, or in ``unit`` if `difference` is set. None if there
+    #: is no limit.
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
     #: The comparison in words, without the name of the metric.
@@ -61,7 +61,7 @@ class Change:
 
     @property
     def holds(self) -> bool:
-        """Whether it is no regression, or was not judged."""
+        """Whether the change is no regression, or was not judged."""
         return self.verdict in (Verdict.PASS, Verdict.NOT_RUN)
 
     @property
@@ -76,7 +76,7 @@ class Change:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of how much better B is, as fractions of A, the worse end first."""
+        """The interval of B's improvement as fractions of A, the worse bound first."""
         low = self._worse(self.ci_low)
         high = self._worse(self.ci_high)
         if low is None or high is None:
@@ -99,7 +99,7 @@ class Change:
 
     @property
     def shown_ratio(self) -> str:
-        """The ratio with its interval, for people."""
+        """The ratio with its interval, as text."""
         if self.ratio is None:
             return "not known"
         if self.ci_low is None or self.ci_high is None:
@@ -127,10 +127,10 @@ class Change:
         )
 
     def report(self, beside: str) -> ChangeReport:
-        """Return the change in the form of verdict.json.
+        """Return the change in the format of verdict.json.
 
         Args:
-            beside: The run or the runs that it was compared with, in words.
+            beside: A description of the run or runs with which this run was compared.
         """
         return ChangeReport(
             metric=self.metric,
@@ -144,7 +144,7 @@ class Change:
         )
 
     def _worse(self, ratio: float | None) -> float | None:
-        """Return how much worse B is at a ratio, as a fraction."""
+        """Convert a ratio B / A to how much worse B is, as a fraction."""
         if ratio is None or not math.isfinite(ratio):
             return None
         if self.higher_is_better:
@@ -157,7 +157,7 @@ def signed(fraction: float, digits: int = 1) -> str:
 
     Args:
         fraction: The fraction, 0.1 for 10 %.
-        digits: The number of digits behind the point.
+        digits: The number of decimal digits.
 
     Returns:
         The text; without a sign if it is rounded to zero.
@@ -220,9 +220,9 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
         metric: The name of the price, at any depth.
         before: The price before, in the unit of `PRICES`.
         now: The price now. NaN and infinity always fail.
-        limit: How much worse it may be, in its unit; infinite if the profile allows it to be paid
-            for speed. A price beyond the profile's gate then fails by its own test.
-        runs: The number of runs behind ``before``.
+        limit: How much worse the price may be, in its unit; infinite if the profile allows trading
+            accuracy for speed. A price beyond the profile's gate still fails in another test.
+        runs: The number of runs from which ``before`` was computed.
     """
     unit, higher_is_better = PRICES[without_depth(metric)]
     worse = before - now if higher_is_better else now - before
@@ -246,7 +246,7 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
 
 
 def trade(before: Values, now: Values) -> str:
-    """Return how much faster a run is and what that costs.
+    """Return how much faster a run is, and how much accuracy that costs, as text.
 
     Args:
         before: The metrics before.
@@ -261,7 +261,7 @@ def trade(before: Values, now: Values) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """A metric that a baseline has and this run has not: no success."""
+    """A metric that the baseline has and this run lacks, which must not pass silently."""
 
     metric: str
     #: The name of the baseline.

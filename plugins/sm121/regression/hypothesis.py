@@ -1,4 +1,4 @@
-"""A feature's hypothesis: its criteria against an A/B run, in which B has the feature.
+"""A feature's hypothesis: criteria that are evaluated on an A/B run in which B has the feature.
 
 A criterion on a metric is PASS if the whole interval is on the right side of the bound, and FAIL if
 the whole interval is on the wrong side.
@@ -27,7 +27,7 @@ Phase = Literal["P1", "P2", "P3", "P4", "P5", "P6"]
 class Criterion(DataTable):
     """One criterion of exactly one kind."""
 
-    #: The metric that a bound is on; None for the other kinds.
+    #: The metric that is bounded; None for criteria without a bound.
     metric: str | None = None
     #: The bounds on B / A - 1, as a fraction: 0.10 for 10 % more.
     change_at_least: float | None = None
@@ -37,13 +37,13 @@ class Criterion(DataTable):
     #: The bounds on B alone, in the metric's unit.
     value_at_least: float | None = None
     value_at_most: float | None = None
-    #: A level that passes in the same run.
+    #: A level that must pass in the same run.
     level: Level | None = None
-    #: The experts' kernel that B's log shows.
+    #: The experts' kernel that B's log must show.
     moe: Pattern | None = None
-    #: The experts' kernel that B's log does not show.
+    #: The experts' kernel that B's log must not show.
     moe_not: Pattern | None = None
-    #: Every start of B serves to the end.
+    #: Whether every start of B must serve to the end.
     no_crash: Literal[True] | None = None
     source: str = ""
 
@@ -63,7 +63,7 @@ class Criterion(DataTable):
 
     @property
     def bound(self) -> "Bound | None":
-        """The bound on a metric; None for the other kinds."""
+        """The bound on a metric; None for criteria without a bound."""
         for name in _BOUNDS:
             value = getattr(self, name)
             if value is not None:
@@ -72,7 +72,7 @@ class Criterion(DataTable):
 
     @property
     def is_of_pairs(self) -> bool:
-        """Whether it is on B against A, so that more pairs narrow its interval."""
+        """Whether the bound compares B with A, so that more pairs narrow its interval."""
         return self.bound is not None and self.bound.name not in _OF_B_ALONE
 
     def __str__(self) -> str:
@@ -90,7 +90,7 @@ class Criterion(DataTable):
         return "no start crashes"
 
 
-#: The criteria on a metric, and the text of each.
+#: The bounds on a metric, and the text of each.
 _BOUNDS = {
     "change_at_least": "changes by at least {:+.3g} %",
     "change_at_most": "changes by at most {:+.3g} %",
@@ -100,9 +100,9 @@ _BOUNDS = {
 }
 #: The bounds on B / A - 1.
 _OF_THE_RATIO = frozenset({"change_at_least", "change_at_most"})
-#: The bounds on the values of B.
+#: The bounds on B's values alone.
 _OF_B_ALONE = frozenset({"value_at_least", "value_at_most"})
-#: The bounds from below.
+#: The lower bounds.
 _LOWER = frozenset({"change_at_least", "value_at_least"})
 
 
@@ -118,8 +118,8 @@ class Bound:
         """Return the verdict on an interval.
 
         Args:
-            low: The lower end, of B / A, of B - A or of B.
-            high: The upper end.
+            low: The lower end of the interval of B / A, B - A or B, depending on the bound.
+            high: Its upper end.
         """
         bound = self.value
         if self.name in _OF_THE_RATIO:
@@ -133,27 +133,27 @@ _Lines = Annotated[tuple[Annotated[str, Field(min_length=3)], ...], Field(min_le
 
 
 class Review(DataTable):
-    """The critical review that the plan asks of each feature; no list may be empty."""
+    """The critical review that the plan requires of each feature; no list may be empty."""
 
-    #: What must be so for the feature to help.
+    #: What must be true for the feature to help.
     assumptions: _Lines
     #: What it still wastes: memory accesses, launches, copies.
     inefficiencies: _Lines
     #: What else could be tried.
     alternatives: _Lines
-    #: What is open for it in FlashInfer or vLLM.
+    #: What FlashInfer or vLLM still has to do for the feature.
     upstream_todos: _Lines
     #: What would show whether it helps.
     experiments: _Lines
 
 
 class Hypothesis(DataTable):
-    """A feature's file."""
+    """The content of a feature's file, as given with ``--hypothesis``."""
 
     feature: str = Field(min_length=3)
     #: "This should improve <metric> by <X %> because <reason>."
     hypothesis: Annotated[str, Field(min_length=20)]
-    #: A phase of the plan, whose gate is evaluated too.
+    #: The phase of the plan whose gate is also evaluated.
     phase: Phase | None = None
     criteria: tuple[Criterion, ...] = Field(min_length=1)
     files_changed: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Hypothesis(DataTable):
 
 
 class PhaseGate(DataTable):
-    """The gate behind a phase of the plan."""
+    """The gate at the end of a phase of the plan."""
 
     description: str
     criteria: tuple[Criterion, ...] = Field(min_length=1)
@@ -193,7 +193,7 @@ def load(path: Path) -> Hypothesis:
 
 
 def gate_behind(phase: Phase | None) -> PhaseGate | None:
-    """Return the gate behind a phase of the plan.
+    """Return the gate at the end of a phase of the plan.
 
     Args:
         phase: The phase; None without one.
@@ -214,17 +214,17 @@ def evaluate(
     levels: Mapping[str, Verdict],
     looks: int,
 ) -> list[CriterionResult]:
-    """Evaluate criteria by the results of an A/B run.
+    """Evaluate criteria on the results of an A/B run.
 
     Args:
         criteria: The criteria.
         outcomes: The changes of B against A.
         visits: The starts of both sides.
         levels: The verdict of each level of the same run.
-        looks: How often the pairs are judged: see `start_pairs.compare_starts`.
+        looks: The number of interim tests: see `start_pairs.compare_starts`.
 
     Returns:
-        One result a criterion; NOT_RUN if it was not measured.
+        One result per criterion; NOT_RUN if it was not measured.
     """
     by_name = {outcome.metric: outcome for outcome in outcomes}
     results = []
@@ -256,7 +256,7 @@ def _evaluate_crashes(criterion: Criterion, visits: Sequence[Visit]) -> Criterio
 
 
 def _evaluate_path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
-    """Evaluate a criterion on the experts' kernel by the logs of B."""
+    """Evaluate a criterion on the experts' kernel, from the logs of B."""
     paths = [visit.path for visit in visits if visit.side == "B"]
     experts = sorted({str(path["moe"]) for path in paths if path.get("moe")})
     if not experts:
@@ -279,7 +279,7 @@ def _evaluate_metric(
     visits: Sequence[Visit],
     looks: int,
 ) -> CriterionResult:
-    """Evaluate a bound on a metric by its interval over the pairs, or by B's values."""
+    """Evaluate a bound on a metric, from its interval over the pairs or from B's values."""
     metric = criterion.metric or ""
     outcome = outcomes.get(metric)
     if outcome is None:
@@ -312,6 +312,6 @@ def cell(value: object) -> str:
     """Return a value as the text of a cell of a Markdown table.
 
     Args:
-        value: Anything with a text.
+        value: Any object; its ``str`` is used.
     """
     return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,4 +1,4 @@
-"""A run's measurements compared with the stored runs that are comparable with it."""
+"""The comparison of a run's measurements with comparable stored runs."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -23,22 +23,22 @@ _WAY_OUT = (
     "store a run of a build that you trust on this machine as it is now, "
     "`pytest -m performance --benchmark-autosave`, or compare both builds with --ab"
 )
-#: The next step after a first run that is stored.
+#: The next step if there is no comparable run yet, and this run is stored.
 _STORED = "This run is stored: if it passes, the next run is compared with it"
-#: The next step after a first run that is not stored.
+#: The next step if there is no comparable run yet, and this run is not stored.
 _NOT_STORED = "Run a build that you trust with --benchmark-autosave"
 
 
 @dataclass
 class MeasuredHistory:
-    """The stored runs that a run is compared with, read on first use."""
+    """The stored runs with which a run is compared; they are read on first use."""
 
     recorder: Recorder
     #: The storage of pytest-benchmark, as ``--benchmark-storage`` names it.
     storage: str
-    #: The folder that the storage is relative to.
+    #: The folder to which the storage's path is relative.
     root: Path
-    #: The stored run of ``--benchmark-compare``; None for all comparable runs alone.
+    #: The run given with ``--benchmark-compare``; None: only compare with all comparable runs.
     baseline: str | None = None
     #: Whether this run is stored when it has ended.
     is_stored: bool = False
@@ -51,7 +51,7 @@ class MeasuredHistory:
 
         Raises:
             NotRun: The performance level was not selected, or was skipped.
-            Unmet: It ran and measured nothing.
+            Unmet: The level ran and measured nothing.
         """
         selected = [test for test in self.recorder.run.record.ledger if test.level == "performance"]
         if self._now is not None:
@@ -75,9 +75,9 @@ class MeasuredHistory:
         """The comparable stored runs, oldest first.
 
         Raises:
-            NotRun: There is none yet.
-            Inconclusive: Only the machine's state or the kernel path changed since the latest.
-            Invalid: The named one is of another machine, path, profile or plan.
+            NotRun: There is no comparable run yet.
+            Inconclusive: Only the machine's state or the kernel path differs from the latest run.
+            Invalid: The named run has another machine, kernel path, profile or plan.
         """
         assert self.current
         stored = self._stored()
@@ -100,7 +100,7 @@ class MeasuredHistory:
 
         Raises:
             NotRun: There is no such run.
-            Invalid: It is of another machine, path, profile or plan, or did not pass.
+            Invalid: It has another machine, kernel path, profile or plan, or did not pass.
         """
         if self.baseline is None:
             return None
@@ -116,9 +116,9 @@ class MeasuredHistory:
 
     @property
     def missing(self) -> list[str]:
-        """One line per metric of the latest run and of the named run that this run lacks.
+        """One line per metric that the latest or the named run has, and this run lacks.
 
-        A metric that is INVALID in this run is not missing.
+        A metric that is INVALID in this run does not count as missing.
         """
         self._check_comparable()
         lines: dict[str, None] = {}
@@ -193,7 +193,7 @@ class MeasuredHistory:
             raise Invalid(str(error)) from error
 
     def _note(self, changes: Sequence[Change]) -> None:
-        """Add the changes that do not hold to verdict.json."""
+        """Add the regressions and undecided changes to verdict.json."""
         run = self.recorder.run
         worse = list(run.record.file.changes)
         for change in changes:
@@ -205,7 +205,7 @@ class MeasuredHistory:
 
     def _check_comparable(self) -> None:
         """Raise Inconclusive or Invalid if this run cannot be compared."""
-        assert self.named is None or self.named.metrics  # a named run is refused before all else
+        assert self.named is None or self.named.metrics  # `named` raises if it is no baseline
         box = self.recorder.run.record.file.box
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")
@@ -228,7 +228,7 @@ class MeasuredHistory:
 
 
 def of_this_run(recorder: Recorder) -> StoredRun | None:
-    """Return the measurements so far as a stored run.
+    """Return this run's measurements so far in the form of a stored run.
 
     Args:
         recorder: The recorder of the run.
@@ -248,20 +248,21 @@ def none_matches(
     measured: int,
     is_stored: bool,
 ) -> NotRun | Inconclusive:
-    """Return why a run is compared with none of the stored runs.
+    """Return the error that explains why a run is compared with none of the stored runs.
 
-    A driver update or a changed kernel path must not hide a slowdown. A choice of the user, such as
-    another plan, and another machine have a history of their own.
+    After a driver update or a change of the kernel path, the result is Inconclusive, so that it
+    cannot hide a slowdown. Another machine or a choice of the user, such as another plan, has its
+    own history.
 
     Args:
         stored: The stored runs, oldest first.
-        context: What a stored run must have in common with the run.
+        context: The properties that a stored run must have in common with the run.
         folder: The folder of the stored runs.
         measured: The number of metrics of the run.
         is_stored: Whether the run is stored when it has ended.
 
     Returns:
-        Inconclusive if only the machine's state or the kernel path changed, otherwise NotRun.
+        Inconclusive if only the machine's state or the kernel path changed, else NotRun.
     """
     for run in reversed(stored):
         changed = run.changed(context)

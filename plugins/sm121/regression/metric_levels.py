@@ -15,37 +15,37 @@ from sm121.regression.change import Change, is_price, relative_loss
 from sm121.run.details import Series, SeriesPoint
 from sm121.run.stored_run import StoredMetric, StoredRun
 
-#: The fewest runs in which a change of level is looked for.
+#: Minimum number of runs for detecting a change of level.
 SERIES = 6
-#: The fewest runs on one level.
+#: Minimum number of runs on one level.
 _SEGMENT = 2
-#: The fewest runs of a level that is compared, and the runs of each median that may be the best
-#: level of a history: no single lucky run is one.
+#: Minimum number of runs of a best level, and the window of its running median, so that a single
+#: lucky run is no best level.
 _ANCHOR = 3
-#: Runs that make the level now.
+#: Number of last runs whose median is the current level.
 _RECENT = 5
-#: Starts of which the best counts. If one start in four is slow, four in a row are slow once in 250
-#: times.
+#: Number of last starts of which the best counts. If one start in four is slow, all four of them
+#: are slow with a probability of 1 in 250.
 _SLOW_STARTS = 4
-#: The smallest change between levels of at least `SERIES` runs that is shown, as a fraction.
+#: Minimum change between levels of at least `SERIES` runs that is shown, as a fraction.
 _STEP = 0.03
-#: The largest distance of two runs whose difference shows how much runs differ, even if
-#: neighbouring runs are alike.
+#: The noise is estimated from differences of runs up to this many runs apart, since neighbouring
+#: runs may be correlated.
 _LAGS = 3
-#: Runs that a series needs for each such distance.
+#: A series needs this many runs for each such lag.
 _RUNS_OF_LAG = 8
-#: Runs in a chart.
+#: Maximum number of stored runs in a chart.
 _MOST_RUNS = 60
 #: Scales a median absolute deviation to the standard deviation of a normal distribution.
 _DEVIATION = 1.4826
 
 
 class Segment(NamedTuple):
-    """Runs of a series on one level.
+    """Consecutive runs of a series that have one level.
 
     Attributes:
         start: The index of the first run.
-        end: The index behind the last run.
+        end: The index after the last run.
     """
 
     start: int
@@ -57,8 +57,8 @@ class SeriesLevel(NamedTuple):
 
     Attributes:
         start: The index of its first run.
-        end: The index behind its last run.
-        median: The median of its runs.
+        end: The index after its last run.
+        median: The median of its runs' values.
     """
 
     start: int
@@ -72,7 +72,7 @@ class SeriesLevel(NamedTuple):
 
 
 class _Fall(NamedTuple):
-    """The best level of a metric, the level now, the first run behind the best, and the limit."""
+    """The best and the current level, the index of the first run after the best, and the limit."""
 
     best: float
     level: float
@@ -85,8 +85,8 @@ def find_falls(
 ) -> list[Change]:
     """Return the metrics whose level is worse than the best level of the whole history.
 
-    The fall may be a step that an earlier run let through, or a creep by steps that are each within
-    the threshold. A value of 0 and a price of rounding are left to `trend.compare`.
+    The fall may be a step that an earlier run did not report, or a slow decline by steps that are
+    each within the threshold. Values of 0 and prices of rounding are judged by `trend.compare`.
 
     Args:
         current: The metrics of this run by name.
@@ -94,7 +94,7 @@ def find_falls(
         limits: The profile's limits.
 
     Returns:
-        One failed change for each such metric.
+        One change with the verdict FAIL per such metric.
     """
     falls = []
     for name, metric in current.items():
@@ -135,12 +135,12 @@ def _has_value(run: StoredRun, metric: StoredMetric) -> bool:
 
 
 def _fall(metric: StoredMetric, values: Sequence[float], limits: Regression) -> _Fall | None:
-    """Return a fall of a metric by more than is allowed, or None.
+    """Return a fall of a metric beyond its limit, or None.
 
-    The level now is the better of this run and the median of the last runs. For a rate or a time it
-    is the best of four starts, so that slow starts are no fall and a good run ends one. More is
-    allowed where runs differ by more: in 1,000 simulated histories of 60 runs without a trend,
-    fewer than one is red.
+    The current level is the better of this run and the median of the last runs. For a rate or a
+    time, the best of the last four starts also counts, so that slow starts are no fall and one good
+    run ends it. The limit grows with the noise of the runs: of 1,000 simulated histories of 60 runs
+    without a trend, fewer than one fails.
     """
     chance = _chance(values)
     for fall in (_step(metric, values, limits, chance), _creep(metric, values, limits, chance)):
@@ -154,9 +154,9 @@ def _fall(metric: StoredMetric, values: Sequence[float], limits: Regression) -> 
 def _step(
     metric: StoredMetric, values: Sequence[float], limits: Regression, chance: float
 ) -> _Fall | None:
-    """Return the distance of the last level from the best one, levels being those between changes.
+    """Compare the last level with the best one; a level is the runs between two changes.
 
-    A percentile has none, since its scatter hides the changes.
+    Return None for a percentile: its noise hides the changes.
     """
     if (metric.quantile or 0.5) > 0.5:
         return None
@@ -178,7 +178,7 @@ def _step(
 def _creep(
     metric: StoredMetric, values: Sequence[float], limits: Regression, chance: float
 ) -> _Fall:
-    """Return the distance of the level now from the best median of three runs in a row."""
+    """Compare the current level with the best median of three consecutive runs."""
     better = max if metric.higher_is_better else min
     starts = values[-1:]
     if limits.of_starts(metric.name, metric.unit) > 0.0:
@@ -198,8 +198,8 @@ def _creep(
 def _chance(values: Sequence[float]) -> float:
     """Return how much worse the level of some runs may be by chance, as a fraction.
 
-    It is four standard deviations of a run, and more if few runs show the deviation. The
-    deviation is taken from differences of runs, which contain no trend and little of a step.
+    This is four standard deviations of a run, and more if there are few runs. The deviation is
+    estimated from differences between runs, which contain no trend and little of a step.
     """
     logs = np.log(values)
     lags = min(_LAGS, max(1, len(logs) // _RUNS_OF_LAG))
@@ -215,8 +215,8 @@ def _chance(values: Sequence[float]) -> float:
 def segments(values: Sequence[float]) -> list[Segment]:
     """Return the piecewise constant levels of a series.
 
-    The fit is least squares on logarithms with a price for each change. The price follows from the
-    noise from run to run.
+    The fit is least squares on logarithms, with a penalty per change of level. The penalty is
+    proportional to the variance of the noise between runs.
 
     Args:
         values: Positive values, oldest first, at least two.
@@ -227,7 +227,7 @@ def segments(values: Sequence[float]) -> list[Segment]:
     logs: Floats = np.log(np.asarray(values, dtype=np.float64))
     count = len(logs)
     steps = np.diff(logs)
-    # Robust, so that the changes themselves do not count as noise; never below 0.1 %.
+    # A robust estimate, so that changes of level do not count as noise; at least 0.1 %.
     deviation = _DEVIATION * float(np.median(np.abs(steps - np.median(steps)))) / np.sqrt(2.0)
     noise = max(deviation, 1e-3)
     price = 3.0 * noise**2 * np.log(count) * 2.0
@@ -263,15 +263,15 @@ def _level(values: Sequence[float], start: int, end: int) -> SeriesLevel:
 def levels_of(
     values: Sequence[float], *, higher_is_better: bool, limits: Regression
 ) -> list[SeriesLevel]:
-    """Return the levels of a series between the changes that are no scatter.
+    """Return the levels of a series, without changes that noise can explain.
 
-    At each change both the medians and the best runs differ, so that slow starts are no change.
-    They differ by 3 % if both levels have six runs, otherwise by more than starts of one build do.
-    One series in 100 without a change, with the noise of starts, has a change by this rule.
+    A change requires that both the medians and the best runs of the two levels differ, so that slow
+    starts are no change: by 3 % if both levels have six runs, else by more than the starts of one
+    build differ. In simulations, 1 % of the series with only the noise of starts show a change.
 
     Args:
         values: The values, oldest first, at least one.
-        higher_is_better: Whether it is a rate, rather than a time.
+        higher_is_better: True for a rate, False for a time.
         limits: The profile's limits.
 
     Returns:
@@ -300,7 +300,7 @@ def levels_of(
 def _excess(
     before: SeriesLevel, after: SeriesLevel, bests: float, chance: float, limits: Regression
 ) -> float:
-    """Return a change of level as a multiple of the smallest change that is no scatter.
+    """Return a change of level as a multiple of the smallest significant change.
 
     ``bests`` is the logarithm of the ratio of the best runs of both levels.
     """
@@ -308,7 +308,7 @@ def _excess(
     needed = max(floor, chance * float(np.sqrt(1 / before.runs + 1 / after.runs)))
     medians = float(np.log(after.median / before.median))
     change = float(min(abs(medians), bests * np.sign(medians)))
-    if needed == 0.0:  # runs and starts that do not differ have no scatter
+    if needed == 0.0:  # no noise at all: every change is significant
         return math.inf if change > 0.0 else 0.0
     return change / needed
 
@@ -324,7 +324,7 @@ def series_of(
         started: When this run started (ISO 8601).
 
     Returns:
-        By metric at most 60 stored runs and this run, oldest first.
+        The series by metric: at most 60 stored runs and this run, oldest first.
     """
     series = {}
     for name, metric in current.items():

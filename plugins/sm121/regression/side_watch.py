@@ -1,4 +1,4 @@
-"""Whether the servers of an A/B comparison are the same ones, and sane, at each visit."""
+"""Checks that each side of an A/B comparison keeps the same server, and that it answers sanely."""
 
 from dataclasses import dataclass, field
 
@@ -15,28 +15,28 @@ from sm121.run.run import Run
 
 @dataclass
 class SideWatch:
-    """What was noted of the servers of both sides at their first visits."""
+    """Compares the servers of both sides with those of their first visits."""
 
     run: Run
     sides: tuple[Side, Side]
-    #: By side: the life of the server at its URL, since the first visit.
+    #: By side: the watch of the process at its URL, since the first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
     #: By side: the reader of its server's log.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
-    #: The prompts that A continued rightly at its first visit.
+    #: The prompts that A continued correctly at its first visit.
     _answered: frozenset[str] | None = None
 
     def forgotten(self, name: str, server: Server) -> str | None:
-        """Return a wrong answer to a prompt that A continued rightly at its first visit, or None.
+        """Return a message about a wrong answer to a prompt that A first answered correctly.
 
-        The rate of a server that answers with noise is no rate.
+        None if there is none. The rate of a server whose answers are noise must not count.
 
         Args:
             name: The side, ``A`` or ``B``.
             server: Its server.
 
         Raises:
-            Invalid: A itself answers wrongly now.
+            Invalid: The wrong answer is A's own.
         """
         questions = exam.load(self.run.profile.correctness.exam).completions
         mistakes = exam.unknown(server.endpoint, questions)
@@ -56,7 +56,7 @@ class SideWatch:
         return message
 
     def decide_silent(self, name: str, server: Server) -> None:
-        """Decide on new errors in the log of a server at a URL.
+        """Judge new errors in the log of a server at a URL.
 
         Args:
             name: The side.
@@ -71,10 +71,10 @@ class SideWatch:
         beside.decide_silent(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
-        """Check that a side's server is that of the first visit, and not the other side's.
+        """Check that a side's server is still that of its first visit, and is not the other side's.
 
         Args:
-            where: The side and the visit, for the message.
+            where: The side and the visit, as the message names them.
             name: The side.
             server: Its server.
             url: Its URL.

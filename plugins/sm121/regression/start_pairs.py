@@ -1,4 +1,4 @@
-"""B against A by pairs of starts: the interval of the ratio over pairs decides."""
+"""B against A over pairs of starts: the verdict follows from the interval of the ratio."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,12 +33,11 @@ def compare_starts(
     """Return the change of B against A in every metric that all visits have.
 
     Args:
-        visits: The starts of both sides, in order. The n-th start of A is paired with the n-th of
-            B.
-        allowed: How much worse B may be by metric, as a fraction; of a price, in its unit.
+        visits: The starts of both sides, in order. The n-th starts of A and B form a pair.
+        allowed: How much worse B may be, by metric: as a fraction; for a price, in its unit.
         default: How much worse B may be in all other metrics, as a fraction.
-        looks: How often the pairs are judged as visits are added. Each look has its share of the
-            error.
+        looks: The number of interim tests as visits are added. They share the error probability
+            equally.
     """
     starts_of_a = [visit.metrics for visit in visits if visit.side == "A"]
     starts_of_b = [visit.metrics for visit in visits if visit.side == "B"]
@@ -58,7 +57,7 @@ def compare_starts(
 def _compare_pairs(
     name: str, a: Sequence[MetricOfStart], b: Sequence[MetricOfStart], allowed: float, looks: int
 ) -> Change:
-    """Return the change of one metric; both sides have the same number of starts."""
+    """Return the change of one metric, from equally many starts of both sides."""
     first = np.array([start.value for start in a])
     second = np.array([start.value for start in b])
     if is_price(name):
@@ -93,7 +92,7 @@ def _compare_pairs(
 
 
 def verdict_of(*, holds: bool, fails: bool) -> Verdict:
-    """Return the verdict of an interval on a bound.
+    """Return the verdict on an interval that is compared with a bound.
 
     Args:
         holds: Whether the whole interval is on the right side of the bound.
@@ -110,7 +109,7 @@ def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Pai
     """Return the mean of B - A over pairs of starts.
 
     Args:
-        visits: The starts of both sides, in order. A start without the metric is left out.
+        visits: The starts of both sides, in order. Starts without the metric are ignored.
         metric: The metric's name.
         looks: See `compare_starts`.
     """
@@ -126,7 +125,7 @@ def _mean(values: Floats, looks: int) -> PairedMean:
     count = len(values)
     if count < 2:
         return PairedMean(middle, None, None)
-    from scipy import special  # a tenth of a second, which other runs need not spend
+    from scipy import special  # imported here: it takes 0.1 s, which other runs save
 
     critical = float(-special.stdtrit(count - 1, (1.0 - CONFIDENCE) / 2.0 / looks))
     reach = critical * float(values.std(ddof=1)) / float(np.sqrt(count))

@@ -1,13 +1,14 @@
 """A run compared with stored runs.
 
-Against stored runs a metric has regressed if three things hold:
+A metric has regressed against stored runs if all of these hold:
 
 1. Its median is worse than the median of the last runs by more than the threshold.
-2. Its samples are worse than those of the latest run by a Mann-Whitney test.
-3. It lies outside the scatter of the stored runs.
+2. Its samples are significantly worse than those of the latest run (Mann-Whitney test).
+3. It lies outside the scatter of the stored runs (Student's t).
 
-The first alone is INCONCLUSIVE. `sm121.regression.metric_levels` compares the level of a metric
-with its best level in the history, `sm121.regression.start_pairs` compares pairs of starts.
+If only the first holds, the verdict is INCONCLUSIVE. `sm121.regression.metric_levels` compares the
+level of a metric with its best level in the history; `sm121.regression.start_pairs` compares pairs
+of starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,20 +31,20 @@ from sm121.regression.change import (
 )
 from sm121.run.stored_run import StoredMetric, StoredRun
 
-#: Runs that make the level to compare with.
+#: Number of last stored runs whose median is the level to compare with.
 _RECENT = 5
-#: The fewest runs whose scatter is evidence.
+#: Minimum number of stored runs for estimating their scatter.
 _SCATTER = 3
-#: Chance below which samples differ by the Mann-Whitney test.
+#: p-value of the Mann-Whitney test below which samples differ significantly.
 _SIGNIFICANT = 0.01
-#: Chance below which a run lies outside the scatter of the stored runs.
+#: p-value below which a run lies outside the scatter of the stored runs.
 _BETWEEN_RUNS = 0.05
-#: Stored starts that show how starts differ. If one start in four is slow, none of 16 is slow once
-#: in 100 times.
+#: Number of stored starts that suffices to show how starts differ. If one start in four is slow, 16
+#: starts contain no slow one with a probability of 1 in 100.
 _STARTS = 16
-#: Samples of both runs up to which the Mann-Whitney test is exact.
+#: The Mann-Whitney test is exact up to this number of samples of both runs together.
 _EXACT = 40
-#: The reason for a verdict with fewer stored runs than show a scatter.
+#: The reason for a verdict if there are too few stored runs to estimate their scatter.
 _WITHOUT_SCATTER = {
     Verdict.FAIL: "; twice as bad is beyond doubt",
     Verdict.INCONCLUSIVE: (
@@ -65,11 +66,11 @@ class _Judgement(NamedTuple):
 
 
 class Unjudged(NamedTuple):
-    """The metrics that too few runs have.
+    """The metrics that cannot be judged yet, since too few runs contain them.
 
     Attributes:
-        metrics: Their names.
-        more_runs: How many more runs it takes to judge them.
+        metrics: The names of the metrics.
+        more_runs: How many more runs are needed to judge all of them.
     """
 
     metrics: list[str]
@@ -79,7 +80,7 @@ class Unjudged(NamedTuple):
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Return the change of each metric that the history has too.
+    """Return the change of each metric that the history also contains.
 
     Args:
         current: The metrics of this run by name.
@@ -103,12 +104,12 @@ def compare(
 def _allow_for_one_start(
     change: Change, stored: Sequence[StoredMetric], limits: Regression
 ) -> Change:
-    """Return the change with the verdict that one start allows: a run is one start.
+    """Weaken a verdict that may come from a single fast or slow start: a run is one start.
 
-    - A FAIL stays only if the run is worse than each stored start by more than starts of one build
-      differ. With 16 stored starts, which show that, half of what is allowed is enough.
-    - A PASS becomes INCONCLUSIVE if the run is worse than each of at least three stored starts, and
-      than the best of them by more than is allowed: most of the stored starts may have been slow.
+    - A FAIL remains only if the run is worse than every stored start by more than starts of one
+      build differ. With 16 stored starts, half of the allowed loss is enough instead.
+    - A PASS becomes INCONCLUSIVE if the run is worse than all of at least three stored starts, and
+      worse than the best of them by more than allowed: most stored starts may have been slow.
     """
     differ_by = limits.of_starts(change.metric, change.unit)
     if not differ_by or not change.b:
@@ -145,10 +146,10 @@ def _allow_for_one_start(
 def _one_start(
     change: Change, verdict: Verdict, values: Sequence[float], limits: Regression
 ) -> str:
-    """Return what one start shows if it is further from its level than allowed.
+    """Return an explanation if a run is farther from the level than allowed.
 
-    Autotuning gives one build a fast or a slow set of kernels at each start. ``values`` are those
-    of the stored starts, sorted.
+    Autotuning selects a fast or a slow set of kernels at each start of a build. ``values``: the
+    sorted values of the stored starts.
     """
     known = f"starts of one build differ by up to {limits.starts_differ_by:.0%}"
     if values[-1] > values[0] * (1.0 + (change.allowed or 0.0)):
@@ -164,7 +165,7 @@ def _one_start(
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:
-    """Return the change of a metric against the median of some runs, the latest last."""
+    """Return the change of a metric against the median of earlier runs, oldest first."""
     latest = earlier[-1]
     level = float(np.median([metric.value for metric in earlier]))
     change = Change(
@@ -204,7 +205,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
 def _judge_loss(
     now: StoredMetric, earlier: Sequence[StoredMetric], level: float, allowed: float
 ) -> _Judgement:
-    """Judge a metric that is worse than allowed. NOT_RUN if there is no evidence for either."""
+    """Judge a metric that is worse than allowed. NOT_RUN without evidence for a regression."""
     latest = earlier[-1]
     needs_scatter = _needs_scatter(now, latest)
     risk_of_samples = _mann_whitney(now, latest)
@@ -212,7 +213,7 @@ def _judge_loss(
     if needs_scatter and risk_of_runs is None:
         verdict = _judge_without_scatter(now, latest, level, allowed)
         return _Judgement(verdict, _WITHOUT_SCATTER[verdict])
-    # For a percentile or few samples, the scatter of the runs alone can decide.
+    # For a percentile or few samples, only the scatter of the stored runs is evidence.
     evidence = "one value a run"
     if risk_of_samples is not None:
         evidence = f"Mann-Whitney p = {risk_of_samples:.2g}"
@@ -227,9 +228,10 @@ def _judge_loss(
 
 
 def not_judged(runs: Sequence[StoredRun]) -> Unjudged:
-    """Return the metrics of the last run that fail only if they are twice as bad.
+    """Return the metrics of the last run that have too little history to be judged.
 
-    Their samples decide nothing, and fewer than three runs have them.
+    Their samples cannot show a significant difference, and fewer than three runs contain them.
+    Such a metric only fails if it becomes twice as bad.
 
     Args:
         runs: The runs, oldest first, at least one.
@@ -247,12 +249,12 @@ def not_judged(runs: Sequence[StoredRun]) -> Unjudged:
 
 
 def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
-    """Return whether a rate fell because fewer drafts are accepted, or because steps are slower.
+    """Explain whether a rate fell by lower acceptance of drafts or by slower steps.
 
     Args:
         now: The rate of this run.
         before: The rate of the latest stored run.
-        allowed: How much worse it may be, as a fraction.
+        allowed: How much worse the rate may be, as a fraction.
 
     Returns:
         The end of a sentence; empty unless both are rates with speculation.
@@ -278,9 +280,9 @@ def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -
 
 
 def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
-    """Return the chance that samples of one distribution look so much worse.
+    """Return the one-sided p-value of the Mann-Whitney test that the samples are worse.
 
-    None with one value a run.
+    None if a run has only one value.
     """
     if min(len(now.samples), len(before.samples)) < 2:
         return None
@@ -298,7 +300,7 @@ def _is_percentile(metric: StoredMetric) -> bool:
 
 
 def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
-    """Return whether samples decide nothing: a percentile, or too few for a significant test."""
+    """Whether samples cannot decide: a percentile, or too few samples for significance."""
     few, many = sorted((len(now.samples), len(before.samples)))
     return _is_percentile(now) or 1.0 / comb(few + many, few) >= _SIGNIFICANT
 
@@ -306,14 +308,14 @@ def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
 def _judge_without_scatter(
     now: StoredMetric, latest: StoredMetric, level: float, allowed: float
 ) -> Verdict:
-    """Judge a loss if too few runs are stored.
+    """Judge a loss without enough stored runs to estimate their scatter.
 
-    - Twice as bad fails, unless a single sample of several makes it so.
-    - Few samples are INCONCLUSIVE if each is worse than each of the latest run's, and the median is
-      worse by twice what is allowed.
-    - Everything else is NOT_RUN.
+    - FAIL if the value is twice as bad. INCONCLUSIVE if only one of several samples is.
+    - INCONCLUSIVE if all samples are worse than all samples of the latest run, and the value is
+      worse by more than twice the allowed loss. Not for percentiles.
+    - NOT_RUN otherwise.
     """
-    sign = 1.0 if now.higher_is_better else -1.0  # larger is better once multiplied by it
+    sign = 1.0 if now.higher_is_better else -1.0  # after multiplying by this, larger is better
     half = level * 2.0**-sign
     if sign * now.value <= sign * half:
         doubled = [sample for sample in now.samples if sign * sample <= sign * half]
@@ -329,7 +331,7 @@ def _judge_without_scatter(
 
 
 def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:
-    """Return the chance of one more run so bad, by Student's t; None with too few runs."""
+    """Return the probability of another run this bad, by Student's t; None with too few runs."""
     if len(earlier) < _SCATTER:
         return None
     levels = np.log([metric.value for metric in earlier])
@@ -346,18 +348,17 @@ def _risk_by_scatter(now: StoredMetric, earlier: Sequence[StoredMetric]) -> floa
 
 
 def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
-    """Return the 95 % interval of the ratio of two medians, by the samples of both runs.
+    """Return the 95 % interval of the ratio of two medians, from the samples of both runs.
 
-    The differences from start to start are not in it: one start is one start, however many samples
-    it has.
+    The interval does not include the variation from start to start, since each run is one start.
 
     Args:
         now: The metric of this run.
         before: The metric of the other run.
 
     Returns:
-        The lower and the upper bound; None for another quantile than the median, and for fewer than
-        two samples on a side.
+        The lower and the upper bound. None if the metric is not a median, or if a run has fewer
+        than two samples.
     """
     if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
         return None
@@ -366,7 +367,7 @@ def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | N
 
 
 def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[Missing]:
-    """Return the metrics that the baseline has and this run has not.
+    """Return the metrics that the baseline contains and this run lacks.
 
     Args:
         current: The metrics of this run by name.

@@ -1,4 +1,4 @@
-"""Checks of an A/B run's visits: the configuration of each, and the difference of A and B."""
+"""Checks of an A/B run's visits: the configuration of each, and whether A and B differ."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,11 +33,12 @@ _PYTHON = "--engine-python"
 
 
 class SideComparison(NamedTuple):
-    """Whether two configurations are two different servers.
+    """Whether two configurations result in two different servers.
 
     Attributes:
-        void: Why the comparison is one of a server with itself; None if it is not.
-        unproven: The difference that no log shows; None if each difference shows, or one is enough.
+        void: The reason if both sides ran the same server; None if they did not.
+        unproven: The options whose effect no log shows, if the logs show no other difference
+            between the sides; else None.
     """
 
     void: str | None
@@ -54,15 +55,15 @@ def path_deviations(
     """Return the deviations of a visit from its side's configuration.
 
     Args:
-        required: The kernel path that the profile requires. The values that the side requests
-            replace its own.
+        required: The kernel path that the profile requires. It is not checked in the fields that
+            the side itself requests.
         server: The server of the visit.
-        path: The kernel path by its log.
+        path: The kernel path that the server's log shows.
         configuration: The configuration under test without the side's arguments; None for a URL.
         under_test: The name of the configuration under test.
 
     Returns:
-        One line a deviation.
+        One line per deviation.
     """
     deviations = list(path.differences)
     if server.log is None:
@@ -71,7 +72,7 @@ def path_deviations(
     if configuration is not None:
         under_test_requests = {report.by for report in requested.compare(configuration, path)}
         fields = {report.field for report in path.requested if report.by not in under_test_requests}
-    if fields:  # the rules on lines are about the profile's values, too
+    if fields:  # the rules on log lines also check the profile's values
         replaced = {name: None for name in COMPARED if name in fields}
         required = required.model_copy(update=replaced).model_copy(update={"rules": ()})
     for contradiction in contradictions(required, path, server.log, under_test):
@@ -89,7 +90,7 @@ def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
         earlier: The earlier visits of both sides.
 
     Returns:
-        One line a field.
+        One line per field.
     """
     first = None
     for candidate in earlier:
@@ -107,10 +108,11 @@ def changes_since_first(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
 
 
 def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> SideComparison:
-    """Compare the kernel paths of two configurations by the options in which they differ.
+    """Check that the options in which two configurations differ changed the kernel path.
 
     Args:
-        sides: Both sides; two identical ones show how far starts of one configuration differ.
+        sides: Both sides. They may be identical, to measure how much starts of one configuration
+            differ.
         engine: The name of the engine.
         a: A visit of A.
         b: A visit of B.
@@ -152,7 +154,7 @@ def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> 
 def _changed_options(first: Side, second: Side) -> set[str]:
     """Return the options and variables in which two sides differ, by their normal names.
 
-    An option whose value is a table in JSON is left out: its inner names stand for it.
+    An option whose value is a JSON table is omitted: the names in the table replace it.
     """
     of_a = _options_of(first)
     of_b = _options_of(second)
@@ -171,7 +173,7 @@ def _fields_of_options(engine: str) -> dict[str, str]:
     """Return the field of the kernel path that each option of an engine requests."""
     fields: dict[str, str] = {}
     for rule in request_rules.load_requests(engine).request:
-        if rule.field == "cuda_graphs":  # eager mode disables compilation too, which no field shows
+        if rule.field == "cuda_graphs":  # eager mode also disables compilation; no field shows it
             continue
         for name in (rule.argument, rule.variable, *rule.aliases):
             if name:
