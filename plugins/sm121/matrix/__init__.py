@@ -1,1 +1,1 @@
-"""The matrix: features as axes, the combinations that are tried, and their outcomes."""
+"""The matrix level: features as axes, the tested combinations (cells), and their outcomes."""

@@ -1,8 +1,8 @@
-"""Axes as data: the features of an engine that are switched when it starts (``fixtures/matrix``).
+"""Axes as data: an engine's features that are chosen at its start (``fixtures/matrix``).
 
-An axis has values. A value lists the arguments for each engine and version, the evidence that must
-then be in the log, and the values that it cannot be combined with. A value that an engine has no
-setting for is not applicable there, with the reason.
+An axis has values. A value lists the arguments for each engine and version, and the evidence that
+the log must then contain. `Incompatible` lists values that cannot be combined. A value for which an
+engine has no setting is not applicable to that engine, with the reason.
 """
 
 import re
@@ -18,7 +18,7 @@ from sm121.evidence.kernel_path import PATH_FIELDS, KernelPath
 
 #: The value of each axis.
 Cell = Mapping[str, str]
-#: Chosen values of some axes, as pairs of axis and value in the order of the axes.
+#: The values of some axes, as (axis, value) pairs in the order of the axes.
 Choice = tuple[tuple[str, str], ...]
 
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
@@ -26,9 +26,9 @@ _Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Expected(DataTable):
-    """The evidence of a value that is in force."""
+    """The evidence that a value is in force."""
 
-    #: By field of the kernel path, a pattern for the whole resolved value, in any case.
+    #: By field of the kernel path, a pattern for the whole observed value, ignoring case.
     path: dict[str, Pattern] = Field(default_factory=dict)
     #: Patterns that must match a line of the log.
     must_see: tuple[Pattern, ...] = ()
@@ -45,14 +45,14 @@ class Expected(DataTable):
 
     @property
     def proves(self) -> bool:
-        """Whether something must be in the log; an absence proves nothing."""
+        """Whether the log must contain something; the absence of a line proves nothing."""
         return bool(self.path or self.must_see)
 
     def unmet(self, where: str, path: KernelPath, log: str | None) -> list[str]:
-        """Return a line for each part that the evidence does not show.
+        """Return one line per expectation that the path and the log do not meet.
 
         Args:
-            where: The value, as ``axis=value``.
+            where: The value as ``axis=value``, for the lines.
             path: The kernel path of the server.
             log: The text of the log. None: the server has no log, and only the path is compared.
         """
@@ -78,9 +78,9 @@ class Setting(engine_settings.ReleaseSetting):
     """The arguments and variables of one engine for a value; empty if it is the default."""
 
     engine: str
-    #: A flag of /proc/cpuinfo that the machine must have: ``avx512f|amx_tile``.
+    #: A pattern for a flag that /proc/cpuinfo must contain, such as ``avx512f|amx_tile``.
     cpu: Pattern | None = None
-    #: Evidence in this engine's log, beside the value's own ``expected``.
+    #: Evidence in this engine's log, in addition to the value's own ``expected``.
     expected: Expected = Expected()
 
 
@@ -88,12 +88,12 @@ class AxisValue(DataTable):
     """One value of an axis."""
 
     settings: tuple[Setting, ...] = ()
-    #: For engines without a setting that fits: the reason, and what to do instead.
+    #: For engines without a matching setting: the reason, and what to do instead.
     not_applicable: str | None = None
     expected: Expected = Expected()
     #: The reason if no evidence shows the value: the engine may silently fall back.
     unproven: Annotated[str, Field(min_length=3)] | None = None
-    #: Fallbacks in the log (ids of ``fixtures/signatures``) that belong to the value.
+    #: Fallbacks in the log (ids of ``fixtures/signatures``) that are normal with the value.
     fallbacks: tuple[str, ...] = ()
     #: Bounds on the differences of its answers. None: those of the baseline's dtype.
     bound: level_settings.GoldenBound | None = None
@@ -115,10 +115,10 @@ class AxisValue(DataTable):
 
 
 class Axis(DataTable):
-    """A feature that is switched."""
+    """A feature that is chosen at the engine's start."""
 
     title: str
-    #: The name of the value that all cells are compared with.
+    #: The name of the value in the baseline cell, with which all cells are compared.
     baseline: str
     values: dict[_Name, AxisValue] = Field(min_length=2)
 
@@ -147,7 +147,7 @@ class Axis(DataTable):
 class Incompatible(DataTable):
     """Values that are known not to work together."""
 
-    #: By axis, one value or several.
+    #: One value or several alternatives, by axis.
     when: dict[str, str | tuple[str, ...]] = Field(min_length=1)
     #: The engine. None: all engines.
     engine: str | None = None
@@ -162,7 +162,7 @@ class Incompatible(DataTable):
 
     @property
     def values(self) -> str:
-        """The values for people: ``graphs=eager|piecewise + moe=cutlass``."""
+        """The values as text: ``graphs=eager|piecewise + moe=cutlass``."""
         return " + ".join(f"{axis}={'|'.join(_listed(v))}" for axis, v in self.when.items())
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class Incompatible(DataTable):
 class Named(DataTable):
     """A cell that is in every plan."""
 
-    #: Axes that are left out have their baseline's value.
+    #: The values by axis; axes that are not listed have their baseline's value.
     values: dict[str, str]
     source: str = Field(min_length=3)
 
@@ -186,7 +186,7 @@ class AxesFile(DataTable):
     axes: dict[_Name, Axis] = Field(min_length=1)
     incompatible: tuple[Incompatible, ...] = ()
     named: dict[_Name, Named] = Field(default_factory=dict)
-    #: Features in the order in which they were merged: each is tried with each earlier one.
+    #: Features in the order in which they were merged: each is tested with each earlier one.
     features: tuple[dict[str, str], ...] = ()
     #: Axes that stay at their baseline, with the reasons (a profile's ``matrix.left_out``).
     left_out: dict[str, str] = Field(default_factory=dict)
@@ -229,20 +229,20 @@ def load(name_or_path: str) -> AxesFile:
         name_or_path: The name of a shipped file, or a path.
 
     Raises:
-        UsageError: There is no such file, or it is wrong.
+        UsageError: There is no such file, or it is invalid.
     """
     return data_file.chosen(name_or_path, "matrix", AxesFile, "matrix axes", "matrix")
 
 
 def leave_out(file: AxesFile, reasons: Mapping[str, str]) -> AxesFile:
-    """Return a file with axes that stay at their baseline.
+    """Return a copy of a file in which some axes stay at their baseline.
 
     Args:
         file: The file.
         reasons: The names of these axes, with the reasons.
 
     Raises:
-        UsageError: One of them is no axis of the file.
+        UsageError: A name is no axis of the file.
     """
     unknown = sorted(reasons.keys() - file.axes.keys())
     if unknown:
@@ -254,5 +254,5 @@ def leave_out(file: AxesFile, reasons: Mapping[str, str]) -> AxesFile:
 
 
 def label(choice: Choice) -> str:
-    """Return values for people: ``graphs=eager + moe=cutlass``; ``baseline`` without any."""
+    """Return values as text: ``graphs=eager + moe=cutlass``; ``baseline`` if there are none."""
     return " + ".join(f"{axis}={value}" for axis, value in choice) or "baseline"

@@ -11,7 +11,7 @@ from sm121.core.level_settings import GoldenBound
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 
-#: The fewest tokens of a known answer.
+#: The minimum number of tokens that a request for a known answer allows.
 _FEWEST_TOKENS = 4
 
 
@@ -39,7 +39,7 @@ def find_wrong_answer(asker: Asker, exam_name: str) -> str | None:
 def record_baseline(
     server: Server, prompts: PromptSet, profile: Profile, directory: Path
 ) -> GoldenFile:
-    """Record the answers of the baseline, in ``baseline.golden.json`` too.
+    """Record the answers of the baseline, and write them to ``baseline.golden.json``.
 
     Args:
         server: The server of the baseline.
@@ -70,7 +70,7 @@ def find_disagreement(
     Args:
         asker: Sends the requests.
         baseline: The answers of the baseline to the prompts.
-        prompts: The prompts, which are repeated if need be.
+        prompts: The prompts, which are repeated if there are more requests.
         count: The number of requests.
         bound: The bounds on the differences.
 

@@ -1,7 +1,7 @@
-"""Covering arrays: few cells with every combination of N values.
+"""Covering arrays: few cells that contain every combination of N values.
 
-The package `covertable` makes the array (greedy, deterministic). This module counts its coverage
-from the cells alone.
+The package `covertable` makes the array (greedy, deterministic). This module counts the coverage
+independently, from the cells.
 """
 
 import itertools
@@ -16,21 +16,22 @@ from sm121.core.errors import OptionError, Sm121Error
 from sm121.matrix.axes import Cell, Choice, Incompatible, label
 from sm121.matrix.space import Space, identity
 
-#: The number of values that are combined in all ways; ``full``: all cells, ``none``: the baseline.
+#: The number of axes whose values are combined in all ways; ``full``: all cells; ``none``: only the
+#: baseline.
 Strength = int | Literal["full", "none"]
-#: The number of random orders that are tried, by strength. The smallest array is taken.
+#: The number of random orders to try, by strength; the smallest resulting array is used.
 _TRIES = {1: 8, 2: 24, 3: 1}
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many of the allowed combinations some cells have."""
+    """How many of the allowed combinations some cells contain."""
 
     #: The number of values in a combination.
     strength: int
     allowed: int
     covered: int
-    #: The allowed combinations that no cell has.
+    #: The allowed combinations that no cell contains.
     missing: tuple[Choice, ...]
     #: The number of combinations that are not allowed.
     excluded: int
@@ -76,17 +77,17 @@ class Array:
 
 @dataclass(frozen=True)
 class _Addition:
-    """A cell beside the array."""
+    """A cell in addition to the array."""
 
     name: str
-    #: Its own values.
+    #: The values that it sets; other axes have the baseline's value.
     values: dict[str, str]
     #: Whether it combines two features.
     of_features: bool
 
 
 def parse_strength(text: str) -> Strength:
-    """Read the value of ``--matrix``.
+    """Parse the value of ``--matrix``.
 
     Raises:
         OptionError: The text is neither a positive number nor ``full`` nor ``none``.
@@ -156,7 +157,7 @@ class _Builder:
         self._planned.setdefault(values, []).append(why)
 
     def add_addition(self, addition: _Addition) -> None:
-        """Add a cell beside the array, or the reason why it cannot be added."""
+        """Add a cell in addition to the array, or record why it cannot be added."""
         space = self.space
         applicable = {}
         ignored = []
@@ -195,7 +196,7 @@ def _require_covered(space: Space, array: Array, strength: int) -> None:
 
 
 def _additions(space: Space) -> Iterator[_Addition]:
-    """Yield the named cells, and each two features that have no axis in common."""
+    """Yield the named cells, and each pair of features that have no axis in common."""
     for name, named in space.file.named.items():
         yield _Addition(name, named.values, of_features=False)
     for number, newer in enumerate(space.file.features):
@@ -206,7 +207,7 @@ def _additions(space: Space) -> Iterator[_Addition]:
 
 
 def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
-    """Count the combinations of values that some cells have.
+    """Count the combinations of values that some cells contain.
 
     Args:
         space: The axes.
@@ -238,10 +239,10 @@ def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
 
 
 def lower_bound(space: Space, strength: int) -> int:
-    """Return the least number of cells of an array.
+    """Return a lower bound of the number of cells of an array.
 
-    Each allowed combination of the same axes needs a cell of its own. The bound is the largest
-    number of such combinations.
+    Each allowed combination of the values of the same axes needs its own cell. The bound is the
+    largest number of such combinations over all sets of axes.
 
     Args:
         space: The axes.
@@ -255,10 +256,10 @@ def lower_bound(space: Space, strength: int) -> int:
 
 
 def _array(space: Space, strength: Strength, fixed: Sequence[Cell]) -> Sequence[Cell]:
-    """Return the rows of an array that has the fixed cells too."""
+    """Return the rows of an array that includes the fixed cells."""
     if strength == "none":
         return []
-    if strength == "full" or len(space.axes) < 2:  # one axis is covered by each of its values
+    if strength == "full" or len(space.axes) < 2:  # with one axis, each value is a cell
         return list(space.full())
     factors = {axis: list(space.values(axis)) for axis in space.axes}
     constraints = []
@@ -281,17 +282,17 @@ def _array(space: Space, strength: Strength, fixed: Sequence[Cell]) -> Sequence[
 
 
 def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
-    """Return a rule as covertable takes it (not all of these at once), or None: never applies."""
+    """Return a rule as a constraint of covertable; None if the rule cannot apply here."""
     parts = []
     for axis, values in rule.when.items():
         listed = [values] if isinstance(values, str) else list(values)
         if axis in space.axes:
             parts.append({"operator": "in", "left": axis, "values": listed})
         elif space.fixed.get(axis) not in listed:
-            return None  # this engine does not have the axis, or has it at another value
+            return None  # the engine lacks the axis, or only has another value of it
     return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
 
 
 def bare(space: Space, strength: int) -> int:
-    """Return the number of cells of the array alone, with the baseline and no named cells."""
+    """Return the number of cells of an array with the baseline, but without the named cells."""
     return len(_array(space, strength, [space.baseline]))

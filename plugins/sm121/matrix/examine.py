@@ -1,14 +1,14 @@
-"""Examine one cell, from its start to its rate.
+"""Examine one cell, from the start of its server to its decode rate.
 
 The checks run in this order until one fails:
 
 1. The server starts.
 2. It runs on the requested kernel path.
-3. Its known answers are correct.
-4. Its answers are the baseline's, one by one.
-5. Its answers are the baseline's under concurrent requests.
-6. Its answers are the oracle's, if a value of the cell asks for that.
-7. Its drafts are accepted, if it speculates.
+3. It answers the prompts of the exam correctly.
+4. Its answers agree with the baseline's, one request at a time.
+5. Its answers agree with the baseline's under concurrent requests.
+6. Its answers agree with the oracle's, if a value of the cell requires that.
+7. Some of its draft tokens are accepted, if it speculates.
 8. It is still alive.
 9. It is as fast as the profile requires.
 """
@@ -59,11 +59,12 @@ _SHOWN = (
     "load_format",
     "prefix_caching",
 )
-#: The reason (`sm121.measure.validity`) of a sample whose requests failed: no disturbance.
+#: The reason (`sm121.measure.validity`) for failed requests, which are a fault of the server and no
+#: disturbance of the measurement.
 _FAILED = "request_failed"
-#: A server that was running already answers within so many seconds.
+#: If starting a server took at most this many seconds, it was already running.
 _AT_ONCE_S = 1.0
-#: The most characters of a step's message.
+#: The maximum number of characters of a step's message.
 _LONGEST_MESSAGE = 1500
 
 
@@ -72,7 +73,7 @@ class Baseline:
     """The answers and the rate of the baseline, with which cells are compared."""
 
     golden: GoldenFile
-    #: None: not measured yet, or not valid.
+    #: The rate; None if it was not measured yet, or is invalid.
     rate: CellRate | None
 
 
@@ -81,7 +82,7 @@ class _Sample:
     """A measured rate."""
 
     rate: CellRate
-    #: The reasons why it is not valid; empty: it is valid.
+    #: The reasons why it is invalid; empty if it is valid.
     invalid: str
     #: Whether requests failed.
     failed: bool
@@ -108,20 +109,20 @@ class _RateVerdict:
 
 @dataclass
 class Examiner:
-    """Runs cells, one after the other, and compares them with the baseline."""
+    """Runs cells one after another, and compares them with the baseline."""
 
     run: Run
     space: Space
     settings: level_settings.MatrixPlan
     #: The folder of the matrix level.
     directory: Path
-    #: None until the baseline has answered.
+    #: The baseline's results; None until it has answered.
     baseline: Baseline | None = None
     #: The folder for the oracle's results.
     oracles: Path = Path(".cache/oracle")
     _steps: list[Step] = field(default_factory=list)
     _step: StepName = "start"
-    #: Logs of ends that were bundled already: each cell of one start gets the same error.
+    #: Logs whose crash was already bundled: all cells of one start get the same error.
     _bundled: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -183,7 +184,7 @@ class Examiner:
         return record
 
     def _start(self, record: CellRecord, configuration: ServerConfiguration | None) -> Server:
-        """Return the server of a cell, started if need be."""
+        """Return the server of a cell; start it unless it is running."""
         began = time.monotonic()
         if configuration is None:
             server = self.run.server()
@@ -214,7 +215,7 @@ class Examiner:
         self._done("performance", began, judged.outcome, judged.message, evidence)
 
     def _checks(self, record: CellRecord) -> list[_Check]:
-        """Return the checks of a cell in their order."""
+        """Return the checks of a cell in the order in which they run."""
         checks = [
             _Check("path", self._path, CellOutcome.FALLBACK),
             _Check("answers", self._known_answers, CellOutcome.FAIL),
@@ -231,7 +232,7 @@ class Examiner:
         """Run one check and record its step.
 
         Returns:
-            False if the check failed: further checks of the cell would show nothing.
+            False if the check failed, so that the remaining checks of the cell are skipped.
         """
         began = time.monotonic()
         self._step = check.step
@@ -283,11 +284,11 @@ class Examiner:
         return "; ".join(faults) or None
 
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
-        """Check the completions of the exam."""
+        """Check the answers to the exam's completions."""
         return cell_answers.find_wrong_answer(Asker(server), self.profile.correctness.exam)
 
     def _equivalence(self, record: CellRecord, server: Server) -> str | None:
-        """Compare the answers with the baseline's, token by token; record those of the baseline."""
+        """Compare the answers with the baseline's, token by token; record the baseline's own."""
         if self.baseline is None:
             if record.id != "baseline":
                 raise NotRun("the baseline has no answers to compare with")
@@ -339,8 +340,8 @@ class Examiner:
     def _judge_rate(self, record: CellRecord, server: Server) -> _RateVerdict:
         """Measure the rate, and compare it with the baseline's.
 
-        A disturbed sample and a slow one are measured twice: a busy moment of the machine is no
-        property of the cell's values.
+        A disturbed or slow sample is measured once more, since the machine may have been busy for a
+        moment.
         """
         sample = self._rate(server, record)
         if sample.invalid and not sample.failed:
@@ -371,7 +372,7 @@ class Examiner:
         return _RateVerdict(outcome, rates.describe_ratio(rate, baseline))
 
     def _rate(self, server: Server, record: CellRecord) -> _Sample:
-        """Measure the rate once. Raise the cause if the server died during the measurement."""
+        """Measure the rate once. If the server died meanwhile, raise the cause."""
         try:
             metric, samples, against = self._measure(record, server)
         except errors.Sm121Error:
@@ -395,13 +396,13 @@ class Examiner:
     def _measure(
         self, record: CellRecord, server: Server
     ) -> tuple[str, list[float], list[measurement.Invalidity]]:
-        """Measure the rate; the result is that of `rates.measure_rate`."""
+        """Return the result of `rates.measure_rate` for a cell."""
         records = self.directory / "records" / record.id
         measuring = self.profile.performance.measuring
         return rates.measure_rate(server, self.settings, measuring, records)
 
     def _bound(self, values: Mapping[str, str]) -> level_settings.GoldenBound:
-        """Return the widest bound of a cell's values, else that of the baseline's dtype."""
+        """Return the widest bound of a cell's values, or the bound of the baseline's dtype."""
         bounds = []
         for axis in self.space.axes:
             bound = self.space.value(axis, values[axis]).bound
@@ -435,9 +436,9 @@ class Examiner:
         )
 
     def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
-        """Record the end of a server.
+        """Record that a server died or did not start.
 
-        A start that the engine refuses with a reason of its own is FAIL, all other ends are CRASH.
+        FAIL if the engine refused to start and gave a reason; CRASH otherwise.
         """
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"
@@ -467,7 +468,7 @@ class Examiner:
         self._done(step, time.monotonic(), outcome, message, record.bundle)
 
     def _test_of(self, record: CellRecord) -> str | None:
-        """Return the id of a cell's test; None if it runs to find a failing set."""
+        """Return the id of a cell's test; None if the cell has no test (isolating)."""
         found = None
         for test in self.run.record.ledger:
             if test.id.endswith(f"[{record.id}]"):

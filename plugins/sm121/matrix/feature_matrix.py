@@ -1,4 +1,4 @@
-"""matrix.json and FEATURE_MATRIX.md: which combinations work, and how that is known."""
+"""matrix.json and FEATURE_MATRIX.md: which combinations work, and the evidence."""
 
 import json
 from collections import Counter
@@ -27,7 +27,7 @@ _SIGN: dict[PairState, str] = {
     "incompatible": "-",
     "unknown": "?",
 }
-#: The most characters of a value in FEATURE_MATRIX.md.
+#: The maximum number of characters of a value in FEATURE_MATRIX.md.
 _LONGEST = 300
 #: The name of the page in the folder of the matrix.
 MARKDOWN = "FEATURE_MATRIX.md"
@@ -38,15 +38,15 @@ class CoverageReport(data_file.Record):
 
     strength: int
     allowed: int
-    #: By the plan.
+    #: The number of combinations that the planned cells contain.
     covered: int
-    #: By cells with an outcome.
+    #: The number of combinations that cells with an outcome contain.
     ran: int
     incompatible: int
 
 
 class FailingSetReport(data_file.Record):
-    """Values that fail together, as `isolation.FailingSet`."""
+    """Values that fail together; see `isolation.FailingSet`."""
 
     values: dict[str, str]
     outcome: CellOutcome
@@ -79,7 +79,7 @@ class MatrixFile(data_file.Record):
     unproven: dict[str, str] = Field(default_factory=dict)
     #: By named cell that is not in the plan, the reason.
     left_out: dict[str, str] = Field(default_factory=dict)
-    #: The number of all combinations.
+    #: The number of all combinations, allowed or not.
     product: int
     cells: list[CellRecord]
     #: The planned cells without an outcome.
@@ -112,7 +112,7 @@ def build(
         records: The cells that ran.
         sets: The failing sets so far.
         profile: The name of the profile.
-        references: Starts of the baseline that are no cells; only their cost counts.
+        references: Starts of the baseline that are not cells of this run; only their cost counts.
         interrupted: Whether no more cells will run.
     """
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
@@ -161,7 +161,7 @@ def _reported(failing_set: isolation.FailingSet) -> FailingSetReport:
 
 
 def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list[CoverageReport]:
-    """Return the coverage of single values, of pairs, and up to the strength of an array."""
+    """Return the coverage of single values, of pairs, and so on up to the array's strength."""
     largest = max(2, array.strength) if isinstance(array.strength, int) else 2
     ended = [record.values for record in records if record.outcome is not CellOutcome.NOT_RUN]
     reports = []
@@ -180,7 +180,7 @@ def _coverage(space: Space, array: Array, records: Sequence[CellRecord]) -> list
 
 
 def unexplained(file: MatrixFile) -> list[CellRecord]:
-    """Return the broken cells without a failing set, unless a second start passed."""
+    """Return the broken cells that no failing set explains and that did not pass a second start."""
     explained: set[str] = set()
     for failing_set in file.failing_sets:
         explained.update(failing_set.cells)
@@ -208,8 +208,8 @@ def incomplete(file: MatrixFile) -> str | None:
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
     """Return the state of each pair of values.
 
-    A pair works if it is in a cell that passes, except perhaps for its rate. It is broken if it has
-    a confirmed failing set. It is unknown if it is only in other cells.
+    A pair is broken if it contains a confirmed failing set. Otherwise it works if a cell with it
+    passes; the cell's rate may be invalid. A pair that is only in other cells is unknown.
     """
     if len(space.axes) < 2:
         return {}
@@ -235,7 +235,7 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
         parts: The matrices, at least one.
 
     Returns:
-        The axes, and one matrix with all cells and the failing sets of all of them.
+        The axes, and one matrix with the cells of all shards and the failing sets among them.
 
     Raises:
         UsageError: The shards have different axes or engines.
@@ -259,10 +259,10 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
 
 
 def _merged_cells(space: Space, array: Array, parts: Sequence[MatrixFile]) -> list[CellRecord]:
-    """Return the cells of shards in the order of the plan, without doubles.
+    """Return the cells of shards in the order of the plan, without duplicates.
 
-    Both starts of a cell stay: they show whether its failure happened again. If several shards ran
-    a cell, the first broken record stays, else the first record.
+    Both records of a cell that was started twice are kept: they show whether its failure happened
+    again. If several shards ran a cell, the first broken record is kept, else the first record.
     """
     records: dict[tuple[str, bool], CellRecord] = {}
     for part in parts:
@@ -314,7 +314,7 @@ def counted(records: Sequence[CellRecord]) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return one line of Markdown; markup of the template stays as it is."""
+    """Return a value as one line of Markdown; the template's own markup is not changed."""
     if isinstance(value, Markup):
         return value
     line = printable(" ".join(str(value).split()))

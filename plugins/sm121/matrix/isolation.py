@@ -1,8 +1,8 @@
-"""Find the smallest sets of values that fail, by the outcomes of the array and a few more cells.
+"""Find the smallest sets of values that fail, from the outcomes of the array and a few more cells.
 
-The baseline passes. A failing cell therefore has a set of values, none of them the baseline's, that
-fails with any other values. Sets in a passing cell are innocent. The smallest of the other sets are
-tried, each with the baseline's values for all other axes.
+The baseline passes. A failing cell therefore contains a set of values, none of them the baseline's,
+that fails whatever the other values are. A set that a passing cell contains is innocent. The
+smallest remaining sets are tested, each with the baseline's values on all other axes.
 """
 
 import dataclasses
@@ -14,26 +14,27 @@ from sm121.matrix.axes import Cell, Choice, label
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.space import Space
 
-#: Runs a cell that is not in the plan. None: there is no time or no start left for it.
+#: Runs a cell that is not in the plan. Returns None if no time or no start is left for it.
 Try = Callable[[dict[str, str]], CellRecord | None]
-#: The number of parts and alternatives that are shown of a failing set.
+#: The maximum number of parts, and of alternatives, that are shown for a failing set.
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class FailingSet:
-    """Values that fail together, and no part of which is known to fail."""
+    """Values that fail together, although no subset of them is known to fail."""
 
     choice: Choice
     outcome: CellOutcome
     reason: str
     #: The ids of the cells that it explains.
     cells: tuple[str, ...]
-    #: Whether it ran alone and failed twice. False: it is only what the outcomes leave.
+    #: Whether the set failed with the baseline's other values, and the cell's failure happened
+    #: twice. False: it is only one of the sets that the outcomes do not rule out.
     confirmed: bool
-    #: If it is not confirmed, the other sets that the outcomes leave.
+    #: If it is not confirmed, the other sets that the outcomes do not rule out.
     alternatives: tuple[Choice, ...] = ()
-    #: The parts that are not known to pass alone, with their outcomes: ``a=b alone: FAIL``.
+    #: The subsets that are not known to pass alone, with their outcomes: ``a=b alone: FAIL``.
     parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -47,7 +48,7 @@ class FailingSet:
         return f"{label(self.choice)}: {self.outcome}{alone} ({self.reason})"
 
     def _alone(self) -> str:
-        """Return the outcomes of its parts in words."""
+        """Return the outcomes of its subsets as text."""
         if not self.parts:
             return "; each alone passes"
         parts = ", ".join(self.parts[:_SHOWN])
@@ -72,7 +73,7 @@ def smallest(
         space: The axes.
         records: The cells of the run.
         try_cell: Runs another cell.
-        tell: Called with all sets so far, each time that there are more.
+        tell: Called with all sets so far, whenever a cell was isolated.
 
     Returns:
         The sets in the order of the cells.
@@ -126,7 +127,7 @@ class _Search:
         return False
 
     def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
-        """Check whether a cell with these values shows that they do not fail in this way."""
+        """Whether some cell shows that these values do not cause this outcome."""
         return any(r.has(choice) for r in self.records if _clears(r, outcome))
 
     def record_of(self, cell: Cell) -> CellRecord | None:
@@ -137,7 +138,7 @@ class _Search:
         return None
 
     def suspects(self, record: CellRecord, size: int) -> list[Choice]:
-        """Return the sets of ``size`` values that may be why a cell fails.
+        """Return the sets of ``size`` values that may cause a cell's failure.
 
         Sets that explain most of the failing cells come first.
         """
@@ -147,7 +148,7 @@ class _Search:
         return sorted(suspects, key=lambda choice: -sum(cell.has(choice) for cell in broken))
 
     def isolate(self, record: CellRecord) -> None:
-        """Add the smallest set of one cell's failure, and other failures found on the way."""
+        """Find the smallest set that causes a cell's failure; also add other failures found."""
         again = self._second_start(record)
         differences = self.space.differences(record.values)
         for size in range(1, len(differences) + 1):
@@ -176,9 +177,9 @@ class _Search:
         self._add_flake(record, again)
 
     def _second_start(self, record: CellRecord) -> CellRecord | None:
-        """Return another start of a cell, if possible one that did not fail.
+        """Return another start of the same cell, preferably one that did not fail.
 
-        No set is searched for a failure that does not happen twice.
+        Failing sets are only searched for failures that happen twice.
         """
         starts = []
         for start in self.records:
@@ -195,7 +196,7 @@ class _Search:
         return record
 
     def _add_confirmed(self, record: CellRecord, choice: Choice, alone: CellRecord) -> None:
-        """Add a set that failed alone; it is confirmed if all of its parts ran alone."""
+        """Add a set that failed alone; it is confirmed if all its subsets ran alone."""
         parts, all_tried = self._parts(choice, alone.outcome)
         self.failing.append(
             FailingSet(
@@ -224,7 +225,7 @@ class _Search:
         )
 
     def _add_suspects(self, record: CellRecord, choice: Choice) -> None:
-        """Add the sets that the outcomes leave; ``choice`` would have been tried next."""
+        """Add the sets that the outcomes do not rule out; ``choice`` would have been next."""
         suspects = self.suspects(record, len(choice)) or [choice]
         self.failing.append(
             FailingSet(
@@ -238,9 +239,9 @@ class _Search:
         )
 
     def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
-        """Return the parts of a set that are not known to pass, and whether all parts ran.
+        """Return the subsets that are not known to pass, and whether all subsets ran.
 
-        A part that the axes rule out cannot run, and counts as tried.
+        A subset that the axes rule out cannot run, and counts as tried.
         """
         lines: list[str] = []
         all_tried = True
@@ -261,9 +262,9 @@ class _Search:
 
 
 def _clears(record: CellRecord, outcome: CellOutcome) -> bool:
-    """Check whether a cell shows that its values do not fail with an outcome.
+    """Whether a cell shows that its values do not cause an outcome.
 
-    The cell must have reached the check with that outcome, and passed it.
+    It does if it reached and passed the check that results in that outcome.
     """
     if record.outcome is CellOutcome.PASS:
         return True

@@ -18,20 +18,20 @@ from sm121.matrix.plan import CellPlan
 from sm121.matrix.space import identity
 from sm121.run.run import Run
 
-#: Seconds of a test's time that remain for stopping a server and for the reports.
+#: Seconds of a test's time limit that are reserved for stopping a server and writing reports.
 _SPARE_S = 15.0
 #: The folder in the report directory with everything that the matrix level writes.
 FOLDER = "matrix"
-#: Outcomes that no waiver tolerates, in words.
+#: Outcomes that a waiver cannot tolerate, as text.
 _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel path"}
 
 
 class MatrixLevel:
     """Runs the cells of a plan, and writes ``matrix/`` after each.
 
-    If the suite starts its servers, each cell can run. An attached server counts as the cell that
-    is examined: the baseline, or any other cell if the baseline of another level is given. Evidence
-    that its log does not contain does not count.
+    If the suite starts its servers, each cell can run. An attached server is assumed to be the cell
+    that is examined: the baseline, or another cell if ``baseline`` has the results of a baseline.
+    Without a log of an attached server, expectations on log lines are not checked.
 
     Args:
         run: The run.
@@ -62,19 +62,19 @@ class MatrixLevel:
 
     @property
     def baseline(self) -> Baseline | None:
-        """The baseline's answers and rate. None: it has not run yet."""
+        """The baseline's answers and rate; None before it has run."""
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
         """Check that a cell works; run it if it has no outcome yet.
 
         Args:
-            planned: The cell. None: the plan has no cells.
+            planned: The cell; None if the plan has no cells.
 
         Raises:
-            Unmet: It does not work. A crash and another kernel path are never waived.
-            Invalid: Its rate is not valid, or another check was undecided.
-            NotRun: It could not run.
+            Unmet: The cell does not work. A crash or another kernel path is never waived.
+            Invalid: The cell's rate is invalid, or another check was undecided.
+            NotRun: The cell could not run.
         """
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
@@ -93,7 +93,7 @@ class MatrixLevel:
             raise Unmet(fact, never_waived=_NEVER_WAIVED.get(record.outcome, ""))
 
     def covered(self) -> None:
-        """Check that the plan has all combinations of its strength.
+        """Check that the plan contains all allowed combinations of its strength.
 
         Raises:
             Unmet: A combination is missing.
@@ -140,7 +140,7 @@ class MatrixLevel:
         self.write()
 
     def outlook(self) -> list[str]:
-        """Return the size of the matrix, a line each for the axes and the cells."""
+        """Return the size of the matrix: one line on the axes, one on the cells."""
         return size.of_run(self.plan)
 
     def account(self) -> list[str]:
@@ -168,7 +168,7 @@ class MatrixLevel:
             cell: The cell.
 
         Returns:
-            The profile's configuration if it is equal, else one of the matrix. None: the server is
+            A configuration of the profile if it is equal, else a new one. None if the server is
             attached.
         """
         if self.run.servers.attached is not None:
@@ -207,7 +207,7 @@ class MatrixLevel:
         )
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
-        """Run a cell to its end, after the baseline if that has given no answers yet.
+        """Run a cell to its end. If the baseline has no answers yet, run the baseline first.
 
         Args:
             planned: The cell.
@@ -215,7 +215,7 @@ class MatrixLevel:
                 it has run already, its server is started again.
 
         Raises:
-            NotRun: No server can be started any more, or the baseline has no answers.
+            NotRun: No further server can be started, or the baseline has no answers.
         """
         run = self.run
         is_baseline = planned.cell == self.space.baseline

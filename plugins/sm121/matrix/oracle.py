@@ -10,7 +10,7 @@ from sm121.run.run import Run
 
 
 def agrees(run: Run, server: Server, oracles: Path) -> str:
-    """Compare a server with the oracle that rounds as the server's path shows.
+    """Compare a server with the oracle that uses the same rounding as the server's kernel path.
 
     Args:
         run: The run.
@@ -18,11 +18,11 @@ def agrees(run: Run, server: Server, oracles: Path) -> str:
         oracles: The folder with the oracle's results, which are computed on first use.
 
     Returns:
-        The rounding and the differences, in words.
+        The rounding and the differences, as text.
 
     Raises:
-        AssertionError: The differences are too large, or a part is rounded in another way.
-        NotRun: The checkpoint or the rounding of the server is not known.
+        AssertionError: The differences are too large, or a part of the model is rounded otherwise.
+        NotRun: The checkpoint or the rounding of the server is unknown.
     """
     checkpoint = oracle_tolerance.checkpoint_of(server)
     config = json.loads((checkpoint / "config.json").read_bytes())

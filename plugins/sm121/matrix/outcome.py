@@ -29,13 +29,13 @@ class CellOutcome(StrEnum):
     #: Its rate is not valid, or another check was undecided.
     INVALID = "INVALID"
     NOT_RUN = "NOT_RUN"
-    #: Its values are known not to work together.
+    #: It was not run, since its values are known not to work together.
     INCOMPATIBLE = "INCOMPATIBLE"
     PASS = "PASS"  # noqa: S105
 
     @property
     def broken(self) -> bool:
-        """Whether it is a failure, for which there is a smallest set of values."""
+        """Whether the outcome is a failure, whose smallest set of values is then searched."""
         return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 
 
@@ -47,7 +47,7 @@ class Step(Record):
     message: str = ""
     #: The name of a file or a folder of the report.
     evidence: str | None = None
-    #: In seconds.
+    #: The duration in seconds.
     took_s: float = 0.0
 
 
@@ -77,7 +77,7 @@ class AnswerDifference(Record):
     worst_nats: float
     #: The mean KL divergence, in nats.
     mean_divergence: float
-    #: The share of equal tokens.
+    #: The fraction of equal tokens.
     top1: float
 
 
@@ -102,9 +102,9 @@ class CellRecord(Record):
     agreement: AnswerDifference | None = None
     #: Fields of the kernel path, and results of other checks.
     path: dict[str, str | bool | None] = Field(default_factory=dict)
-    #: The time of the start. None: the server was running already.
+    #: The duration of the start; None if the server was already running.
     boot_s: float | None = None
-    #: The time of the start and of all checks.
+    #: The duration of the start and of all checks.
     took_s: float = 0.0
     #: The name of the server's log.
     log: str | None = None
@@ -119,7 +119,7 @@ class CellRecord(Record):
 
     @property
     def works(self) -> bool:
-        """Whether all checks passed, except perhaps for a rate that is not valid."""
+        """Whether all checks passed; an invalid rate is tolerated."""
         if self.outcome is CellOutcome.INVALID:
             not_passed = {step.name for step in self.steps if step.outcome is not CellOutcome.PASS}
             return not_passed == {"performance"}

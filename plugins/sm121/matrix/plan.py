@@ -79,11 +79,11 @@ def space_of(
     version: str | None = None,
     options: Collection[str] | None = None,
 ) -> Space:
-    """Return the axes of a profile, as an engine has them.
+    """Return the axes of a profile, with the values that an engine supports.
 
     Args:
         profile: The profile. Its ``[matrix]`` names the axes, and those that stay at the baseline.
-        axes_file: The axes in place of the profile's. None of them stays at the baseline.
+        axes_file: The axes instead of the profile's; the profile's ``left_out`` is then ignored.
         engine: The name of the engine. None: the profile's.
         version: The version that the engine reports, or an identity as in `Space`.
         options: As in `Space`.
@@ -145,14 +145,14 @@ def ordered(
 ) -> list[Planned]:
     """Return cells in the order of the run.
 
-    The start of the baseline comes first: all cells are compared with it. The next start is the one
-    that has most values in common with the last cell, so that the engine's compiled kernels and
-    page cache are used while they exist. The order of the plan decides between equals.
+    The start of the baseline comes first, since all cells are compared with it. Each next start is
+    the one that shares the most values with the last cell, so that compiled kernels and the page
+    cache are reused. Ties are broken by the order of the plan.
 
     Args:
         space: The axes.
         cells: The cells in the order of the plan.
-        key: Returns the start of a cell. Cells of one start stay together.
+        key: Returns a key of a cell's start. Cells with the same key stay together.
     """
     starts: dict[Hashable, list[Planned]] = {}
     for planned in cells:
@@ -175,7 +175,7 @@ def ordered(
 
 
 def _distance(space: Space, start: Sequence[Planned], last: Cell) -> int:
-    """Return the least number of values in which a cell of a start differs from a cell."""
+    """Return the minimum number of values in which a cell of a start differs from ``last``."""
     distances = []
     for planned in start:
         different = [axis for axis in space.axes if planned.cell[axis] != last[axis]]

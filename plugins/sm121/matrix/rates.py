@@ -60,7 +60,7 @@ def compare_rates(rate: CellRate, baseline: CellRate, allowed: float) -> bool:
         allowed: How much slower the cell may be, as a fraction.
 
     Returns:
-        Whether the cell is slower than that.
+        Whether the cell is slower than allowed: the whole interval of the ratio is too low.
     """
     ratio, low, high = statistics.ratio_interval(rate.samples, baseline.samples)
     rate.ratio = round(ratio, 4)
@@ -71,7 +71,7 @@ def compare_rates(rate: CellRate, baseline: CellRate, allowed: float) -> bool:
 
 
 def describe_ratio(rate: CellRate, baseline: CellRate) -> str:
-    """Return the two rates and their ratio, which `compare_rates` has recorded, as one line."""
+    """Return one line with both rates and the ratio that `compare_rates` recorded."""
     return (
         f"{rate.metric} {numbers.number(rate.value)} tok/s, the baseline has "
         f"{numbers.number(baseline.value)}: {rate.ratio:.3f} of it "

@@ -1,4 +1,4 @@
-"""The size of a matrix before it runs, and the time of its cells."""
+"""The size of a matrix before it runs, and the time that its cells took."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from sm121.matrix import covering, outcome
 from sm121.matrix.plan import CellPlan
 from sm121.matrix.space import Space, count_allowed, identity
 
-#: The largest strength in the table of sizes.
+#: The maximum strength in the table of sizes.
 _MOST_STRENGTH = 3
 
 
@@ -17,10 +17,10 @@ class _Row:
     """The size of one array, for the table of sizes."""
 
     strength: int
-    #: The cells without the named ones.
+    #: The number of cells without the named ones.
     bare: int
     cells: int
-    #: The least possible number of cells.
+    #: A lower bound of the number of cells.
     bound: int
     coverage: covering.Coverage
 
@@ -32,7 +32,7 @@ def spent(
 
     Args:
         records: The cells.
-        references: Starts of the baseline that are no cells of the run, for comparison only.
+        references: Starts of the baseline that are not cells of the run, for comparison only.
 
     Returns:
         The number of ``cells`` and ``boots``, the seconds of the boots (``boot_s``), and all
@@ -72,7 +72,7 @@ def sizes(space: Space) -> str:
 
 
 def cells(plan: CellPlan) -> str:
-    """Return the cells of a plan, a line each, with the coverage."""
+    """Return one line per cell of a plan, and a last line with the coverage."""
     space = plan.space
     array = plan.array
     lines = []
@@ -87,7 +87,7 @@ def cells(plan: CellPlan) -> str:
 
 
 def of_run(plan: CellPlan) -> list[str]:
-    """Return the size of a run's matrix, a line each for the axes and the cells."""
+    """Return the size of a run's matrix: one line on the axes, one on the cells."""
     space = plan.space
     array = plan.array
     return [
@@ -98,6 +98,6 @@ def of_run(plan: CellPlan) -> list[str]:
 
 
 def _coverage(space: Space, array: covering.Array) -> covering.Coverage:
-    """Return the coverage of an array at its strength; of all cells or none, that of pairs."""
+    """Return the coverage at the array's strength; for ``full`` or ``none``, that of pairs."""
     strength = array.strength if isinstance(array.strength, int) else 2
     return covering.coverage(space, array.rows, min(strength, len(space.axes)))

@@ -1,4 +1,4 @@
-"""The axes as one engine of one version has them: values, settings, rules and cells."""
+"""The axes for one version of one engine: its values, settings, rules and cells."""
 
 import functools
 import itertools
@@ -12,13 +12,13 @@ from sm121.core.versions import release, within
 from sm121.evidence.host import cpu_flags
 from sm121.matrix.axes import AxesFile, AxisValue, Cell, Choice, Incompatible, Setting
 
-#: More cells than this in a full product are not enumerated.
+#: The allowed cells are only counted if there are at most this many combinations.
 _COUNTABLE = 2_000_000
 
 
 @dataclass(frozen=True)
 class Space:
-    """The axes of an engine. Values that it has no setting for are left out.
+    """The axes of an engine. Values for which it has no setting are omitted.
 
     Raises:
         UsageError: The incompatibilities of the file rule out the baseline or a value.
@@ -26,13 +26,13 @@ class Space:
 
     file: AxesFile
     engine: str
-    #: The engine's `sm121.core.builds.identity`. A text that names no release and no build has the
-    #: settings of each release that the engine's parser takes.
+    #: The engine's `sm121.core.builds.identity`. If it names neither a release nor a build, the
+    #: settings of all releases apply whose options the engine's parser accepts.
     version: str | None = None
-    #: The options of the engine's parser, for such a version. None: not known; all settings are
-    #: then in the space, as for ``sm121 matrix`` without an engine.
+    #: The options of the engine's parser, for such a version. None: unknown; all settings then
+    #: apply, as for ``sm121 matrix`` without an engine.
     options: Collection[str] | None = None
-    #: By axis and value.
+    #: The engine's settings, by axis and value.
     settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
     #: By axis and value, the reason why the value is not in the space.
     absent: Mapping[tuple[str, str], str] = field(init=False)
@@ -53,7 +53,7 @@ class Space:
             if axis.baseline in chosen:
                 settings[name] = chosen
                 continue
-            # Without its baseline an axis has nothing to be compared with.
+            # Without its baseline, an axis has nothing to compare with, and is omitted.
             why = absent[name, axis.baseline]
             for value_name in chosen:
                 absent[name, value_name] = f"its baseline {axis.baseline} is absent: {why}"
@@ -62,7 +62,7 @@ class Space:
         self._require_cells()
 
     def _setting_of(self, value: AxisValue) -> Setting | None:
-        """Return the setting of a value for this engine, the setting of a build first, or None."""
+        """Return this engine's setting of a value, preferably that of its build; None without."""
         fitting = []
         for setting in value.settings:
             if setting.engine != self.engine or not setting.fits(self.version, self.options):
@@ -96,8 +96,8 @@ class Space:
         """Complete some values to an allowed cell.
 
         Args:
-            partial: The values of some axes. The other axes have their baseline's value where that
-                is allowed.
+            partial: The values of some axes. The other axes get their baseline's value if that is
+                allowed.
 
         Returns:
             The cell, or None if no allowed cell has these values.
@@ -126,7 +126,7 @@ class Space:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """The axes with a choice: at least two values."""
+        """The axes with at least two values."""
         return tuple(name for name, values in self.settings.items() if len(values) > 1)
 
     @functools.cached_property
@@ -136,7 +136,7 @@ class Space:
 
     @functools.cached_property
     def fixed(self) -> dict[str, str]:
-        """The axes without a choice here, with their baseline's value."""
+        """The axes with only one value here, with that value."""
         fixed = {}
         for name in self.settings:
             if name not in self.axes:
@@ -144,7 +144,7 @@ class Space:
         return fixed
 
     def unproven(self) -> dict[str, str]:
-        """Return the reasons by ``axis=value`` of values that may silently fall back."""
+        """Return the values that may silently fall back, as ``axis=value``, with the reasons."""
         reasons: dict[str, str] = {}
         for axis, name in self._single_values():
             value = self.value(axis, name)
@@ -162,7 +162,7 @@ class Space:
         return self.file.axes[axis].values[name]
 
     def excluded(self, cell: Cell) -> Incompatible | None:
-        """Return the incompatibility that rules out a cell, or a part of one; None: allowed."""
+        """Return the incompatibility that rules out a (partial) cell; None if it is allowed."""
         whole = {**self.fixed, **cell}
         for rule in self.rules:
             if rule.covers(whole):
@@ -170,11 +170,11 @@ class Space:
         return None
 
     def allowed(self, choice: Choice) -> bool:
-        """Check whether an allowed cell has these values."""
+        """Return whether an allowed cell with these values exists."""
         return self.completion(dict(choice)) is not None
 
     def _single_values(self) -> Iterator[tuple[str, str]]:
-        """Yield the axis and the name of each value of an axis with a choice."""
+        """Yield the axis and the name of each value of `axes`."""
         for axis in self.axes:
             for name in self.values(axis):
                 yield axis, name
