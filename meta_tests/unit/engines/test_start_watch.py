@@ -11,6 +11,16 @@ from sm121.engines.start_watch import StartWatch
 from sm121.engines.starting import StartHooks, StartLimits
 
 
+def launch_of(log, latest):
+    """A launch without processes, whose newest compiled file is of the second `latest`."""
+    return SimpleNamespace(
+        log=log,
+        compilation=SimpleNamespace(latest=lambda: latest),
+        look_at_tree=lambda: [],
+        supervision=SimpleNamespace(stacks_folder=log.parent),
+    )
+
+
 @pytest.mark.parametrize(
     ("since_file_s", "since_start_s", "granted_s"),
     [
@@ -28,7 +38,7 @@ def test_a_start_over_its_time_goes_on_while_it_compiles(
     log = tmp_path / "server.log"
     log.touch()
     latest = None if since_file_s is None else time.time() - since_file_s
-    launch = SimpleNamespace(log=log, compilation=SimpleNamespace(latest=lambda: latest))
+    launch = launch_of(log, latest)
     limits = StartLimits(ready_s=4.0, stalled_s=20.0, stop_s=5.0, cold_s=60.0)
     watch = StartWatch(launch, "x", limits, StartHooks(), lambda **_settle: None)
     now = time.monotonic()
@@ -47,7 +57,7 @@ def test_a_late_start_on_a_busy_machine_says_so(tmp_path, monkeypatch, waiting, 
     monkeypatch.setattr(os, "getloadavg", lambda: (waiting, waiting, waiting))
     log = tmp_path / "server.log"
     log.touch()
-    launch = SimpleNamespace(log=log, compilation=SimpleNamespace(latest=lambda: None))
+    launch = launch_of(log, None)
     limits = StartLimits(ready_s=4.0, stalled_s=20.0, stop_s=5.0, cold_s=60.0)
     watch = StartWatch(launch, "x", limits, StartHooks(), lambda **_settle: None)
     now = time.monotonic()

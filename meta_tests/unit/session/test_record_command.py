@@ -101,7 +101,7 @@ def test_the_record_of_a_run_gets_it_as_soon_as_it_is_read(config, monkeypatch):
     monkeypatch.setattr(flashinfer_config, "read", read)
     file = new_file()
     file.environment = {"engine_packages": {"python": "3.12"}, "unknown": {"gpus": "no NVML"}}
-    run = with_events(SimpleNamespace(file=file))
+    run = with_events(SimpleNamespace(record=SimpleNamespace(file=file))).record
     thread = show_config.note_later(run, "python", {})
     before = dict(run.file.environment)
     may_answer.set()
