@@ -366,7 +366,9 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
     settings = Settings()
     profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))
     with pytest.raises(error):
-        answers._priced(None, SimpleNamespace(settings=settings, run=SimpleNamespace(profile=profile)), None, ())
+        answers._priced(
+            None, SimpleNamespace(settings=settings, run=SimpleNamespace(profile=profile)), None, ()
+        )
 
 
 @pytest.mark.parametrize(
