@@ -3,6 +3,7 @@
 import html
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from meta_tests.folders import DATA, META, ROOT
 
 _FILE = "SM121_META_ROWS"
+
+#: The folder that pytest gives a test, with the name of its worker.
+_TEST_FOLDER = re.compile(r"[^\s(=]*/pytest-of-[^/\s]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s]+/")
 
 
 def keep(row: dict[str, Any]) -> None:
@@ -39,7 +43,8 @@ def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def cell(text: str, most: int = 240) -> str:
-    """Text for a cell of a table in Markdown."""
+    """Text for a cell of a table in Markdown, without the folders of the machine that made it."""
+    text = _TEST_FOLDER.sub("", text).replace(f"{ROOT}/", "")
     return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")
 
 
