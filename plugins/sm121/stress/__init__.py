@@ -1,1 +1,1 @@
-"""Load of every shape, each answer checked, and what the server is like during it and after it."""
+"""Loads of every shape, with each answer checked, and the server's state during and after them."""

@@ -20,25 +20,26 @@ from sm121.measure import counters
 from sm121.stress import cache, checks
 from sm121.stress.shapes import Shapes
 
-#: Seconds for which a child may be ended and not waited for.
+#: Maximum time in seconds that an ended child process may remain a zombie.
 _ZOMBIE_FOR_S = 2.0
 _IDLE_WITHIN_S = 15.0
 _LOOK_EVERY_S = 0.2
-#: Blocks of the KV cache: fewer than two, since the engine keeps one.
+#: An idle server uses fewer KV-cache blocks than this; the engine itself keeps one.
 _NO_BLOCKS = 1.5
-#: Share of the KV cache, where the server does not count its blocks.
+#: Maximum KV-cache usage of an idle server that does not report its number of blocks.
 _NO_USAGE = 0.01
-#: Requests of a reading of the throughput.
+#: Number of requests in a throughput measurement.
 REQUESTS = 6
-#: Tokens of each of them.
+#: Number of tokens of each answer in a throughput measurement.
 TOKENS = 48
 _READINGS = 4
 _WAIT_BETWEEN_READINGS_S = 15.0
-#: Other processes that take a smaller share of the CPU do not matter.
+#: If other processes use at most this fraction of the CPU, they are ignored.
 _OTHERS_OF_NOTE = 0.1
-#: The share of the lost time for which the server's threads must have waited for a processor.
+#: A slowdown counts as caused by other processes if the server's threads waited for a processor for
+#: at least this fraction of the lost time.
 _WAITED_SHARE = 0.5
-#: Zombies that a fault names.
+#: Maximum number of zombies that a fault names.
 _LISTED_ZOMBIES = 5
 Processes = Callable[[], Iterable[psutil.Process]]
 
@@ -50,7 +51,7 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
         endpoint: The server.
 
     Returns:
-        The fault after 15 s. None: the server is idle, or has no such metrics.
+        A fault if the server is not idle within 15 s; None if it is, or lacks these metrics.
     """
     deadline = time.monotonic() + _IDLE_WITHIN_S
     most = {"running": 0.0, "waiting": 0.0, "cache_usage": _NO_USAGE}
@@ -81,13 +82,13 @@ class _Zombie:
 
 
 def zombies(processes: Processes) -> checks.Fault | None:
-    """Check that the server waits for its ended children.
+    """Check that the server reaps its ended child processes.
 
     Args:
         processes: Returns the server's process tree.
 
     Returns:
-        The fault, if a child is still a zombie after 2 s.
+        A fault if a child is still a zombie after 2 s, else None.
     """
     first = _find_zombies(processes())
     if not first:
@@ -116,16 +117,16 @@ def _find_zombies(processes: Iterable[psutil.Process]) -> list[_Zombie]:
 
 @dataclass(frozen=True)
 class ThroughputReading:
-    """A reading of the throughput."""
+    """A measurement of the throughput."""
 
-    #: Tokens a second, the median of single streams.
+    #: Tokens per second, the median over single streams.
     rate: float
     tokens: int
-    #: Tokens for each second of the processor that the server used.
+    #: Tokens per second of processor time that the server used.
     per_cpu_s: float
-    #: Seconds for which threads of the server were ready to run while others had the processor.
+    #: Seconds for which the server's threads were ready to run but waited for a processor.
     waited_s: float
-    #: The share of the CPU that processes outside the run took.
+    #: The fraction of the CPU that processes outside the run used.
     other_load: float
 
 
@@ -169,7 +170,7 @@ def read_throughput(
 
 
 def _rate_of(outcome: JobOutcome) -> float | None:
-    """Return the tokens a second of a stream, or None if it came in one piece."""
+    """Return the tokens per second of a stream, or None if it came in one piece."""
     if outcome.first is None or outcome.last is None or outcome.last <= outcome.first:
         return None
     return (outcome.received - 1) / (outcome.last - outcome.first)
@@ -183,24 +184,25 @@ def compare_throughput(
     on_cpu: bool,
     max_other_load: float,
 ) -> str:
-    """Measure until the server is as fast as before the load, four times at most.
+    """Check that the server is as fast as before the load, with at most four measurements.
 
-    On a CPU that other processes use, the clock shows little. There the tokens for each second of
-    processor time may show that the server is as fast.
+    If the server computes on a CPU that other processes also use, wall times show little. Then the
+    tokens per second of processor time can show that the server is as fast as before.
 
     Args:
         before: The throughput before the load.
         take: Measures the throughput.
-        allowed: The share of the rate that may be lost.
+        allowed: The maximum loss of the rate, as a fraction.
         on_cpu: Whether the server computes on the CPU.
-        max_other_load: The share of the CPU that others may take while the server is slow.
+        max_other_load: If other processes use more than this fraction of the CPU, a slow server
+            proves nothing.
 
     Returns:
         A line with both rates.
 
     Raises:
-        UnderLoad: Each measurement is slower.
-        Inconclusive: Each is slower, and others took more of the CPU than `max_other_load`.
+        UnderLoad: All measurements are slower than allowed.
+        Inconclusive: They are, but other processes used more of the CPU than `max_other_load`.
     """
     least_rate = (1.0 - allowed) * before.rate
     for attempt in range(_READINGS):
@@ -211,7 +213,7 @@ def compare_throughput(
         rates = f"throughput {before.rate:.1f} tok/s before, {after.rate:.1f} after the load"
         if after.rate >= least_rate:
             return rates
-        # Time is lost to others only if the server was ready to run and had to wait.
+        # Other processes caused the loss only if the server's threads had to wait for a processor.
         lost_s = after.tokens / after.rate - after.tokens / before.rate
         has_waited = after.waited_s >= _WAITED_SHARE * lost_s
         is_as_efficient = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
@@ -228,7 +230,7 @@ def compare_throughput(
 
 
 def _waited_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the seconds for which threads were ready to run while others had the processor.
+    """Return the seconds for which the processes' threads were ready but waited for a processor.
 
     Source: the second number of ``/proc/PID/task/TID/schedstat``, in nanoseconds (Linux,
     Documentation/scheduler/sched-stats.rst).

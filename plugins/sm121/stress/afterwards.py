@@ -1,4 +1,4 @@
-"""The checks of a server after its loads: throughput, memory, nothing kept."""
+"""The checks of a server after its loads: throughput, memory, no leftover requests."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from sm121.stress import aftermath, memory
 from sm121.stress.aftermath import ThroughputReading
 from sm121.stress.checks import Fault, UnderLoad
 
-#: Repetitions of the load while the samples do not decide about the memory.
+#: Maximum number of repetitions of the load if the memory's samples are inconclusive.
 _MEMORY_ROUNDS = 3
 _MEMORY_WITHIN_S = 180.0
-#: The share of the CPU that others may take, if the profile has no limit.
+#: The fraction of the CPU that other processes may use, if the profile has no limit.
 _MAX_OTHER_LOAD = 0.25
-#: Readings of /metrics before it counts as gone.
+#: Number of attempts to read /metrics before it counts as gone.
 _METRICS_READINGS = 3
 
 
@@ -34,7 +34,7 @@ class Afterwards:
         timeline: Samples the memory during the loads.
         before: The throughput before any load.
         read_throughput: Measures the throughput now.
-        repeat_load: Plays the sustained load once more.
+        repeat_load: Sends the sustained load once more.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class Afterwards:
         self._read_throughput = read_throughput
         self._repeat_load = repeat_load
         self._growths: list[Growth] = []
-        #: The index of the first sample that memory is judged by.
+        #: The index of the first sample that is used to judge the memory.
         self._steady_from: int | None = None
 
     def begin_steady_part(self) -> None:
-        """Note that the load begins by which memory is judged."""
+        """Mark the begin of the load whose samples are used to judge the memory."""
         self._steady_from = len(self._timeline.samples)
 
     def check_throughput(self) -> None:
         """Check that the server is as fast as before all loads, within the profile's bound.
 
         Raises:
-            UnderLoad: It is slower.
-            Inconclusive: It is slower, and other processes took the CPU.
+            UnderLoad: The server is slower.
+            Inconclusive: The server is slower, but other processes used the CPU.
             NotRun: The answers are not streamed.
         """
         profile = self._run.profile
@@ -80,10 +80,10 @@ class Afterwards:
         self._say(line)
 
     def check_idle(self) -> None:
-        """Check that the server keeps no request, no KV block and no zombie.
+        """Check that the server has no leftover request, KV block or zombie process.
 
         Raises:
-            UnderLoad: It does, or its /metrics has vanished.
+            UnderLoad: It has, or its /metrics has vanished.
         """
         checked = [
             aftermath.not_idle(self._server.endpoint),
@@ -104,12 +104,12 @@ class Afterwards:
         """Check that memory and handles do not grow with the requests of the steady part.
 
         Args:
-            more: Whether the load is repeated while the samples do not decide.
+            more: Whether to repeat the load as long as the samples are inconclusive.
 
         Raises:
-            UnderLoad: They grow.
-            Inconclusive: The samples do not decide.
-            NotRun: There was no steady part, or the memory is not known.
+            UnderLoad: Memory or handles grow.
+            Inconclusive: The samples are inconclusive.
+            NotRun: There was no steady part, or the memory is unknown.
         """
         if self._steady_from is None:
             raise NotRun("the sustained load was not run: it is what memory is judged by")
@@ -136,7 +136,7 @@ class Afterwards:
         began = time.monotonic()
         rounds = 0
         while _undecided(self._growths):
-            # A fast server is through with the load before there are samples of it.
+            # Only count rounds with enough samples: a fast server ends a load within a few samples.
             if all(item.samples >= growth.LEAST_EVEN_SAMPLES for item in self._growths):
                 rounds += 1
             if rounds >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:

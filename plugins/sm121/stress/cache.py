@@ -7,19 +7,20 @@ from sm121.core import engine_arguments
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 
-#: vLLM's --max-num-batched-tokens where it is neither given nor logged.
+#: The assumed --max-num-batched-tokens of vLLM, if it is neither given nor logged.
 _CHUNK_TOKENS = 2048
 _LOGGED_CHUNK = re.compile(r"max_num_batched_tokens=(\d+)")
-#: Bytes of a log in which that is searched.
+#: How many bytes at the beginning of a log are searched for it.
 _LOG_BEGINS = 1 << 20
-#: Tokens of a stream in layers with a sliding window: 128 of gpt-oss, and a block or two.
+#: Tokens that a stream keeps in layers with a sliding window: 128 for gpt-oss, plus one or two
+#: blocks.
 _WINDOW_TOKENS = 256
 _CACHE_BLOCKS = re.compile(r'cache_config_info\{[^}]*\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'cache_config_info\{[^}]*\bblock_size="(\d+)"')
 
 
 def context_tokens(server: Server) -> int:
-    """Return the most tokens of a prompt and its answer.
+    """Return the maximum number of tokens of a prompt with its answer.
 
     Args:
         server: The server.
@@ -61,11 +62,11 @@ def cache_blocks(endpoint: Endpoint) -> CacheBlocks:
 
 @dataclass(frozen=True)
 class Pressure:
-    """A load that fills a KV cache: the server admits all requests, and cannot hold their answers.
+    """A load that fills a KV cache: all requests are admitted, but their answers do not fit.
 
     Attributes:
-        prompt: Tokens of each prompt.
-        answer: Tokens of each answer.
+        prompt: The number of tokens of each prompt.
+        answer: The number of tokens of each answer.
     """
 
     prompt: int
@@ -75,23 +76,23 @@ class Pressure:
 def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -> Pressure:
     """Return the load that fills a KV cache.
 
-    The last request is admitted if a whole chunk of its prompt fits, twice if layers have a sliding
-    window; the room beyond the window is free afterwards. A cache that is large against a chunk, or
-    whose blocks are small against the window, must leave that room on purpose. Each step that reads
-    a chunk makes the earlier answers longer by a token, so that they take the last request's place,
-    or end before it is admitted.
+    The last request is admitted only if a whole chunk of its prompt fits, or two chunks if layers
+    have a sliding window; the space beyond the window is freed afterwards. If the cache is large
+    compared with a chunk, or its blocks are small compared with the window, the load must leave
+    this space free. Each step that reads a chunk also makes the earlier answers one token longer,
+    so that they may take the last request's space, or end before it is admitted.
 
     Args:
-        blocks: The blocks of the cache.
-        block: The tokens of each block.
-        chunk: The tokens of a prompt that the server reads at once.
-        streams: The requests at a time.
-        spare: The blocks of each request that stay free.
+        blocks: The number of blocks of the cache.
+        block: The number of tokens per block.
+        chunk: The number of prompt tokens that the server processes per step.
+        streams: The number of concurrent requests.
+        spare: The number of blocks per request that are left free.
     """
     margin = max(2 * min(block, 16), block // 4)
     short = (blocks - 1) // (streams + 1)
     if chunk // block > short:
-        # The server reads a prompt at once, which takes twice its room meanwhile.
+        # The server processes a whole prompt in one step, which temporarily needs twice its space.
         length = (short - spare - _WINDOW_TOKENS // block) * block
         return Pressure(length, blocks * block // streams - length + margin)
     tokens = chunk // streams + margin
@@ -107,13 +108,13 @@ def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -
 
 
 def chunk_tokens(server: Server) -> int:
-    """Return the tokens of a prompt that a server reads at once.
+    """Return the number of prompt tokens that a server processes per step.
 
     Args:
         server: The server.
 
     Returns:
-        The argument, else the value in the log, else vLLM's default.
+        The value of the server's argument, else the value in its log, else vLLM's default.
 
     Raises:
         OSError: The log cannot be read.

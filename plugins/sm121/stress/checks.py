@@ -1,7 +1,7 @@
-"""The requirements of each answer of a load and of the load as a whole, and their faults.
+"""The requirements on each answer of a load and on the load as a whole, and their faults.
 
-Each kind of fault has its owner (``fixtures/stress/faults.toml``). The kind is the class of a crash
-bundle if the server's own log has no cause.
+Each kind of fault has an owner (``fixtures/stress/faults.toml``). If the server's log shows no
+cause of a crash, the kind of fault is the class of the crash bundle.
 """
 
 import statistics
@@ -25,15 +25,15 @@ class FaultKinds(data_file.DataTable):
 
 
 _KINDS = data_file.load("stress/faults.toml", FaultKinds)
-#: Who to ask, or what to look at, by the kind of fault.
+#: By kind of fault: the component that causes it, or what to examine.
 OWNERS = _KINDS.owners
-#: Faults in the text of an error.
+#: Maximum number of faults in the text of an error.
 _SHOWN_FAULTS = 3
-#: Fewer requests than this have no tail.
+#: Minimum number of requests for checking the slowest one.
 _LEAST_FOR_A_TAIL = 20
-#: Faults of the whole load, whose texts name no request.
+#: Faults of the whole load, whose texts are not prefixed with a request.
 _OF_THE_LOAD = ("hang", "stuck_request", "memory_floor")
-#: Characters behind a part that are shown where it is missing.
+#: Number of characters beyond the length of a missing part that a message shows.
 _SHOWN_BEYOND = 40
 
 
@@ -54,11 +54,11 @@ class UnderLoad(errors.Sm121Error, AssertionError):
     Args:
         load: The name of the load.
         faults: Its faults; at least one.
-        count: The requests of the load; 0 if the faults are not of requests.
+        count: The number of requests of the load; 0 if the faults do not belong to requests.
 
     Attributes:
         what: The name of the load.
-        faults: The faults, the gravest kinds first, then in order.
+        faults: The faults, sorted by gravity of their kind.
     """
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
@@ -73,7 +73,7 @@ class UnderLoad(errors.Sm121Error, AssertionError):
 
     @property
     def kind(self) -> str:
-        """The kind of the gravest fault."""
+        """The kind of the most severe fault."""
         return self.faults[0].kind
 
 
@@ -84,8 +84,8 @@ def faults(
 
     Args:
         load: The load.
-        bound: How far an answer may be from the answer to the same prompt alone.
-        stopped_at: When the server received the request to stop (``time.monotonic``). From then on
+        bound: How far an answer may differ from the answer to the same prompt sent alone.
+        stopped_at: When the server received the request to stop (``time.monotonic``). After that,
             it may end requests with the finish_reason ``abort``, as vLLM does if it has the time
             (v1/engine/core.py).
     """
@@ -114,8 +114,8 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
 
     Args:
         outcome: The request.
-        bound: How far the answer may be from the answer to the same prompt alone.
-        aborted: Whether the answer may be shorter. The tokens that came must be right.
+        bound: How far the answer may differ from the answer to the same prompt sent alone.
+        aborted: Whether the answer may be shorter. The received tokens must still be correct.
 
     Returns:
         The first fault, or None.
@@ -125,7 +125,7 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
     if outcome.problem is not None and outcome.problem[0] == "stopped":
         return None
     if outcome.problem is None and outcome.status is not None and outcome.status >= 500:
-        # Also to a client that went away.
+        # This also counts if the client disconnected.
         return Fault("http_5xx", f"{where}: status {outcome.status}")
     if job.behaviour == "bad":
         return _check_refusal(outcome, where)
@@ -161,7 +161,7 @@ def _check_answer(
 ) -> Fault | None:
     alone = job.alone
     if aborted and answer.ids is None:
-        # The number of tokens that came is not known.
+        # The number of received tokens is unknown.
         if alone is None or alone.ids is None:
             return None
         return _check_fields(where, answer, alone)
@@ -185,7 +185,7 @@ def _check_answer(
 
 
 def _check_fields(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
-    """Require the fields that the answer alone has."""
+    """Require the fields that the answer to the same prompt sent alone has."""
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
@@ -235,9 +235,10 @@ def _check_finish(where: str, job: Job, answer: Completion, *, aborted: bool) ->
 
 
 def _check_stop(where: str, job: Job, answer: Completion) -> Fault | None:
-    """Check that an answer ends at its stop string, where that of the same tokens alone ended.
+    """Check that an answer ends at its stop string, like the answer to the same request alone.
 
-    The text is compared: a step of several tokens may have ids behind the stop string.
+    The texts are compared, not the ids: a step with several tokens may contain ids after the stop
+    string.
     """
     alone = job.alone
     if "stop" not in job.body or alone is None or alone.finish_reason != "stop":
@@ -245,7 +246,7 @@ def _check_stop(where: str, job: Job, answer: Completion) -> Fault | None:
     if alone.ids is None or answer.ids is None or answer.text == alone.text:
         return None
     if answer.ids[: len(alone.ids)] != alone.ids:
-        return None  # other tokens, which are compared as those of other requests
+        return None  # the tokens differ, which `_compare` judges
     required = f"required an end at its stop string, the text {alone.text!r}"
     return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
 
@@ -263,7 +264,7 @@ def _compare(
     *,
     tokens: int | None,
 ) -> Fault | None:
-    """Compare an answer with the answer alone. `tokens`: those that came of an aborted one."""
+    """Compare an answer with that sent alone. `tokens`: how many an aborted answer has."""
     if alone is None:
         return None
     if tokens is not None:
@@ -281,7 +282,7 @@ def _compare_tokens(
     where: str, answer: Completion, alone: Completion, bound: AgreementBound
 ) -> Fault | None:
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
-        # Only the beginning of a long answer was requested alone.
+        # For a long answer, only the beginning was requested alone.
         answer = _beginning(answer, len(alone.ids))
     different = agreement.same_tokens(alone, answer)
     if different is None:
@@ -305,7 +306,7 @@ def _beginning(answer: Completion, tokens: int) -> Completion:
 
 
 def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | None:
-    """Return the kind of fault if one token of the answer is missing or comes twice, else None."""
+    """Return the kind of fault if exactly one token is missing or comes twice, else None."""
     for index, token in enumerate(alone):
         before = tuple(alone[:index])
         after = tuple(alone[index + 1 :])
@@ -322,13 +323,13 @@ def text_by_its_parts(
 ) -> Fault | None:
     """Compare the text of a long answer with its token ids and with the texts of its parts.
 
-    A character between two parts may be in neither text. A part with other tokens, within the
-    noise, is skipped.
+    A character that is split between two parts may be missing in both texts. A part whose tokens
+    differ, within the noise, is skipped.
 
     Args:
         whole: The long answer.
         parts: The requests for its parts, in order.
-        vocabulary: The texts of the tokens. None: not known.
+        vocabulary: The texts of the tokens; None if they are unknown.
     """
     if vocabulary is not None:
         difference = vocabulary.differs(whole.ids or (), whole.text)
@@ -361,7 +362,7 @@ def _compare_parts(text: str, parts: Sequence[JobOutcome]) -> str | None:
 
 
 def _readable(text: str) -> str:
-    """Remove the replacement characters, whose number differs."""
+    """Remove replacement characters, whose number may differ, and surrounding blanks."""
     return text.replace("\ufffd", "").strip()
 
 
@@ -369,9 +370,9 @@ def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
     """Check the slowest request of a load.
 
     Args:
-        load: The load. Fewer than 20 complete answers are not checked.
-        factor: How many times the median it may take.
-        floor_s: The seconds that it may take whatever the median.
+        load: The load. It is not checked if it has fewer than 20 complete answers.
+        factor: The maximum duration of a request, as a multiple of the median.
+        floor_s: A duration in seconds that is always allowed.
     """
     seconds = sorted(_seconds(load))
     if len(seconds) < _LEAST_FOR_A_TAIL:

@@ -1,8 +1,8 @@
-"""Many more requests at once than the server runs, of all kinds: each answer is its own.
+"""Many more concurrent requests than the server runs, of all kinds: no answers may be mixed up.
 
-Every request is sent alone first. In the crowd its answer must be the same, or within the bound if
-its tokens have log-probabilities. If arithmetic may fork and they have none (streams of chats,
-responses), the check detects only the whole answer to another request.
+Every request is sent alone first. In the crowd, its answer must be the same, or within the bound if
+its tokens have log-probabilities. If rounding may change tokens and there are no log-probabilities
+(streamed chats, responses), the check only detects an answer that belongs to another request.
 """
 
 import functools
@@ -22,35 +22,35 @@ from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.crowded_samples import CrowdedSamples, SampleJob
 from sm121.stress.shapes import Shapes
 
-#: The least requests of a crowd of so many times the places of the server.
+#: The minimum number of requests, by the size of the crowd as a multiple of the server's slots.
 TIMES = {2: 40, 10: 64}
-#: A client has connections for no more: 1,024 open files are the default.
+#: Maximum number of requests: by default a process may open 1,024 files.
 _AT_MOST = 512
-#: Different requests of each kind.
+#: Number of different requests of each kind.
 _PROMPTS = 3
-#: The first of their prompts. Other prompts of the set have continuations so sure that hot samples
-#: are like greedy ones.
+#: Index of the first prompt used. Other prompts of the set have so certain continuations that
+#: samples at a high temperature equal greedy ones.
 _FIRST = 4
-#: Tokens of a long prompt.
+#: Number of tokens of the first long prompt.
 _LONG = 400
-#: More tokens of each next one.
+#: Number of tokens by which each further long prompt is longer.
 _LONGER = 80
-#: The kind of those whose prompts share their beginning.
+#: The kind of requests whose prompts share their beginning.
 _SHARED = "one beginning"
-#: So hot that another token comes if the rest of the sampling is ignored.
+#: A temperature so high that the token changes if the other sampling parameters are ignored.
 _HOT = 2.0
-#: Tokens that a bias or a list of allowed tokens names.
+#: The tokens in a logit bias or in a list of allowed tokens.
 _NAMED_TOKENS = range(1000, 1020)
-#: Tokens of the answer with a choice.
+#: Maximum number of tokens per answer in a request for several choices.
 _CHOICE_TOKENS = 16
 _CITIES = ("Lima", "Rome", "Tokyo")
-#: Likeliest tokens in each position of a chat that is compared by them.
+#: Number of likeliest tokens requested per position of a chat, to compare answers.
 _TOP = 5
 
 
 @dataclass(frozen=True)
 class _Sampling:
-    """Hot sampling that leaves the likeliest token alone."""
+    """Parameters that sample at a high temperature, but only from the likeliest token."""
 
     options: Mapping[str, Any]
     #: The capability that the engine needs; None for OpenAI's own parameters.
@@ -70,7 +70,7 @@ class _Change:
 
     needs: Name
     options: Mapping[str, Any]
-    #: An option whose value is the first word of the greedy answer; empty for none.
+    #: The option whose value is the first word of the greedy answer; empty if there is none.
     of_word: str = ""
 
     def options_for(self, word: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Change:
 _BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in _NAMED_TOKENS}}
 _OFTEN = {**_BIAS, "frequency_penalty": 2.0}
 _STOP = _Change("stop", {}, of_word="stop")
-#: If a penalty is ignored, the answer is that of the row before.
+#: If the server ignores a penalty, the answer equals the previous row's answer.
 _CHANGED = (
     _Change("logit_bias", _BIAS),
     _Change("penalties", _OFTEN),
@@ -94,7 +94,7 @@ _CHANGED = (
     _STOP,
     _STOP,
 )
-#: The changes that are made to the bias of the first row.
+#: The capabilities of the rows that use the bias of the first row.
 _ON_BIAS = ("logit_bias", "penalties")
 
 
@@ -102,24 +102,24 @@ def size(times: int, places: int) -> int:
     """Return the number of requests of a crowd.
 
     Args:
-        times: How many times the places of the server: 2 or 10.
-        places: The requests that the server runs at once.
+        times: The size as a multiple of the server's slots: 2 or 10.
+        places: The number of requests that the server runs at a time (its slots).
     """
     return min(max(TIMES[times], times * places), _AT_MOST)
 
 
 @dataclass
 class Crowd:
-    """Makes the requests of a crowd, and compares their answers with those given alone.
+    """Makes the requests of a crowd, and compares the answers with answers to single requests.
 
     Attributes:
         shapes: Makes the requests.
-        client: Sends them alone.
+        client: Sends each request alone.
         capabilities: The capabilities of the engine.
-        bound: How far an answer may be from the answer alone.
-        tokens: The tokens of an answer.
-        samples: The samples between the requests.
-        refused: The kinds that the server refuses alone, with its refusal.
+        bound: How far an answer may differ from the answer to the same request alone.
+        tokens: The number of tokens of an answer.
+        samples: Requests for samples, which are sent between the others.
+        refused: The kinds that the server refuses even alone, with the text of the refusal.
     """
 
     shapes: Shapes
@@ -129,23 +129,23 @@ class Crowd:
     tokens: int
     samples: CrowdedSamples
     refused: dict[str, str] = field(default_factory=dict)
-    #: The texts of which a structured answer is one, by the job's name.
+    #: The allowed texts of a structured answer, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
-    #: The kinds whose answer alone is not compared: it is of a changed request.
+    #: The kinds whose options change the greedy answer, so that only texts can be compared.
     _changed_kinds: set[str] = field(default_factory=set)
 
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
-        """Return the requests of a crowd: all kinds in turn, with samples between them.
+        """Return the requests of a crowd: all kinds in turn, and requests for samples between them.
 
         Neighbours have different prompts.
 
         Args:
             count: The number of requests without the samples.
-            often: Whether to leave out those that are judged by chance, or only by the text of
-                another answer.
+            often: Whether the crowd is repeated often. Then requests are omitted whose check may
+                fail by chance, or only compares texts.
 
         Raises:
-            UnderLoad: A request alone is not answered.
+            UnderLoad: A request that is sent alone is not answered.
             NotRun: The server refuses all kinds.
         """
         turns = self._turns
@@ -160,7 +160,7 @@ class Crowd:
         return [job if job.kind == _SHARED else self.shapes.salted(job) for job in jobs]
 
     def faults(self, load: LoadResult) -> list[Fault]:
-        """Find the answers that are wrong, or another request's.
+        """Find the answers that are wrong, or that belong to another request.
 
         Args:
             load: The load of `jobs`.
@@ -183,7 +183,7 @@ class Crowd:
     def _fault(self, outcome: JobOutcome, jobs: Iterable[Job]) -> Fault | None:
         job = outcome.job
         answer = outcome.answer
-        # Without log-probabilities it is not known whether another answer is within the bound.
+        # Without log-probabilities, a different answer cannot be compared with the bound.
         forks = self.bound.fork > 0 and answer is not None and answer.positions is None
         judged = replace(outcome, job=replace(job, alone=None)) if forks else outcome
         fault = checks.fault(judged, self.bound)
@@ -197,7 +197,7 @@ class Crowd:
         return fault
 
     def _check_text(self, where: str, text: str, job: Job, jobs: Iterable[Job]) -> Fault | None:
-        """Check that a text is no answer to another request, one of the choices, and no garbage."""
+        """Check that a text is not another request's answer, is an allowed choice, and is sane."""
         if self._is_answer_to(text, job):
             return None
         for other in jobs:
@@ -221,7 +221,7 @@ class Crowd:
 
     @functools.cached_property
     def _turns(self) -> list[Job]:
-        """The different requests, of all kinds in turn, so that neighbours have other prompts."""
+        """The different requests, all kinds in turn; neighbours have different prompts."""
         shifted: list[list[Job]] = []
         for kind, make in self._kinds().items():
             group = self._with_alone(kind, make)
@@ -236,7 +236,7 @@ class Crowd:
         return turns
 
     def _with_alone(self, kind: str, make: Callable[[int], Job]) -> list[Job]:
-        """Return the requests of a kind with their answers alone; none if they are refused."""
+        """Return a kind's requests with their answers when sent alone; empty if it is refused."""
         jobs = [replace(make(n), name=f"{kind} {n + 1}", kind=kind) for n in range(_PROMPTS)]
         outcomes = self.client.run(jobs, concurrency=1).outcomes
         problems = [outcome.problem for outcome in outcomes if outcome.problem is not None]
@@ -252,7 +252,7 @@ class Crowd:
         return [replace(o.job, alone=o.job.alone or o.answer) for o in outcomes]
 
     def _kinds(self) -> dict[str, Callable[[int], Job]]:
-        """Return what makes the requests of each kind that the engine serves, by number."""
+        """Return, for each kind that the engine supports, a function from number to request."""
         can = self.capabilities.can
         kinds: dict[str, Callable[[int], Job]] = {
             "completion": self._completion,
@@ -297,7 +297,7 @@ class Crowd:
         return self.shapes.of_length(_LONG + number * _LONGER, self.tokens, turn=number)
 
     def _shared(self, number: int) -> Job:
-        """Return a request of one part of the cache, as users of one system message send."""
+        """Return a request with the shared cache salt, like users with the same system message."""
         job = self.shapes.of_length(_LONG + number, self.tokens)
         return replace(job, body=job.body | self._part)
 
@@ -313,7 +313,7 @@ class Crowd:
         return possible[number % len(possible)].options
 
     def _changed(self, prompt: int, changes: Sequence[_Change], number: int) -> Job:
-        """Return a request without log-probabilities, which do not show the change."""
+        """Return a request with changed options, without log-probabilities: these do not change."""
         plain = self._completion(prompt)
         words = plain.alone.text.split() if plain.alone is not None else []
         word = words[0] if words else "a"
@@ -332,7 +332,7 @@ class Crowd:
     def _chat(self, number: int, *, stream: bool = False, **change: Any) -> Job:
         messages = [{"role": "user", "content": self.shapes.prompts[_FIRST + number].text}]
         body = {"messages": messages, "max_tokens": self.tokens, "temperature": 0.0, **change}
-        if stream:  # the parts of a stream need not have their tokens: harmony's markers are none
+        if stream:  # chunks need not list all tokens: harmony's markers are missing
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
         elif self.capabilities.can("chat_token_ids"):

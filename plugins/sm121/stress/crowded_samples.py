@@ -1,6 +1,7 @@
-"""Samples of one token between the requests of a crowd.
+"""Requests for one-token samples, which are sent between the requests of a crowd.
 
-They show what is sampled wrongly only while other requests run. `Sampler.far` judges them.
+They detect sampling that is only wrong while other requests run. The cases of `Sampler.far` judge
+the samples.
 """
 
 import functools
@@ -16,15 +17,15 @@ from sm121.core.verdict import NotRun
 from sm121.stress.checks import Fault
 from sm121.stress.shapes import Shapes
 
-#: Requests of each kind of sample in a crowd.
+#: Number of requests per kind of sample in a crowd.
 _REQUESTS = 8
 
 
 @dataclass(frozen=True)
 class SampleJob(Job):
-    """A request for samples of one token."""
+    """A request for one-token samples."""
 
-    #: The case of `Sampler.far` that they belong to.
+    #: The case of `Sampler.far` to which the samples belong.
     case: str = ""
 
 
@@ -35,7 +36,7 @@ class CrowdedSamples:
     Attributes:
         sampler: Makes the samples and judges them.
         shapes: Makes the requests.
-        lacking: Why there are none; empty if there are, or if none were requested yet.
+        lacking: Why there are no samples; empty if there are, or if `jobs` was not called yet.
     """
 
     sampler: Sampler
@@ -43,7 +44,7 @@ class CrowdedSamples:
     lacking: str = ""
 
     def jobs(self) -> list[Job]:
-        """Return the requests for a crowd, of all kinds in turn; none if the engine has none."""
+        """Return the requests for a crowd, all kinds in turn; empty if no kind is supported."""
         made: list[Job] = []
         for number in range(_REQUESTS):
             for kind, case in self._cases.items():
@@ -78,7 +79,7 @@ class CrowdedSamples:
         return faults
 
     def _samples_of(self, outcome: JobOutcome) -> Samples:
-        """Return the sample of each choice; an empty one if it has no log-probabilities."""
+        """Return the sample of each choice; empty for a choice without log-probabilities."""
         samples: Samples = []
         for answer in (outcome.answer, *outcome.others):
             if answer is None:

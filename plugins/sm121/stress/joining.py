@@ -1,6 +1,6 @@
-"""Short prompts join requests that decode, one at a time, so that a step has both.
+"""Short prompts join decoding requests, one at a time, so that one step processes both.
 
-The GB10 effort's own build dies of this load in the replay of a CUDA graph
+The build of the GB10 effort crashes under this load while it replays a CUDA graph
 (eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five requests).
 """
 
@@ -16,32 +16,33 @@ from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters
 from sm121.stress.shapes import Shapes
 
-#: New tokens of the prompts that crashed that build.
+#: Range of the numbers of new tokens in the prompts that crashed that build.
 SHORTEST = 320
 LONGEST = 643
-#: Tokens of the answer to a prompt that only joins.
+#: Number of tokens of the answer to a prompt that only joins.
 _JOINS_TOKENS = 4
-#: Tokens of the answers to those that decode on, at first: at least, and for each place.
+#: Initial number of tokens of the answers that keep decoding: the minimum, and the number per slot
+#: of the server.
 _DECODES_TOKENS = 64
 _DECODES_TOKENS_A_PLACE = 10
-#: Seconds until the next look.
+#: Polling interval in seconds.
 _LOOK_S = 0.02
-#: Seconds until the next look while the counters have not shown the number yet.
+#: Polling interval while the counters have not shown the current number of requests yet.
 _COUNT_S = 0.002
-#: Seconds, beside the time of the load, in which missing numbers are awaited.
+#: Additional seconds for which the load continues if numbers of requests are missing.
 _MORE_S = 30.0
 
 
 @dataclass
 class _Sweep:
-    """One sweep of prompts: how far it is.
+    """The state of one sweep of prompts.
 
     Attributes:
-        number: Its number; 0 before the first.
-        target: How many requests the next prompt is to join.
-        rises: Whether it still adds requests that decode on.
-        tokens: Tokens of its prompts.
-        ended_early: Whether a request that decodes on ended before all places were taken.
+        number: The number of the sweep; 0 before the first.
+        target: How many decoding requests the next prompt should join.
+        rises: Whether the sweep still adds requests that keep decoding.
+        tokens: The number of tokens of the joining prompts.
+        ended_early: Whether a request that should keep decoding ended before all slots were taken.
     """
 
     number: int = 0
@@ -55,19 +56,20 @@ class _Sweep:
 class Joining:
     """The source of the load (`sm121.client.load.Source`).
 
-    It sends its jobs in sweeps: a prompt joins no request, then one that decodes, then two, up to
-    all places. Then these requests end one by one, and prompts join those that are left.
+    It sends its jobs in sweeps: a prompt joins no request, then one decoding request, then two, and
+    so on up to all slots of the server. Then the decoding requests end one by one, and prompts join
+    the remaining ones.
 
     Attributes:
         shapes: Makes the jobs.
         endpoint: The server.
-        most: The places of the server.
-        lasts_s: For how many seconds prompts join.
-        context: The most tokens of a prompt and its answer.
-        joined: How often a prompt joined so many requests that decode.
-        observed: Numbers of running requests that the server's counters showed while one of them
-            joined.
-        counts: Whether the server has such a counter, as far as is known.
+        most: The number of slots of the server.
+        lasts_s: The duration of the load in seconds.
+        context: The maximum number of tokens of a prompt with its answer.
+        joined: How many prompts joined each number of decoding requests.
+        observed: The numbers of running requests that the server's counters showed while one of
+            the requests joined.
+        counts: Whether the server counts running requests; True until a reading lacks the counter.
     """
 
     shapes: Shapes
@@ -80,13 +82,13 @@ class Joining:
     counts: bool = True
     _began: float = field(default_factory=time.monotonic)
     _sweep: _Sweep = field(default_factory=_Sweep)
-    #: The factor of the tokens of those that decode on. It grows after one of them ended before all
-    #: places were taken.
+    #: A factor for the lengths of the answers that keep decoding. It doubles after a sweep in which
+    #: one of them ended too early.
     _longer: int = 1
     _random: random.Random = field(default_factory=lambda: random.Random(121))
 
     def __call__(self, under_way: Sequence[JobOutcome]) -> Job | float | None:
-        """Return the next job, the seconds until the next look, or None at the end."""
+        """Return the next job, or the seconds until the next call, or None at the end."""
         decoding = len([outcome for outcome in under_way if _decodes_on(outcome)])
         if decoding < len(under_way):
             return self._count(len(under_way))
@@ -110,18 +112,18 @@ class Joining:
         return not self.missing() or took_s > 2 * self.lasts_s + _MORE_S
 
     def missing(self) -> list[int]:
-        """Return the numbers of running requests, one of them joining, that did not come about."""
+        """Return the numbers of running requests, one of them joining, that did not occur."""
         reached = self.observed
         if not self.counts:
             reached = {number + 1 for number in self.joined}
         return [number for number in range(1, self.most + 1) if number not in reached]
 
     def require_all(self) -> None:
-        """Require that each number came about, by the server's own counters.
+        """Require that each number of running requests occurred, by the server's own counters.
 
         Raises:
             NotRun: The server has no such counter.
-            Inconclusive: A number did not come about.
+            Inconclusive: A number did not occur.
         """
         if not self.counts:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
@@ -136,7 +138,7 @@ class Joining:
             )
 
     def _count(self, under_way: int) -> float:
-        """Compare the server's counter with the requests under way; seconds until the next look."""
+        """Record the number of requests if the counter shows it; return the polling interval."""
         if not self.counts or under_way in self.observed:
             return _LOOK_S
         now = counters.fetch(self.endpoint)
@@ -147,7 +149,7 @@ class Joining:
         return _COUNT_S
 
     def _next_sweep(self) -> None:
-        """Choose the next prompts. Their answers alone are requested now."""
+        """Begin a sweep: choose its prompts, and request their answers alone."""
         if self._sweep.ended_early:
             self._longer *= 2
         self._sweep = _Sweep(
@@ -160,7 +162,7 @@ class Joining:
             self._job_that_stays(decoding)
 
     def _job_that_stays(self, decoding: int) -> Job:
-        """Return a job that decodes until prompts have joined in all numbers."""
+        """Return a job that decodes until prompts have joined each number of requests."""
         tokens = self._longer * max(_DECODES_TOKENS, _DECODES_TOKENS_A_PLACE * self.most)
         tokens = min(tokens, self.context - SHORTEST)
         job = self._job(SHORTEST, tokens, decoding, decoding)

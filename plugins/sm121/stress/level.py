@@ -1,4 +1,4 @@
-"""The stress level: loads of every shape, each checked as a whole, and the checks after them.
+"""The stress level: loads of every shape, the checks of their answers, and checks after the loads.
 
 Example::
 
@@ -37,34 +37,34 @@ from sm121.stress.joining import LONGEST, Joining
 from sm121.stress.mixed_rounds import MixedRounds, SoakReport
 from sm121.stress.player import LoadPlayer
 
-#: The share of a load's counted requests that is sent however slow the machine is.
+#: Fraction of a load's requests that is sent even if the machine is slow.
 _LEAST_SHARE = 0.5
-#: Tokens of the context for the prompt of a long answer, which is a short one.
+#: Number of context tokens reserved for the short prompt of a long answer.
 _SHORT_PROMPT = 32
-#: How many times the sustained load's requests a load has in whose middle the server is stopped:
-#: more than a very fast server can answer before the stop arrives.
+#: Size of the load during which the server is stopped, as a multiple of the sustained load: more
+#: requests than a very fast server can answer before it is stopped.
 _STOPPED_TIMES = 10
-#: Blocks of each stream that stay free, in the order in which they are tried.
+#: Numbers of blocks per stream that are left free, in the order in which they are tried.
 _SPARE_BLOCKS = (2, 3, 1)
-#: Prompts of so many chunks fill a cache of vLLM that is made for them.
+#: In the suggested smaller cache, the context has at most this many chunks.
 _PRESSED_CHUNKS = 4
-#: How many times the places of the server the crowds of a soak are.
+#: Size of the crowds in a soak, as a multiple of the server's slots.
 _SOAK_CROWD = 2
 
 
 class Stress:
-    """One server under load, from the reading of its throughput before any load until `close`.
+    """One server under load. The constructor measures its throughput; `close` ends the sampling.
 
-    The sizes and limits are the profile's (``[stress]``). A load returns if all of its answers are
-    right. Otherwise it raises `UnderLoad`, with all faults.
+    The sizes and limits are the profile's (``[stress]``). The method of a load returns if all
+    answers are correct, and raises `UnderLoad` with all faults otherwise.
 
     Args:
         run: The run. `run.servers.load` gets the state of the load; memory.json and soak.json are
             written into its directory.
         server: The server.
         capabilities: The capabilities of its engine.
-        bound: How far an answer may be from the answer to the same prompt alone. None: the bound of
-            the profile for the server's dtype.
+        bound: How far an answer may differ from the answer to the same prompt sent alone. None: the
+            profile's bound for the server's dtype.
 
     Attributes:
         client: Sends the requests.
@@ -74,7 +74,7 @@ class Stress:
 
     Raises:
         NotRun: The server lacks a capability that all loads need, or does not stream.
-        UnderLoad: An answer to one request at a time is wrong.
+        UnderLoad: An answer is wrong although requests are sent one at a time.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Stress:
             on_floor=run.servers.abort,
         )
         self._crowd = self._make_crowd(bound)
-        # Before the first load: also that one may end in a crash.
+        # Set before the first load, which may already crash the server.
         run.servers.load = Load(self.client, self.timeline)
         self.timeline.start()
         try:
@@ -147,24 +147,24 @@ class Stress:
         )
 
     def close(self) -> None:
-        """Sample no more, and write the samples."""
+        """Stop the sampling, and write the samples."""
         self.timeline.stop()
         self.afterwards.keep_memory()
 
     def sequential(self) -> None:
-        """Play requests one after the other."""
+        """Send requests one after another."""
         count = int(self._sizes.sequential_requests.value)
         jobs = self._player.take(self.shapes.short, count)
         self._player.play("sequential", jobs, concurrency=1, least_share=_LEAST_SHARE)
 
     def concurrent(self) -> None:
-        """Play requests all at once."""
+        """Send all requests at the same time."""
         count = int(self._sizes.concurrent_requests.value)
         jobs = self._player.take(self.shapes.short, count)
         self._player.play("concurrent", jobs, concurrency=count)
 
     def sustained(self) -> None:
-        """Play many requests, several at a time. Memory is judged by the steady part of it."""
+        """Send many requests, several at a time. Its samples are used to judge the memory."""
         self.afterwards.begin_steady_part()
         load = self._play_sustained("sustained")
         seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
@@ -181,7 +181,7 @@ class Stress:
         )
 
     def long_generation(self) -> None:
-        """Play one long answer, then each part of it with all that is before it as prompt.
+        """Request one long answer, then each part of it with everything before it as the prompt.
 
         The parts must have the same tokens and the same text.
 
@@ -207,7 +207,7 @@ class Stress:
             raise UnderLoad(name, [fault], len(parts))
 
     def arriving(self, kind: shapes.Arrival) -> None:
-        """Play requests of all lengths.
+        """Send requests of all lengths.
 
         Args:
             kind: The kind of arrival.
@@ -223,10 +223,10 @@ class Stress:
         )
 
     def crowd(self, times: int) -> None:
-        """Play requests of all kinds at once.
+        """Send requests of all kinds at the same time.
 
         Args:
-            times: How many times the places of the server: 2 or 10.
+            times: The number of requests as a multiple of the server's slots: 2 or 10.
 
         Raises:
             NotRun: The server refuses all kinds.
@@ -245,11 +245,11 @@ class Stress:
         return size(times, slots(self._run, self._server) or self._player.streams)
 
     def joining(self) -> None:
-        """Play short prompts that join, one at a time, each number of requests that decode.
+        """Send short prompts that join decoding requests, one at a time, for each number of those.
 
         Raises:
-            NotRun: The number of requests at once is not known, or the context is too short.
-            Inconclusive: A number did not come about.
+            NotRun: The server's number of slots is unknown, or its context is too short.
+            Inconclusive: Some number of running requests did not occur.
         """
         self._capabilities.require("token_prompts", "token_ids")
         most = slots(self._run, self._server) or self._player.streams
@@ -274,7 +274,7 @@ class Stress:
         self._say(f"short prompts joined so many that decode, so often: {by}; all answers right")
 
     def unruly(self) -> None:
-        """Play clients that cancel, disconnect or read slowly, and requests that are refused."""
+        """Send requests whose clients cancel, disconnect or read slowly, and invalid requests."""
         count = int(self._sizes.mixed_requests.value)
         self._player.play(
             "unruly clients",
@@ -285,9 +285,9 @@ class Stress:
         )
 
     def brim(self) -> None:
-        """Play a prompt and its answer that fill the context, and a prompt longer by a token.
+        """Send a prompt that fills the context with its answer, and a prompt that is too long.
 
-        The server must refuse the longer one.
+        The second prompt has one token more than the context; the server must refuse it.
 
         Raises:
             NotRun: The length of the context is not known.
@@ -302,7 +302,7 @@ class Stress:
         self._player.play("context filled to the brim", [full, beyond], concurrency=1)
 
     def pressed(self) -> None:
-        """Play more requests at a time than the KV cache holds, until some are preempted.
+        """Send more concurrent requests than the KV cache can hold, until some are preempted.
 
         Raises:
             NotRun: The server does not count preemptions, or its cache is too large to be filled.
@@ -349,15 +349,15 @@ class Stress:
         self._player.play("KV pressure", jobs, concurrency=streams, tails=False, preempts=True)
 
     def soak(self, duration_s: float) -> None:
-        """Play mixed load in rounds, then check memory and throughput.
+        """Send mixed load in rounds, then check memory and throughput.
 
         Every fourth round is a crowd of all kinds. Memory is checked if there are enough samples.
 
         Args:
-            duration_s: The time of the rounds.
+            duration_s: The duration of the rounds, in seconds.
 
         Raises:
-            Inconclusive: The samples do not decide about the memory or the throughput.
+            Inconclusive: The samples of the memory or the throughput are inconclusive.
         """
         self.afterwards.begin_steady_part()
         rounds = MixedRounds(
@@ -377,10 +377,10 @@ class Stress:
         self.afterwards.check_throughput()
 
     def restarted_under_load(self) -> None:
-        """Stop the server in the middle of a load, and start it again.
+        """Stop the server during a load, and start it again.
 
-        The clients must learn of the stop at once, nothing may be left, and the next start must
-        answer as the last one did.
+        The clients must learn of the stop without delay, no process or memory of the server may be
+        left, and the restarted server must give the same answers.
 
         Raises:
             NotRun: The server is attached.
@@ -412,7 +412,7 @@ class Stress:
 
 
 def _smaller_cache(context: int, streams: int, block: int) -> str:
-    """Return the arguments of vLLM for a cache that requests of this context fill."""
+    """Return vLLM arguments for a cache so small that requests of this context length fill it."""
     blocks = -(-streams * context // block)  # rounded up
     return (
         f"start it with a smaller cache (--engine-arg=--num-gpu-blocks-override={blocks} "

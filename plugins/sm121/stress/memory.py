@@ -1,4 +1,4 @@
-"""The growth of the server's memory under load, and the file that has its samples."""
+"""The growth of the server's memory under load, and the file with its samples."""
 
 import statistics
 from collections.abc import Sequence
@@ -24,37 +24,37 @@ HANDLES = "open handles and threads"
 _PROCESSES = "bytes of the processes"
 _DEVICE = "bytes of the device"
 _MACHINE = "bytes of the machine"
-#: Less than this over the steady part is no growth: a tenth of a small process is little.
+#: The limit over the steady part is at least this, since a fraction of a small process is little.
 _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0
-#: Less than this in a load is the heap's own, however evenly it comes.
+#: Growth by less than this over a load is attributed to the heap, even if it is steady.
 _LEAST_LEAK_BYTES = 4 << 20
-#: Points of the curve in verdict.json.
+#: Maximum number of points of the curve in verdict.json.
 _CURVE_POINTS = 200
 _DAY_S = 86_400
 
 
 class MemoryFile(Record):
-    """The whole of memory.json: every sample of the memory over the run."""
+    """The content of memory.json: all samples of the memory over the run."""
 
     every_s: float
     device_memory: str
-    """The source of the device's memory, or why it is not known."""
+    """The source of the device's memory, or why it is unknown."""
     samples: list[Sample]
     growth: list[Growth] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """The growth of a quantity that is allowed (see `growth.judge`)."""
+    """The allowed growth of a quantity (see `growth.judge`)."""
 
-    #: Over the steady part, whatever share of the quantity it is.
+    #: The minimum of the limit over the steady part, which is a fraction of the quantity.
     least: float
-    #: Over the steady part at most.
+    #: The maximum of the limit over the steady part.
     most: float
     per_request: float
     even: float
-    #: Over any number of requests.
+    #: The growth that is allowed for any number of requests.
     least_total: float = 0.0
 
 
@@ -65,10 +65,10 @@ def judged(
 
     Args:
         samples: The samples of the steady part; at least one.
-        limits: How much each may grow, over the steady part and with each request.
-        machine_bytes: The memory of the machine if a GPU computes. If nothing shows how much of the
-            device's memory the server holds, that of the machine is judged: on GB10 both are one.
-            None on a CPU, where the processes hold all memory and the rest is of others.
+        limits: How much each quantity may grow, over the steady part and per request.
+        machine_bytes: The memory of the machine if the server uses a GPU. If the server's device
+            memory is unknown, the used memory of the machine is judged: GB10 has only one memory.
+            None on a CPU, where the server's processes hold all of its memory.
 
     Returns:
         The growth of each quantity with samples.
@@ -128,12 +128,12 @@ def _series(samples: Sequence[Sample], machine_bytes: int | None) -> dict[str, l
 
 
 def keep(record: RunRecord, timeline: Timeline, growths: list[Growth]) -> None:
-    """Write memory.json, and its summary into verdict.json.
+    """Write memory.json, and a summary to verdict.json.
 
     Args:
         record: The run.
         timeline: The samples.
-        growths: What `judged` returned; empty before.
+        growths: The result of `judged`; empty if it was not called yet.
 
     Raises:
         OSError: The file cannot be written.

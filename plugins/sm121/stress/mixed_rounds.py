@@ -16,11 +16,11 @@ from sm121.stress.crowd import Crowd
 from sm121.stress.player import LoadPlayer
 
 _SOAK_JSON = "soak.json"
-#: The samples of the memory are written at most so often.
+#: Minimum interval between two writings of the memory's samples, in seconds.
 _KEEP_MEMORY_EVERY_S = 30.0
-#: The time until the next writing, as a multiple of the time of the last one.
+#: Minimum interval until the next writing, as a multiple of the last one's duration.
 _KEEP_MEMORY_COST = 50.0
-#: Each round of this number is a crowd.
+#: Every round whose number is divisible by this is a crowd.
 _CROWD_EVERY = 4
 
 
@@ -36,7 +36,7 @@ class MixedRounds:
         timeline: Samples the memory during the rounds.
 
     Attributes:
-        failure: The error of the first round with a fault; None without one.
+        failure: The error of the first round with a fault; None if no round had one.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MixedRounds:
         """Play a round.
 
         Args:
-            number: Its number, from 1.
+            number: The number of the round, from 1.
         """
         if number % _CROWD_EVERY == 0:
             jobs = self._crowd.jobs(self._crowd_size(), often=True)
@@ -105,7 +105,7 @@ class SoakReport:
     Args:
         run: The run, into whose directory they are written.
         keep_memory: Writes the samples. All of them are written each time: of a long soak seldom
-            enough to cost nothing.
+            enough to cost little time.
     """
 
     def __init__(self, run: Run, keep_memory: Callable[[], None]) -> None:

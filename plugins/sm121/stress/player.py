@@ -1,4 +1,4 @@
-"""Play the loads of the level on one server, and check their answers."""
+"""Send the loads of the stress level to one server, and check the answers."""
 
 import itertools
 import math
@@ -13,18 +13,18 @@ from sm121.stress.checks import Fault, UnderLoad
 
 
 class LoadPlayer:
-    """Plays loads on one server.
+    """Sends loads to one server.
 
     Args:
         client: Sends the requests.
         endpoint: The server.
         sizes: The profile's sizes and limits.
-        bound: How far an answer may be from the answer to the same prompt alone.
+        bound: How far an answer may differ from the answer to the same prompt sent alone.
 
     Attributes:
         client: Sends the requests.
         bound: The bound.
-        streams: The requests at a time of most loads.
+        streams: The number of concurrent requests in most loads.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LoadPlayer:
         """Take jobs from a source.
 
         Args:
-            source: Yields jobs with answers of so many tokens.
+            source: Yields jobs whose answers have the given number of tokens.
             count: The number of jobs.
         """
         tokens = int(self._sizes.answer_tokens.value)
@@ -62,12 +62,13 @@ class LoadPlayer:
         Args:
             name: The name of the load, for errors.
             jobs: The jobs.
-            concurrency: The requests at a time.
-            arrivals: The moments of the requests, in seconds. None: one follows another.
+            concurrency: The number of concurrent requests.
+            arrivals: The start times of the requests, in seconds. None: each starts after another
+                one ended.
             tails: Whether the slowest request is checked.
-            preempts: Whether the server may preempt requests, which are silent then.
-            least_share: The share of the jobs that is sent however long it takes; the rest is sent
-                within the profile's `load_s`.
+            preempts: Whether the server may preempt requests, which then receive nothing for a
+                while.
+            least_share: The fraction of the jobs that is sent even after the profile's ``load_s``.
 
         Raises:
             UnderLoad: An answer is wrong, or the server is not idle afterwards.
@@ -87,7 +88,7 @@ class LoadPlayer:
         return load
 
     def faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
-        """Find the faults of a load; if it has none, those of the server after it.
+        """Find the faults of a load, or, if it has none, of the server after the load.
 
         Args:
             load: The load.
@@ -102,6 +103,6 @@ class LoadPlayer:
         return faults or self.kept()
 
     def kept(self) -> list[Fault]:
-        """Return the fault that the server keeps something after its last answer, if it does."""
+        """Return the fault if the server is not idle after its last answer."""
         busy = aftermath.not_idle(self._endpoint)
         return [] if busy is None else [busy]

@@ -1,4 +1,4 @@
-"""Stop a server in the middle of a load, and start it again."""
+"""Stop a server during a load, and start it again."""
 
 import threading
 import time
@@ -14,18 +14,18 @@ from sm121.run.run import Run
 from sm121.stress import checks
 from sm121.stress.checks import UnderLoad
 
-#: Seconds within which every client must have ended after the server is gone.
+#: Seconds after the server's end within which all clients must have ended.
 _LEARN_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.005
-#: Faults that a stop may cause to a request under way.
+#: Faults that a stop may cause in running requests.
 _BROKEN_OFF = ("connection", "bad_stream", "http_5xx")
-#: Numbers of requests that a fact lists.
+#: Maximum number of requests that a fact lists.
 _LISTED = 8
 
 
 @dataclass(frozen=True)
 class _StoppedLoad:
-    """A load in whose middle the server was stopped."""
+    """A load during which the server was stopped."""
 
     result: LoadResult
     #: When the stop began (``time.monotonic``).
@@ -44,25 +44,25 @@ def under_load(
     learned_within_s: float,
     excuse: Deviation | None = None,
 ) -> str:
-    """Stop the server under a load, start it again, and play one job of each name.
+    """Stop the server during a load, start it again, and send one job of each name.
 
     Args:
         run: Starts its own server, which runs.
         client: Sends the requests.
-        jobs: More jobs than can have ended when the stop arrives.
-        concurrency: Requests at a time.
-        bound: How far an answer may be from the answer to the same prompt alone.
+        jobs: More jobs than the server can complete before it is stopped.
+        concurrency: The number of concurrent requests.
+        bound: How far an answer may differ from the answer to the same prompt sent alone.
         before_stop: Called right before the stop.
-        learned_within_s: The seconds that a client may wait without data after the stop.
-        excuse: The known deviation that this release never ends the requests of its engine.
+        learned_within_s: Maximum seconds that a client may wait without data after the stop.
+        excuse: The known deviation of a release that does not end its running requests, or None.
 
     Returns:
         A line with the number of broken requests and the longest wait.
 
     Raises:
-        Unmet: A client waits for too long, or something of the server is left.
+        Unmet: A client waits too long, or processes or memory of the server are left.
         UnderLoad: An answer is wrong.
-        Inconclusive: No request was under way when the server was stopped, or all were.
+        Inconclusive: No request was broken off by the stop, or all were.
     """
     stopped = _stop_under_load(run, client, jobs, concurrency, before_stop)
     stopped_at = stopped.stopped_at
@@ -107,7 +107,7 @@ def _play_again(
     concurrency: int,
     bound: level_settings.AgreementBound,
 ) -> None:
-    """Start the server again, and play one job of each name."""
+    """Start the server again, and send one job of each name."""
     again = LoadClient(run.server().endpoint, client.patience, stop=client.stop)
     once = list({job.name: job for job in jobs}.values())
     faults = checks.faults(again.run(once, concurrency=concurrency), bound)
@@ -122,7 +122,7 @@ def _stop_under_load(
     concurrency: int,
     before_stop: Callable[[], None],
 ) -> _StoppedLoad:
-    """Begin a load, and stop the server once as many requests have ended as run at a time."""
+    """Begin a load, and stop the server after ``concurrency`` requests have ended."""
     earlier = {outcome.number for outcome in client.under_way()}
     ended_before = client.completed
     loads: list[LoadResult] = []
@@ -147,16 +147,16 @@ def _stop_under_load(
 
 
 def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
-    """Return the seconds without data before a request ended after a stop.
+    """Return how many seconds a request waited without data after a stop until it ended.
 
-    Data after the stop begins the silence anew: requests under way may be served.
+    Data that comes after the stop restarts the wait: the server may still serve running requests.
 
     Args:
         outcome: The request.
         stopped_at: When the stop began (``time.monotonic``).
 
     Returns:
-        The seconds; 0.0 if the request had ended before.
+        The seconds; 0.0 if the request ended before the stop.
     """
     if outcome.ended is None or outcome.ended <= stopped_at:
         return 0.0

@@ -1,4 +1,4 @@
-"""The shapes of load: the requests, their moments and the behaviour of their clients.
+"""The shapes of loads: the requests, their start times and the behaviour of their clients.
 
 `sm121.stress.cache` has the load that fills a KV cache.
 """
@@ -23,9 +23,9 @@ class BadRequest:
     """A request that a server must refuse, alone and under load."""
 
     name: str
-    #: Its case of ``fixtures/api``.
+    #: The case in ``fixtures/api`` that documents the refusal.
     case: str
-    #: The fields that make a valid request this one.
+    #: The fields that turn a valid request into this one.
     change: dict[str, Any]
 
 
@@ -38,17 +38,17 @@ BAD_REQUESTS = (
         "messages in place of a prompt", "prompt-is-an-object", {"prompt": {"role": "user"}}
     ),
 )
-#: Requests of a burst.
+#: Number of requests in a burst.
 _BURST = 8
-#: Tokens of a part of a long answer.
+#: Number of tokens of a part of a long answer.
 _PART = 64
-#: Likeliest tokens in each position of an answer that is compared by them.
+#: Number of likeliest tokens requested per position, if answers are compared by log-probabilities.
 _TOP = 5
-#: One of so many requests is not streamed.
+#: One request in this many is not streamed.
 _UNSTREAMED = 4
-#: Unruly requests, after which the behaviours of their clients repeat.
+#: Number of requests after which the behaviours of unruly clients repeat.
 _UNRULY_TURNS = 6
-#: How much longer the answer is that a client cancels or disconnects from.
+#: Length of an answer that the client abandons, as a multiple of the other answers' length.
 _CANCELLED_TIMES = 8
 
 
@@ -58,7 +58,7 @@ class _Client:
 
     name: str
     behaviour: Behaviour
-    #: How many times as long as the others the answer is.
+    #: The length of the answer as a multiple of the other answers' length.
     times: int
 
 
@@ -76,11 +76,11 @@ class Shapes:
 
     Args:
         model: The served name.
-        prompts: Prompts with one right continuation each.
-        ask: Requests a prompt alone, in a cold part of the cache.
-        salted: Whether the requests have salts, which keep their parts of the cache apart.
-        log_probabilities: Whether only log-probabilities allow to compare the answers.
-        refuses: Returns whether the server is to refuse a case of ``fixtures/api``.
+        prompts: Prompts with one correct continuation each.
+        ask: Sends a request alone, and returns its answer.
+        salted: Whether requests get different cache salts, so that they share no prefix cache.
+        log_probabilities: Whether answers can only be compared by log-probabilities.
+        refuses: Returns whether the server should refuse a case of ``fixtures/api``.
 
     Attributes:
         prompts: The prompts.
@@ -107,11 +107,11 @@ class Shapes:
         self._salts = itertools.count(1)
 
     def alone(self, prompt: str | tuple[int, ...], tokens: int) -> Completion:
-        """Return the answer to a prompt without other load. It is requested once.
+        """Return the answer to a prompt that is sent alone. Each answer is requested only once.
 
         Args:
             prompt: The prompt, as a text or as token ids.
-            tokens: The tokens of the answer.
+            tokens: The number of tokens of the answer.
         """
         key = (prompt, tokens)
         if key not in self._alone:
@@ -120,7 +120,7 @@ class Shapes:
         return self._alone[key]
 
     def short(self, tokens: int) -> Iterator[Job]:
-        """Yield short requests without end: the prompts in turn, three of four streamed.
+        """Yield endlessly short requests: the prompts in turn, three of four streamed.
 
         Args:
             tokens: The tokens of each answer.
@@ -130,10 +130,10 @@ class Shapes:
             yield self.job(prompt.text, tokens, name=prompt.name, stream=_is_streamed(number))
 
     def mixed(self, tokens: int) -> Iterator[Job]:
-        """Yield requests without end, with answers of all lengths, as users send them.
+        """Yield endlessly requests with answers of various lengths, as users send them.
 
         Args:
-            tokens: The tokens of an average answer.
+            tokens: The average number of tokens of an answer.
         """
         lengths = (1, 2, max(tokens // 2, 1), tokens, 2 * tokens)
         for number in itertools.count():
@@ -142,9 +142,9 @@ class Shapes:
             yield self.job(prompt.text, length, name=prompt.name, stream=_is_streamed(number))
 
     def unruly(self, tokens: int) -> Iterator[Job]:
-        """Yield requests without end, of which two of three are of unruly clients.
+        """Yield endlessly requests, two of three from unruly clients.
 
-        These cancel, disconnect, read slowly, or send a request that must be refused.
+        Unruly clients cancel, disconnect, read slowly, or send a request that must be refused.
 
         Args:
             tokens: The tokens of each answer that is read.
@@ -171,18 +171,18 @@ class Shapes:
 
         Args:
             tokens: The tokens of the answer.
-            compared: How many of them, from the first on, are compared.
+            compared: How many of the first tokens are compared with the answer alone.
         """
         job = self.job(self.prompts[0].text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
     def parts(self, prompt: Sequence[int], ids: Sequence[int], answer: Completion) -> list[Job]:
-        """Return a job for each part of a long answer, with all that is before it as prompt.
+        """Return a job for each part of a long answer, with everything before it as the prompt.
 
         Args:
             prompt: The token ids of the prompt.
             ids: The token ids of the answer.
-            answer: The answer, whose tokens must come again.
+            answer: The answer, whose tokens must be generated again.
         """
         jobs: list[Job] = []
         for begin in range(0, len(ids), _PART):
@@ -197,14 +197,14 @@ class Shapes:
         return jobs
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
-        """Return a job with a prompt of an exact length, which repeats a text.
+        """Return a job whose prompt repeats a text up to an exact length.
 
-        The repetition makes its continuation certain.
+        The repetition makes the continuation of the prompt certain.
 
         Args:
             prompt_tokens: The tokens of the prompt.
             tokens: The tokens of the answer.
-            turn: Chooses the text and the place in it at which the prompt begins.
+            turn: Selects the text, and where in the text the prompt begins.
 
         Raises:
             ValueError: The engine returns no token ids of prompts.
@@ -228,7 +228,7 @@ class Shapes:
         behaviour: Behaviour = "complete",
         change: dict[str, Any] | None = None,
     ) -> Job:
-        """Return a job. If its answer is compared, the answer alone is requested first.
+        """Return a job. If its answer will be compared, request the same answer alone first.
 
         Args:
             prompt: The prompt, as a text or as token ids.
@@ -248,18 +248,18 @@ class Shapes:
         return Job(name, body, tokens, alone, behaviour)
 
     def other(self, path: str, body: dict[str, Any], tokens: int) -> Job:
-        """Return a job of another kind than a completion, whose answer may end by itself.
+        """Return a job for another API than completions. Its answer may end before the limit.
 
         Args:
             path: The path of the API.
             body: The request without its model.
-            tokens: The most tokens of the answer.
+            tokens: The maximum number of tokens of the answer.
         """
         body = {"model": self._model, **body}
         return self.salted(Job("", body, tokens, path=path, may_end=True))
 
     def salted(self, job: Job) -> Job:
-        """Return the same job, in a cold part of the cache.
+        """Return the same job with a fresh cache salt, so that no cached prefix is used.
 
         Args:
             job: The job.
@@ -278,16 +278,16 @@ def _is_streamed(number: int) -> bool:
 
 
 def moments(kind: Arrival, count: int, per_s: float, seed: int = 7) -> list[float] | None:
-    """Return when each request comes, in seconds.
+    """Return the start time of each request, in seconds.
 
     Args:
         kind: The kind of arrival.
         count: The number of requests.
-        per_s: The requests a second, on average.
+        per_s: The average number of requests per second.
         seed: The seed of random moments.
 
     Returns:
-        The moments from 0 on; None for a closed loop.
+        The start times, the first of them 0; None for a closed loop.
     """
     if kind == "closed":
         return None

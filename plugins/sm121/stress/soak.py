@@ -1,4 +1,4 @@
-"""Load for hours: rounds of mixed load with the same checks, and a report after each round."""
+"""Long loads: rounds of mixed load with the same checks, and a report after each round."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from sm121.core.errors import UsageError
 GOING_ON = "going on"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
-#: Rounds in the report.
+#: Number of last rounds that the report contains.
 _ROUNDS_KEPT = 500
 _SAY_EVERY_S = 60.0
 
@@ -22,7 +22,7 @@ def parse_duration(text: str, option: str = "--soak") -> float:
 
     Args:
         text: The duration, such as 30s, 10m or 2h.
-        option: The option that has it, for the error.
+        option: The option that contains it, for the error.
 
     Raises:
         UsageError: The text is no duration.
@@ -52,12 +52,12 @@ def run(
     write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Play rounds until the time is over or one has a fault.
+    """Play rounds until the time is over or a round has a fault.
 
     Args:
-        duration_s: The time of the soak.
-        play: Plays the round of a number, from 1.
-        write: Keeps the report, for JSON, after each round and at the end, also after Ctrl-C.
+        duration_s: The duration of the soak, in seconds.
+        play: Plays the round with the given number, counted from 1.
+        write: Writes the report (JSON data), after each round and at the end, also after Ctrl-C.
         say: Shows the progress, once a minute.
     """
     rounds: list[Round] = []
