@@ -1,1 +1,1 @@
-"""Judgement of a server's answers: against a golden file, and each other."""
+"""Judging a server's answers: against golden files, the oracle, an exam, and each other."""

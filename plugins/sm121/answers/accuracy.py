@@ -1,4 +1,4 @@
-"""A share of right answers and its confidence interval."""
+"""The fraction of correct answers, with its confidence interval."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A share of right answers with its 95 % confidence interval."""
+    """The fraction of correct answers, with its 95 % confidence interval."""
 
     right: int
     total: int
-    #: The bounds of the interval, as shares.
+    #: The bounds of the interval, as fractions.
     low: float
     high: float
 
     @property
     def share(self) -> float:
-        """The share of right answers."""
+        """The fraction of correct answers."""
         return self.right / self.total
 
     def hold(self, at_least: float, fact: Fact) -> None:
@@ -48,7 +48,7 @@ class Interval:
 
 
 def interval_of(right: int, n: int) -> Interval:
-    """Return the share of right answers with its score interval (Wilson 1927).
+    """Return the fraction of correct answers with its score interval (Wilson 1927).
 
     Args:
         right: The number of right answers.

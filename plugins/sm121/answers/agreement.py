@@ -1,10 +1,10 @@
-"""Agreement of two greedy runs of one prompt, token by token, within the noise of the arithmetic.
+"""Token-by-token comparison of two greedy runs of a prompt, within the arithmetic's noise.
 
 Greedy decoding is discontinuous. If two tokens are equally likely within the noise, either may be
-chosen, and the texts differ from there on without a fault. So a different token, a fork, is
-accepted if both runs report both tokens as equally likely within the bound. The tokens after a fork
-are judged by another request, which continues from the accepted token. Every other difference is a
-disagreement.
+chosen, and the rest of the texts differs although nothing is wrong. Therefore a different token (a
+fork) is accepted if both runs report both tokens as equally likely within the bound. The tokens
+after a fork are judged by another request, which continues after the accepted token. Every other
+difference is a disagreement.
 """
 
 import math
@@ -16,15 +16,15 @@ from sm121.client.completion_json import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact
 
-#: Maximum forks of one answer. More are not explained by rounding.
+#: Maximum number of forks in one answer: rounding does not explain more.
 MOST_FORKS = 6
-#: Float32 probabilities sum to 1 within this error: a smaller rest is none.
+#: Float32 probabilities sum to 1 within this error; a smaller remainder counts as 0.
 _REST = 1e-6
 
 _Token = TypeVar("_Token", str, int)
 Positions = Sequence[Position]
-#: Returns the other run's tokens after the prompt and some token ids of the judged run, or None if
-#: the engine takes no ids.
+#: Requests the other run's tokens after the prompt and the given token ids of the judged run.
+#: Returns None if the engine accepts no ids.
 Resume = Callable[[tuple[int, ...]], Positions | None]
 
 
@@ -38,33 +38,33 @@ class TokenAgreement:
     top1: tuple[bool, ...]
     #: The KL divergence of the listed tokens at each position (`divergence`).
     divergences: tuple[float, ...]
-    #: Positions with two accepted choices.
+    #: The number of accepted forks.
     forks: int
     #: The first disagreement; None if the runs agree.
     disagreement: Fact | None
-    #: Tokens after a fork that could not be requested (the engine takes no token ids).
+    #: The number of tokens after a fork that were not judged (the engine accepts no token ids).
     unjudged: int = 0
 
     @property
     def worst(self) -> int:
-        """The position of the largest difference; 0 without any."""
+        """The position of the largest difference; 0 without positions."""
         return max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
 
     @property
     def max_abs(self) -> float:
-        """The largest difference in nats; 0 without any."""
+        """The largest difference in nats; 0 without positions."""
         return self.errors[self.worst] if self.errors else 0.0
 
     @property
     def mean_abs(self) -> float:
-        """The mean difference in nats; 0 without any."""
+        """The mean difference in nats; 0 without positions."""
         return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
 
 
 def judge(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
-    """Check each token of a run under another run of the same prompt, and that both end together.
+    """Compare each token of a run with another run of the same prompt, and where both end.
 
     Args:
         judged: The tokens of the run.
@@ -106,7 +106,7 @@ def judge(
 
 @dataclass
 class _Walk:
-    """The positions of two runs that were compared."""
+    """The state of the comparison of two runs."""
 
     pairs: list[tuple[Position, Position]] = field(default_factory=list)
     forks: int = 0
@@ -117,7 +117,7 @@ class _Walk:
 def _walk(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None
 ) -> _Walk:
-    """Compare the runs up to the first disagreement, or the end of what can be judged."""
+    """Compare the runs up to the first disagreement, or as far as they can be judged."""
     walk = _Walk()
     offset = 0  # the position of the other run's first token
     for position, mine in enumerate(judged):
@@ -215,14 +215,14 @@ def same_tokens(judged: Completion, other: Completion) -> Fact | None:
 
 
 def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
-    """Return KL(p || q) over the tokens that both list, and one class for all others.
+    """Return KL(p || q) over the tokens that both list and one class of all other tokens.
 
-    Engines only list the likeliest tokens. Coarser classes can only make the divergence smaller, so
-    the result is at most the whole divergence.
+    Engines only list the likeliest tokens. Since merging classes never increases a divergence, the
+    result is a lower bound of the divergence over all tokens.
 
     Args:
         p: Log-probabilities of tokens.
-        q: The same of the other run.
+        q: Log-probabilities of tokens in the other run.
 
     Returns:
         The divergence in nats; NaN without common tokens.
@@ -247,8 +247,8 @@ def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
 def _largest_error(mine: Position, other: Position) -> float:
     """Return the largest difference over all tokens that both runs list at a position.
 
-    The chosen token's own log-probability hardly changes if the model is sure of it; those of the
-    others do. Infinite if the other run does not list the chosen token, or a value is not finite.
+    If the model is sure of the chosen token, only the log-probabilities of other tokens change
+    noticeably. Infinite if the other run does not list the chosen token, or a value is not finite.
     """
     ours = _listed(mine)
     theirs = _listed(other)
@@ -266,7 +266,7 @@ def _listed(position: Position) -> dict[str, float]:
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """Return how much likelier each run's choice is to it than the other's; the larger of both."""
+    """Return by how much a run prefers its own choice to the other's, in nats: the larger value."""
     mine_by_other = other.top.get(mine.token)
     other_by_mine = mine.top.get(other.token)
     if mine_by_other is None or other_by_mine is None:

@@ -1,9 +1,9 @@
 """The answer to a prompt does not depend on how the prompt is sent.
 
-It is the same in a batch, from the prefix cache, in chunks of prefill, streamed, as token ids, a
-token at a time, repeated, and after aborted requests. If the engine documents equal results, tokens
-must be equal. Else they are compared within the noise, where two equally likely tokens are both
-right.
+The checks send it in a batch, from the prefix cache, with chunked prefill, streamed, as token ids,
+one token at a time, repeatedly, and after aborted requests. If the engine documents equal results,
+the tokens must be equal. Otherwise they are compared within the noise of the arithmetic, where
+either of two equally likely tokens is correct.
 """
 
 import itertools
@@ -20,27 +20,27 @@ from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact, Unmet, of, require, require_each
 from sm121.core.verdict import NotRun
 
-#: The name of a prompt that is longer than a step's budget of tokens and than a block of the prefix
-#: cache.
+#: The name of a prompt that is longer than a step's token budget and longer than a block of the
+#: prefix cache.
 _LONG = "count past two windows"
-#: Lengths of prompts in tokens for which a hit of the prefix cache must save time. The first one is
-#: used that takes `_MEASURABLE_S` seconds more than a short prompt.
+#: Lengths of prompts in tokens, to measure how much time a prefix-cache hit saves. The first length
+#: is used that takes at least `_MEASURABLE_S` seconds longer than a short prompt.
 _LENGTHS = (1024, 4096, 16_384)
 _MEASURABLE_S = 0.1
-#: Tokens of a short prompt.
+#: Number of tokens of a short prompt.
 _SHORT = 16
-#: Measurements of each time; the shortest one counts.
+#: Number of measurements of each time; the shortest one counts.
 _REPEATS = 3
-#: Concurrent long prompts of a prefill in chunks.
+#: Number of concurrent long prompts, so that their prefill is chunked.
 _CHUNKED = 8
-#: Tokens of a stream that is aborted after its first chunk.
+#: Number of tokens of a stream that is aborted after its first chunk.
 _ABORTED_TOKENS = 200
-#: Fields that an answer must have if the answer to the prompt alone has them.
+#: Fields that an answer must have if the answer to the prompt sent alone has them.
 _FIELDS = ("ids", "positions", "prompt_ids", "completion_tokens")
 
 
 class _Times(NamedTuple):
-    """Seconds of a cold prompt and of the same prompt again."""
+    """Durations of a request with a cold prompt, and of the same request again, in seconds."""
 
     cold_s: float
     again_s: float
@@ -48,10 +48,10 @@ class _Times(NamedTuple):
 
 @dataclass
 class Continuations:
-    """The prompt set with the answers of one server to each prompt alone.
+    """The prompt set, with one server's answers to each prompt sent alone.
 
-    The answers are requested once, on first use, and not from the prefix cache. Each check raises
-    `Unmet` if another form of the request has another answer.
+    These answers are requested once, on first use, bypassing the prefix cache. Each check raises
+    `Unmet` if another form of the request gives another answer.
     """
 
     prompts: PromptSet
@@ -62,7 +62,7 @@ class Continuations:
     _alone: dict[str, Completion] = field(default_factory=dict)
 
     def alone(self, prompt: Prompt) -> Completion:
-        """Return the answer to a prompt alone, not from the prefix cache."""
+        """Return the answer to a prompt that is sent alone, bypassing the prefix cache."""
         if prompt.name not in self._alone:
             self._alone[prompt.name] = self.asker.ask(self._request(prompt))
         return self._alone[prompt.name]
@@ -80,12 +80,12 @@ class Continuations:
     def equal_from_the_prefix_cache(
         self, hits: Callable[[], float | None], *, is_on: bool = False
     ) -> None:
-        """Compare a long prompt, cold and from the prefix cache.
+        """Compare the answers to a long prompt, cold and from the prefix cache.
 
         Args:
-            hits: Returns the tokens that the server took from its prefix cache so far; None if it
+            hits: Returns how many tokens the server took from its prefix cache so far; None if it
                 does not count them.
-            is_on: The server's log says that it has a prefix cache.
+            is_on: Whether the server's log shows that the prefix cache is on.
 
         Raises:
             Unmet: An answer differs, or the cache is on and had no hit.
@@ -114,7 +114,8 @@ class Continuations:
 
         Raises:
             Unmet: The cached prompt takes longer.
-            NotRun: No prompt takes long enough, or no hit is known and the cache may be off.
+            NotRun: No prompt takes long enough to measure, or the cache may be off, since no hit
+                is counted.
         """
         prompt = self._find_prompt(_LONG)
         ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
@@ -154,7 +155,7 @@ class Continuations:
         return time.perf_counter() - began
 
     def equal_in_chunks(self) -> None:
-        """Compare eight concurrent long prompts, which are more than a step may prefill."""
+        """Compare eight concurrent long prompts, which together exceed a step's token budget."""
         prompt = self._find_prompt(_LONG)
         self.alone(prompt)
         answers = self.asker.ask_together([self._request(prompt) for _ in range(_CHUNKED)])
@@ -189,12 +190,12 @@ class Continuations:
             self._require_equal([(prompt, answer)], "as token ids")
 
     def equal_token_by_token(self) -> None:
-        """Compare answers of one request for each token, whose prompt is all tokens before it.
+        """Compare answers made of one request per token, whose prompt is all tokens before it.
 
-        These steps are never drafted. Their prompts are prefilled, or come from the prefix cache
-        with the tokens that were generated before, as in the next turn of a chat. The kernels of a
-        prefill round otherwise than those of a decode step, so twice the tolerance applies (a
-        healthy H100: 0.032 of 0.02 nats).
+        Such a request never uses drafts. Its prompt is prefilled, or comes from the prefix cache
+        including earlier generated tokens, as in the next turn of a chat. Prefill kernels round
+        differently from decode kernels, so twice the tolerance applies (a healthy H100 differed by
+        0.032 nats, with a tolerance of 0.02).
         """
         bound = self.bound
         if bound.fork:
@@ -209,7 +210,7 @@ class Continuations:
             self._require_equal([(prompt, answer)], "a token at a time", bound)
 
     def _answer_by_steps(self, prompt: Prompt) -> Completion:
-        """Return an answer that is joined from one request for each token."""
+        """Return an answer that is assembled from one request per token."""
         alone = self.alone(prompt)
         salt = self._new_salt()
         prompt_ids = self.asker.need(alone.prompt_ids, "the prompt's token ids")
@@ -232,7 +233,7 @@ class Continuations:
             self._require_equal([(prompt, self.asker.ask(self._request(prompt)))], "repeated")
 
     def equal_after_aborted_requests(self) -> None:
-        """Compare prompts whose streams were aborted before."""
+        """Compare the answers to prompts after streams with the same prompts were aborted."""
         prompts = self.prompts.prompts[2:5]
         for prompt in prompts:
             self.alone(prompt)
@@ -242,7 +243,7 @@ class Continuations:
             self._require_equal([(prompt, answer)], "after an aborted request")
 
     def go_on_sensibly(self) -> None:
-        """Require no sign of a broken engine in the answers that should not repeat themselves.
+        """Require that answers which should not repeat themselves show no sign of a broken engine.
 
         Raises:
             Unmet: An answer has a sign of `sanity`.
@@ -261,17 +262,17 @@ class Continuations:
     def find_difference(
         self, prompt: Prompt, answer: Completion, form: str, bound: AgreementBound | None = None
     ) -> Fact | None:
-        """Compare an answer with the answer to the prompt alone.
+        """Compare an answer with the answer to the prompt sent alone.
 
-        It must have the same fields and prompt ids, and the same text for the same tokens. Tokens
-        must be equal if the tolerance has no forks. Else they are compared within the noise, and
-        the tokens after a fork are requested from the server.
+        The answer must have the same fields and prompt ids, and the same text for the same tokens.
+        The tokens must be equal if the tolerance allows no forks. Otherwise they are compared
+        within the tolerance, and the tokens after a fork are requested from the server.
 
         Args:
             prompt: The prompt.
             answer: Its answer to another form of the request.
-            form: The form of the request, in words.
-            bound: The tolerance; None: that of the prompt set.
+            form: The form of the request, as text.
+            bound: The tolerance; None: the tolerance of this prompt set.
 
         Returns:
             The first difference; None if there is none.
@@ -328,7 +329,7 @@ class Continuations:
         return Request(prompt.text, prompt.tokens, salt=self._new_salt())
 
     def _new_salt(self) -> str:
-        """Return a salt whose part of the prefix cache is empty."""
+        """Return a fresh cache salt, for which the prefix cache has no entries."""
         return f"sm121-{id(self)}-{next(self._salts)}"
 
     def _resume(self, prompt: Prompt) -> agreement.Resume:

@@ -1,4 +1,4 @@
-r"""An exam: what a model must know, as JSONL (``fixtures/exams``).
+r"""An exam: questions that a model must answer, as JSONL (``fixtures/exams``).
 
 Each line is one JSON object: first the exam itself, then texts that the model continues, then the
 sections, each followed by its questions:
@@ -9,7 +9,7 @@ sections, each followed by its questions:
     {"id": "product", "turns": [{"user": "What is 17 times 23?", "right": "\\b391\\b"}]}
 
 Without the first line, the exam has the name of its file. Questions before any section belong to
-the facts. `exam_judging` has the rules for broken and for missed answers.
+section ``facts``. `exam_judging` has the rules for broken and for missed answers.
 """
 
 import functools
@@ -29,10 +29,10 @@ from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 
-#: Characters of a server's answer or error that are kept.
+#: Maximum number of characters that are kept of a server's answer, and of its error.
 _KEPT = 80
 _KEPT_ERROR = 200
-#: Least tokens of a continuation.
+#: Minimum number of tokens that are requested for a continuation.
 _LEAST_TOKENS = 4
 
 Json = dict[str, Any]
@@ -49,10 +49,10 @@ class Completion(DataTable):
 
 
 class Call(DataTable):
-    """A call that the model must make, and its result."""
+    """A function call that the model must make, and its result."""
 
     function: str = Field(min_length=1)
-    #: The required keys and values. A text is a pattern that the whole value matches (`plain`).
+    #: The required keys and values. A text is a pattern for the whole value (see `plain`).
     arguments: Json
     #: The text that is sent back.
     result: str = Field(min_length=1)
@@ -62,23 +62,23 @@ class Call(DataTable):
 
 
 class Turn(DataTable):
-    """A message of the user, and the conditions of a right answer."""
+    """A message of the user, and the conditions of a correct answer."""
 
     user: str = Field(min_length=1)
-    #: The assistant's answer if it is part of the chat; else the model gives it.
+    #: The assistant's answer if the exam provides it; otherwise the model generates it.
     given: str | None = None
-    #: A pattern that the answer must contain (`plain`).
+    #: A pattern that the answer must contain (see `plain`).
     right: Regex | None = None
-    #: A pattern that the answer must not contain (`plain`).
+    #: A pattern that the answer must not contain (see `plain`).
     wrong: Regex | None = None
-    #: Calls before the answer, in any order; without any, the model must not call.
+    #: Function calls before the answer, in any order. If empty, the model must not call functions.
     calls: tuple[Call, ...] = ()
-    #: The answer is this JSON object; texts are patterns, as in `Call.arguments`.
+    #: The JSON object that the answer must be; texts are patterns, as in `Call.arguments`.
     content: Json | None = None
 
     @property
     def is_judged(self) -> bool:
-        """Whether it has a condition of a right answer."""
+        """Whether the turn has a condition of a correct answer."""
         return bool(self.right or self.content or self.calls)
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class Turn(DataTable):
 
 
 class Form(DataTable):
-    """The form that the server must enforce: one of the three."""
+    """The format that the server must enforce; exactly one field is set."""
 
     json_schema: Json | None = None
     regex: Pattern | None = None
@@ -103,7 +103,7 @@ class Form(DataTable):
 
 
 class Question(DataTable):
-    """A chat. It is right if each of its turns is."""
+    """A chat. It is answered correctly if each of its turns is."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     instructions: str | None = None
@@ -121,22 +121,22 @@ class Section(DataTable):
     """Questions of one kind."""
 
     effort: Effort = "low"
-    #: The number of misses that are allowed.
+    #: The number of allowed misses.
     misses: Annotated[int, Field(ge=0)] = 0
     #: The reason for this number.
     source: str = ""
     #: An answer that contains this pattern is a miss.
     unsure: Regex | None = None
-    #: Functions that every question of the section may call, as a JSON schema each.
+    #: The functions that the model may call in each question of the section, as JSON schemas.
     functions: tuple[Json, ...] = ()
     questions: Entries[Question]
 
 
 class Needle(DataTable):
-    """A fact in the document, and the question about it alone."""
+    """A fact in the document, and a question about only this fact."""
 
     id: str = Field(pattern=r"^[a-z]+$")
-    #: The share of the document before it.
+    #: The fraction of the document that precedes it.
     depth: Annotated[float, Field(ge=0, le=1)]
     text: str = Field(min_length=1)
     question: str = Field(min_length=1)
@@ -144,7 +144,7 @@ class Needle(DataTable):
 
 
 class Document(DataTable):
-    """A text of any length: numbered entries, made of words, with needles between them."""
+    """A text of any length: numbered entries with generated content, and needles between them."""
 
     effort: Effort
     source: str = Field(min_length=3)
@@ -160,11 +160,11 @@ class Document(DataTable):
     needles: Entries[Needle]
 
     def text(self, tokens: int, count: Callable[[str], int]) -> str:
-        """Make the document. It is the same for the same number of tokens.
+        """Make the document, which is deterministic for a number of tokens.
 
         Args:
-            tokens: Its maximum length.
-            count: Returns the tokens of a text that ends with a line.
+            tokens: The maximum length of the document in tokens.
+            count: Returns the number of tokens of a text that ends with a newline.
         """
         lines = [f"{self.opening}\n"]
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
@@ -183,7 +183,7 @@ class Document(DataTable):
         return "".join(lines)
 
     def entries(self) -> Iterator[str]:
-        """Yield the entries without needles, one line each, without end."""
+        """Yield endlessly the entries, one line each, without needles."""
         for number in itertools.count(1):
             digest = hashlib.sha256(str(number).encode()).digest()
             chosen = {}
@@ -192,7 +192,7 @@ class Document(DataTable):
             yield self.entry.format(number=number, **chosen) + "\n"
 
     def not_in(self, answers: Mapping[str, Any]) -> list[Needle]:
-        """Return the needles that an answer to `question` misses.
+        """Return the needles that an answer to `question` lacks.
 
         Args:
             answers: The JSON object of the answer.
@@ -210,10 +210,10 @@ class Exam(DataTable):
 
     schema_version: Literal[1] = 1
     name: str
-    #: The license of its text.
+    #: The license of the exam's text.
     license: str | None = None
     source: str = ""
-    #: Maximum tokens of an answer, with its reasoning.
+    #: Maximum number of tokens of an answer, including its reasoning.
     answer_tokens: Annotated[int, Field(ge=1)] = 1536
     completions: Annotated[tuple[Completion, ...], Field(min_length=1)]
     facts: Section | None = None
@@ -259,7 +259,7 @@ def load(name_or_path: str) -> Exam:
 
 def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
     """Yield the number and the object of each line."""
-    # Not splitlines(): U+2028 and its like may be in a JSON text, and do not end a line.
+    # Not splitlines(): JSON strings may contain U+2028 and similar, which do not end a line.
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -273,7 +273,7 @@ def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
 
 
 def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
-    """Return the lines of a file as one table, each in the part that its first key names."""
+    """Return the lines of a file as one table, sorted into its parts."""
     table: Json = {"name": name, "completions": []}
     section = "facts"
     for number, entry in lines:
@@ -306,14 +306,14 @@ def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
 
 
 def unknown(endpoint: Endpoint, completions: Sequence[Completion]) -> dict[str, str]:
-    """Return the texts that a server does not continue rightly.
+    """Return the prompts that a server does not continue as expected.
 
     Args:
         endpoint: The server.
-        completions: The texts.
+        completions: The prompts with their continuations.
 
     Returns:
-        The beginning of its continuation, or its error, by the prompt.
+        The beginning of the server's continuation, or its error, by prompt.
     """
     import openai
 

@@ -1,8 +1,8 @@
 """The judgement of an answer in an exam.
 
-An answer is broken if no capable model gives it (empty, cut off, `!!!!`), and a miss if it is whole
-and not right. A section allows some misses, because a pattern may lack a right phrase; a broken
-answer is never allowed.
+An answer is broken if no capable model would give it (empty, truncated, `!!!!`). It is a miss if it
+is complete but not correct. A section allows some misses, since a pattern may not cover all correct
+phrases; broken answers are never allowed.
 """
 
 import re
@@ -16,14 +16,14 @@ from sm121.core.unmet import Fact
 
 
 def broken(content: str | None, finish_reason: str) -> str | None:
-    """Return why no capable model gives an answer.
+    """Return why an answer is broken.
 
     Args:
         content: The content of the final message; None if there is none.
         finish_reason: The finish_reason of the answer.
 
     Returns:
-        The reason; None if the answer is whole.
+        The reason; None if the answer is not broken.
     """
     if finish_reason != "stop":
         return str(Fact("finish_reason stop", f"{finish_reason} after {content!r:.200}"))
@@ -36,15 +36,15 @@ def broken(content: str | None, finish_reason: str) -> str | None:
 
 
 def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None:
-    """Return why a whole answer is not right.
+    """Return why an answer that is not broken is not correct.
 
     Args:
-        turn: The conditions of a right answer.
+        turn: The conditions of a correct answer.
         content: The answer.
         unsure: The section's pattern of unsure answers; None if it has none.
 
     Returns:
-        The reason; None if the answer is right.
+        The reason; None if the answer is correct.
     """
     text = plain(content)
     observed = f"{content!r:.300}"
@@ -62,7 +62,7 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
 
 
 def met(waiting: Sequence[Call], function: str, arguments: Any) -> Call | None:
-    """Return the expected call that a call matches.
+    """Return the expected call that an actual call matches; None if it matches none.
 
     Args:
         waiting: The expected calls.

@@ -1,4 +1,4 @@
-"""Comparison of an answer's text and JSON with the expected ones, without regard to form."""
+"""Comparison of an answer's text and JSON with the expected ones, ignoring formatting."""
 
 import json
 import math
@@ -11,23 +11,23 @@ _SIGNS = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2014\u2212\u2044\u2018\u2019\u201c\u201d", "------/''\"\""
 )
 _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|operatorname|ce)\s*\{([^{}]*)\}")
-#: How deeply LaTeX's frames are nested at most.
+#: Maximum nesting depth of LaTeX commands that are removed.
 _LATEX_DEPTH = 3
 _LATEX_SPACES = re.compile(r"\\[()\[\],;:! ]")
 _SUBSCRIPT = re.compile(r"_\{?(\d+)\}?")
 _MARKUP = re.compile(r"[*`$]|(?<!\w)_|_(?!\w)")
-#: The separators of groups of digits.
+#: Separators between groups of digits.
 _GROUPS = re.compile(r"(?<=\d)[ ,'](?=\d{3}(?!\d))")
 _FENCE = re.compile(r"\A\s*```\w*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
-#: The relative error of equal numbers.
+#: Numbers are equal up to this relative error.
 _PRECISION = 1e-6
 
 
 def plain(text: str) -> str:
-    """Return a text without its form.
+    """Return a text without formatting.
 
-    Removed are markup, LaTeX's frames, thin spaces and groups of digits, raised and lowered digits,
-    upper case and line breaks.
+    Markup, LaTeX commands, thin spaces and separators of digit groups are removed; superscript and
+    subscript digits, upper case and line breaks are normalised.
     """
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for _ in range(_LATEX_DEPTH):
@@ -38,7 +38,7 @@ def plain(text: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the JSON of an answer, also between fences; None if it is not JSON."""
+    """Parse an answer as JSON, also inside a code fence; return None if it is not JSON."""
     fenced = _FENCE.match(text)
     try:
         return json.loads(fenced[1] if fenced else text)
@@ -47,10 +47,10 @@ def parsed(text: str) -> Any:
 
 
 def agrees(expected: Any, observed: Any) -> bool:
-    """Return whether a JSON value is the expected one.
+    """Return whether a JSON value matches the expected one.
 
     Args:
-        expected: The expected value, whose texts are patterns of whole texts (`plain`).
+        expected: The expected value. Texts in it are patterns for whole texts (see `plain`).
         observed: The value.
     """
     if isinstance(expected, str):

@@ -1,6 +1,6 @@
-"""Golden files: the answers of a trusted run, and the comparison of another run with them.
+"""Golden files: the answers of a trusted run, with which other runs are compared.
 
-The same comparison serves a build against an earlier one, and one configuration against another.
+The comparison works between two builds, and between two configurations of one build.
 """
 
 import datetime
@@ -29,11 +29,11 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import GoldenBound
 from sm121.core.unmet import Fact, Unmet
 
-#: Likeliest tokens that are recorded at each position.
+#: The number of likeliest tokens that are recorded per position.
 TOP = 20
-#: The numbers that are requested in turn until the engine accepts one (vLLM's default allows 20).
+#: The numbers to request, in this order, until the engine accepts one (vLLM's default allows 20).
 _TOPS = (TOP, 5, 1)
-#: Requests of golden answers share a part of the prefix cache.
+#: The cache salt of requests for golden answers, which share the prefix cache.
 _SALT = "golden"
 
 
@@ -48,11 +48,11 @@ class GoldenAnswer(DataTable):
 
 
 class Identity(DataTable):
-    """The served model. A hash is null if the files are not on this machine (attached server)."""
+    """The served model. A hash is null if the file is not on this machine (attached server)."""
 
     served_name: str
     config_sha256: str | None = None
-    #: Hash of the weight files' names and headers: distinguishes checkpoints, not their values.
+    #: Hash of the weight files' names and headers; does not depend on the weights' values.
     weights_sha256: str | None = None
     tokenizer_sha256: str | None = None
     #: Digest of pieces of the weights' values (`sm121.core.digest.of_files`).
@@ -63,7 +63,7 @@ class GoldenFile(DataTable):
     """The answers of a trusted run."""
 
     schema_version: Literal[1] = 1
-    #: The time, in ISO 8601.
+    #: When the file was recorded, in ISO 8601.
     made: str
     #: The version of the suite.
     suite: str
@@ -77,7 +77,7 @@ class GoldenFile(DataTable):
     #: The reproducibility record of the run.
     environment: dict[str, JsonValue]
     answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
-    #: Why these answers are not trusted; null if the run that recorded them ended and all its other
+    #: Why these answers are not trusted; null if the recording run completed and all its other
     #: checks of answers passed.
     doubt: str | None = "nothing says how the run that recorded it ended"
 
@@ -89,7 +89,7 @@ def load(path: Path) -> GoldenFile:
         path: The path.
 
     Raises:
-        UsageError: It is no golden file.
+        UsageError: The file is no golden file.
     """
     return data_file.read_json(path, GoldenFile, f"--golden {path}", "--record-golden")
 
@@ -105,7 +105,7 @@ def save(golden: GoldenFile, path: Path) -> None:
 
 
 def conclude(path: Path, doubt: str | None) -> None:
-    """Write into a recorded file whether its answers are trusted, at the end of the run.
+    """Store in a recorded file whether its answers are trusted, at the end of the run.
 
     Args:
         path: The file.
@@ -115,7 +115,7 @@ def conclude(path: Path, doubt: str | None) -> None:
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of one server.
+    """Write the first of two recordings of a server, if both are equal.
 
     Args:
         first: The recording.
@@ -123,7 +123,7 @@ def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
         path: The file.
 
     Raises:
-        Unmet: The repetition has other tokens or texts.
+        Unmet: The second recording has other tokens or texts.
     """
     for one, other in zip(first.answers, second.answers, strict=True):
         tokens = [position.token for position in one.positions]
@@ -138,7 +138,7 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
     """Return the identity of a served model.
 
     Args:
-        served_name: Its name on the server.
+        served_name: The name of the model on the server.
         checkpoint: The folder of its checkpoint; None if it is not on this machine.
     """
     if checkpoint is None or not checkpoint.is_dir():
@@ -154,7 +154,7 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Refuse a golden file of another model, tokenizer or prompt set.
+    """Reject a golden file that was recorded with another model, tokenizer or prompt set.
 
     Args:
         golden: The file.
@@ -163,7 +163,7 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         prompts: The prompt set.
 
     Raises:
-        UsageError: A hash that both sides have differs, or the prompts are others.
+        UsageError: A hash that both sides have differs, or the prompts differ.
     """
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
@@ -188,7 +188,7 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
-    """Refuse a golden file whose answers are not trusted.
+    """Reject a golden file whose answers are not trusted.
 
     Args:
         golden: The file.
@@ -205,7 +205,7 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
 
 
 def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
-    """Record the answers to a prompt set, one after the other.
+    """Record the answers to a prompt set, one request at a time.
 
     Args:
         asker: The client of the server.
@@ -257,7 +257,7 @@ def compare(
         The comparison of each golden token with the server's answers.
 
     Raises:
-        UsageError: The server's tokenizer makes other tokens of a prompt.
+        UsageError: The server tokenizes a prompt differently.
         NotRun: The engine sends no log-probabilities.
     """
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
@@ -286,7 +286,7 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
         now: The served model.
 
     Returns:
-        A remark; None if all parts could be compared.
+        A remark that lists the parts; None if all parts could be compared.
     """
     pairs = (
         ("config.json", golden.model.config_sha256, now.config_sha256),
@@ -323,9 +323,9 @@ def _untrusted(prompt: str, required: str, observed: str) -> Fact:
 
 
 def _other_text(expected: GoldenAnswer, answer: Completion, agreed: TokenAgreement) -> Fact | None:
-    """Return a fact if the same token ids have another text.
+    """Return a fact if the same token ids resulted in another text.
 
-    Nothing is compared if the golden tokens are named by their texts.
+    If the golden file names tokens by their texts, nothing is compared.
     """
     ids = ids_of(expected.positions)
     if ids is None or answer.ids != ids or agreed.forks or answer.text == expected.text:
@@ -342,7 +342,7 @@ def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
         tokens: The number of tokens.
 
     Raises:
-        Refused: The server refuses the request with each number of likeliest tokens, or fails.
+        Refused: The server fails, or refuses the request for each number of likeliest tokens.
     """
     for top in _TOPS[:-1]:
         try:
@@ -377,7 +377,7 @@ def _hash_file(file: Path) -> str | None:
 
 
 def _hash_headers(files: Sequence[Path]) -> str:
-    """Hash the names and headers of weight files; the values of 60 GB would take minutes."""
+    """Hash the names and headers of weight files; hashing 60 GB of values would take minutes."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

@@ -13,7 +13,7 @@ from sm121.core.level_settings import GoldenBound
 from sm121.core.unmet import Fact, Unmet, noted, of
 from sm121.core.verdict import NotRun
 
-#: Characters of a value in a difference of two environments.
+#: Maximum number of characters of a value in a difference of two environments.
 _SHOWN = 120
 
 
@@ -23,7 +23,7 @@ class WorstToken(NamedTuple):
     prompt: str
     #: The index of the token.
     place: int
-    #: In nats.
+    #: The difference in nats.
     error: float
 
 
@@ -38,7 +38,7 @@ class GoldenComparison:
 
     @property
     def mean_divergence(self) -> float:
-        """The mean KL divergence over all comparable tokens in nats; NaN without any."""
+        """The mean KL divergence over all comparable tokens in nats; NaN if there are none."""
         values: list[float] = []
         for agreed in self.agreements.values():
             values += filter(math.isfinite, agreed.divergences)
@@ -46,7 +46,7 @@ class GoldenComparison:
 
     @property
     def top1(self) -> float:
-        """The share of golden tokens that the run chooses too; 0 without any."""
+        """The fraction of golden tokens that the run also chose; 0 if there are none."""
         values: list[bool] = []
         for agreed in self.agreements.values():
             values += agreed.top1
@@ -59,13 +59,13 @@ class GoldenComparison:
         return WorstToken(name, agreed.worst, agreed.max_abs)
 
     def beyond(self, bound: GoldenBound) -> list[Fact]:
-        """Compare with the tolerance.
+        """Return the differences beyond the tolerance.
 
         Args:
             bound: The tolerance.
 
         Returns:
-            A fact of the first prompt that differs, and one of each exceeded mean.
+            A fact about the first prompt that differs, and a fact per exceeded mean.
         """
         facts: list[Fact] = []
         disagreements = []
@@ -100,7 +100,7 @@ class GoldenComparison:
 
         Args:
             bound: The tolerance.
-            about: The subject of the facts.
+            about: What the facts are about, such as a configuration.
 
         Raises:
             Unmet: The run differs.
@@ -135,7 +135,7 @@ def differences(
     Args:
         before: The earlier record.
         now: The record of this run.
-        prefix: The keys that lead to these tables, with a dot after each.
+        prefix: The path of keys to these tables, each followed by a dot.
 
     Returns:
         One line for each difference: ``key: before -> now``.
@@ -149,7 +149,7 @@ def differences(
         if isinstance(old, dict) and isinstance(new, dict):
             lines += differences(old, new, f"{prefix}{key}.")
         elif isinstance(old, list) and isinstance(new, list):
-            # Only the changed entries: whole lists would be too long to read.
+            # Only show the changed entries: whole lists would be too long to read.
             removed = [entry for entry in old if entry not in new]
             added = [entry for entry in new if entry not in old]
             lines.append(f"{prefix}{key}: {_short(removed)} -> {_short(added)}")

@@ -14,20 +14,22 @@ from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import Inapplicable, NotRun
 
-#: The margin of the mean over generated tokens: they are few (`oracle_tolerance` has the others).
+#: The margin of the mean over generated tokens, of which there are few. The other margins are in
+#: `oracle_tolerance`.
 _MARGIN_OF_GENERATED = 1.5
-#: Standard deviations of rounding's share that must be below half of a mistake. The errors of
-#: neighbouring tokens are alike: an honest vLLM at gpt-oss's width had a share of six.
+#: A mistake is only checked if this many standard deviations of rounding's share are below half of
+#: it. The errors of neighbouring tokens are correlated: a correct vLLM at gpt-oss's width reached
+#: six.
 _SIGMAS = 6.0
-#: The share of a mistake at which it is present.
+#: A mistake is present from this share on.
 _HALF = 0.5
-#: The share of another rounding from which on it is present, and the least distance from the range
-#: of 0 to 1 that shows another mistake, of an engine that does not round its arithmetic.
+#: If the engine does not round its arithmetic: another rounding is present from this share on, and
+#: a share this far outside of 0 to 1 shows another mistake.
 _ANY_SHARE = 0.1
 
 
 class GenerationJudgement(NamedTuple):
-    """The comparison of generated tokens with the oracle's."""
+    """The result of comparing generated tokens with the oracle's."""
 
     #: The differences beyond the tolerance.
     facts: list[Fact]
@@ -43,14 +45,14 @@ def generation_beyond(
 ) -> GenerationJudgement:
     """Compare greedy tokens and their log-probabilities with the oracle's.
 
-    The chosen token may be less likely than the best one by two tolerances. The oracle continued
-    with its own choice, so nothing is compared after another one.
+    The chosen token may be less likely than the best one by two tolerances. After a different
+    token, nothing is compared, since the oracle continued with its own choice.
 
     Args:
         tolerance: The tolerance of a log-probability.
         right: The oracle's tokens.
-        generated: The server's tokens.
-        positions: The same with their log-probabilities.
+        generated: The ids of the server's tokens.
+        positions: The server's tokens with their log-probabilities.
     """
     observed: list[float] = []
     expected: list[float] = []
@@ -76,7 +78,7 @@ def generation_beyond(
             break
     if not observed:
         return GenerationJudgement([Fact("log-probabilities")], judged)
-    # Without the means: those of prompts do not apply, because the listed tokens are less likely.
+    # Do not compare means: their tolerances are for prompts, whose tokens are likelier.
     beyond = compare(observed, expected).beyond(tolerance, means=False)
     return GenerationJudgement(of(f"{len(observed)} log-probabilities", beyond), judged)
 
@@ -106,7 +108,7 @@ def _listed(token: int, position: Position) -> Iterator[tuple[int, float]]:
 
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:
-    """Require the oracle's log-probabilities of all fixed prompts.
+    """Require that the log-probabilities of all fixed prompts agree with the oracle's.
 
     Args:
         asker: The client of the server.
@@ -148,7 +150,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
-    """Require that the server is nearer to gpt-oss than to gpt-oss with a small mistake.
+    """Require that the server is closer to gpt-oss than to gpt-oss with a small mistake.
 
     Args:
         asker: The client of the server.
@@ -156,10 +158,10 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         mistake: One of `SMALL_MISTAKES`.
 
     Raises:
-        Unmet: It is not. A share below 0 or above 1 by more than rounding explains, beside a
-            difference from the oracle beyond the tolerance, is called another mistake.
-        NotRun: The engine does not return log-probabilities of a prompt, or rounding alone may
-            look like half of the mistake.
+        Unmet: It is not. The message calls it another mistake if the share is outside of 0 to 1
+            beyond what rounding explains, and a log-probability differs beyond the tolerance.
+        NotRun: The engine does not return log-probabilities of a prompt, or rounding alone can
+            cause half of the mistake's pattern.
     """
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
@@ -179,27 +181,27 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
 
 
 def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
-    """Require that the server rounds each part as it should, and in no other way.
+    """Require that the server rounds each part as expected, and not in another way.
 
-    Other ways are the checkpoint's own format, and another rule of the same format.
+    Other ways are the checkpoint's own format, and another rounding rule of the same format.
 
     Args:
         asker: The client of the server.
         reference: The oracle and the tolerance.
 
     Returns:
-        The number of absent roundings and those that cannot be distinguished, in words.
+        The number of absent roundings, and the names of those that cannot be distinguished.
 
     Raises:
-        Unmet: The server rounds otherwise; the first fact is the way that explains most.
+        Unmet: The server rounds in another way; the first fact is the way that explains the most.
         Inapplicable: The server rounds nothing beyond the checkpoint.
-        NotRun: The engine sends no log-probabilities of a prompt, or the rounding of its arithmetic
-            may look like any other way.
+        NotRun: The engine sends no log-probabilities of a prompt, or no other way can be
+            distinguished from the rounding of its arithmetic.
     """
     others = reference.file.other_roundings
     if not others:
         raise Inapplicable("the server rounds nothing beyond the checkpoint")
-    # If float32 decides to which value activations are rounded, its share is not small.
+    # Rounding activations to few bits amplifies the errors of float32 arithmetic.
     decides = reference.rounding is not None or "float32" in reference.file.rounded
     limit = _HALF if decides else _ANY_SHARE
     clear: dict[str, Pattern] = {}
@@ -234,10 +236,10 @@ def generations_agree(
     reference: OracleReference,
     chosen: Sequence[tuple[str, Sequence[int]]] | None = None,
 ) -> str:
-    """Require the oracle's tokens and log-probabilities of generated tokens after each prompt.
+    """Require that the tokens generated after each prompt agree with the oracle's.
 
-    The prompts are sent at once. If the engine rounds, the mean difference of all tokens is also
-    compared with the mean effect of the rounding on the same tokens.
+    Tokens and log-probabilities are compared. The prompts are sent at the same time. If the engine
+    rounds, the mean difference is also compared with the rounding's mean effect on the same tokens.
 
     Args:
         asker: The client of the server.
@@ -249,8 +251,8 @@ def generations_agree(
 
     Raises:
         Unmet: Tokens or log-probabilities differ by more than the tolerance.
-        NotRun: The engine sends no log-probabilities, or chooses other tokens that are equally
-            likely, so that less than half of the tokens could be compared.
+        NotRun: The engine sends no log-probabilities, or less than half of the tokens could be
+            compared, since the engine chose other, equally likely tokens.
     """
     chosen = oracle_texts.prompts() if chosen is None else chosen
     answers = asker.ask_together([Request(tuple(ids), oracle_texts.GENERATED) for _, ids in chosen])
@@ -300,7 +302,7 @@ def _judge_mean(tokens: str, errors: Sequence[float], effects: Sequence[float]) 
 
 
 def _of_prompts(asker: Asker, names: Sequence[str]) -> list[float]:
-    """Return the server's log-probabilities of several fixed prompts, one after the other."""
+    """Return the server's log-probabilities of several fixed prompts, concatenated."""
     fixed: Mapping[str, Sequence[int]] = dict(oracle_texts.prompts())
     values: list[float] = []
     for name in names:

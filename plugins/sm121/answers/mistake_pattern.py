@@ -1,4 +1,4 @@
-"""The pattern of a small mistake in the log-probabilities of fixed prompts."""
+"""The pattern that a small mistake causes in the log-probabilities of fixed prompts."""
 
 import functools
 import itertools
@@ -8,25 +8,25 @@ from dataclasses import dataclass
 
 from sm121.answers.oracle_file import OracleFile
 
-#: A difference that is ignored in the weight of a token, in nats.
+#: A difference of a log-probability that is ignored in the weighting of tokens, in nats.
 _NEGLIGIBLE = 0.01
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """The change of each token's log-probability by a small mistake.
+    """The change of each token's log-probability that a small mistake causes.
 
-    The share of the mistake in a server's log-probabilities is that of least squares: 0 for the
-    intact model, 1 for the mistake. Rounding has little in common with any one mistake, so mistakes
-    that are smaller than the rounding are detected. A token's weight is the inverse of the squared
-    effect of the roundings: tokens that rounding moves far count less.
+    The share of the mistake in a server's log-probabilities is fitted by least squares: 0 for the
+    intact model, 1 for the mistake. The effect of rounding is hardly correlated with that of a
+    mistake, so mistakes smaller than the rounding can be detected. Each token is weighted with the
+    inverse of the squared effect of rounding on its log-probability.
     """
 
     #: The log-probabilities of the intact model.
     right: tuple[float, ...]
-    #: The changes by the mistake.
+    #: The changes that the mistake causes.
     mistake: tuple[float, ...]
-    #: Empty if the engine does not round.
+    #: The weighting of each token; empty if the engine does not round.
     weights: tuple[float, ...]
 
     @classmethod
@@ -51,7 +51,7 @@ class Pattern:
         if rounding is not None:
             roundings = [values for way, values in file.rounded.items() if way != "float32"]
             for errors in zip(*map(changes, roundings), strict=True):
-                # Twice the mean of the squares: one rounding is a worse estimate than two.
+                # 2 / n, not 1 / n: an estimate from one rounding is less certain than from two.
                 noise = 2 / len(roundings) * sum(error * error for error in errors)
                 weights.append(1 / (noise + _NEGLIGIBLE**2))
         return cls(tuple(right), changes(with_mistake), tuple(weights))
@@ -81,7 +81,7 @@ class Pattern:
         return self._product(changes) / self.size
 
     def noise(self) -> float:
-        """Return the standard deviation of the share by rounding alone.
+        """Return the standard deviation of the share that rounding alone causes.
 
         Infinite if the mistake changes nothing; 0 if the engine does not round.
         """

@@ -1,8 +1,8 @@
-"""The options that say what a server's answers are compared with."""
+"""The options that set the references with which a server's answers are compared."""
 
 from sm121.core.options import AddOption
 
-#: How a user makes the file that an option names.
+#: How to create the file that an option expects.
 WRITTEN_BY = {
     "--golden": "Record one with a build that you trust: --record-golden FILE",
     "--exam": "Write one with a JSON object on each line, as in docs/correctness.md",

@@ -1,8 +1,8 @@
-"""The oracle's log-probabilities of the fixed texts on one checkpoint, as a file.
+"""A file with the oracle's log-probabilities of the fixed texts, for one checkpoint.
 
-``sm121 golden CHECKPOINT -o FILE`` makes the file; `oracle_making` computes it. Beside the
-log-probabilities of gpt-oss it has those of an honest engine that rounds
-(`sm121.oracles.rounding`), and those of models with one small mistake.
+``sm121 golden CHECKPOINT -o FILE`` writes the file; `oracle_making` computes it. In addition to the
+log-probabilities of gpt-oss, it contains the log-probabilities of correct engines that round
+(`sm121.oracles.rounding`), and of models with one small mistake.
 """
 
 from importlib.resources import files
@@ -19,7 +19,7 @@ from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.oracles.formats import CHECKPOINT, Rounding
 
-#: Raised if earlier files cannot be used any more, or if the oracle's results change.
+#: The version of the format; incremented if earlier files become unusable or results change.
 FORMAT: Literal[1] = 1
 
 
@@ -35,13 +35,13 @@ class Scored(Record):
     """A prompt of T tokens."""
 
     tokens: int
-    #: The log-probability of each token that follows in the prompt, [T - 1]; none of a long prompt.
+    #: The log-probability of each prompt token but the first, [T - 1]; empty for a long prompt.
     following: list[float]
-    #: After each token of the prompt; of a long prompt after the last one.
+    #: The likeliest tokens after each prompt token; for a long prompt, only after the last one.
     places: list[Place]
-    #: The likeliest tokens, one after the other.
+    #: The ids of the greedily generated tokens.
     generated: list[int] = Field(default=[])
-    #: The positions at which they are chosen.
+    #: The likeliest tokens at each generated position.
     generated_places: list[Place] = Field(default=[])
 
 
@@ -51,44 +51,45 @@ class OracleFile(Record):
     format: Literal[1] = FORMAT
     #: The version of the suite.
     suite: str
-    #: The time, in ISO 8601.
+    #: When the file was made, in ISO 8601.
     made: str
     #: The identity of the checkpoint.
     checkpoint: str
     #: A digest of tokenizer.json; null if the checkpoint has none.
     tokenizer: str | None
     prompts_digest: str
-    #: The formats that it computes with (`sm121.oracles.formats`).
+    #: The formats that the oracle computed with (`sm121.oracles.formats`).
     rounding: str = "checkpoint"
     #: The dtype of the arithmetic.
     dtype: str
-    #: The time of the computation.
+    #: The duration of the computation, in seconds.
     seconds: float
-    #: By the names of the prompts.
+    #: The results by the name of the prompt.
     prompts: dict[str, Scored]
-    #: By the rounding of an honest engine, and by prompt: as `Scored.following`.
+    #: `Scored.following` by the rounding of a correct engine, then by prompt.
     rounded: dict[str, dict[str, list[float]]]
-    #: By the same: the likeliest tokens at the positions that the intact model generates.
+    #: `Scored.generated_places` by the rounding of a correct engine, then by prompt, at the
+    #: positions that the intact model generated.
     rounded_places: dict[str, dict[str, list[Place]]]
-    #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): as `Scored.following`.
+    #: `Scored.following` by mistake, then by its prompts (`SMALL_MISTAKES`).
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
-    #: By the formats of a server that rounds otherwise than it should, and by each of
-    #: `ROUNDING_PROMPTS`: as `Scored.following`.
+    #: `Scored.following` by the formats of a server with a wrong rounding, then by
+    #: `ROUNDING_PROMPTS`.
     other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
-    #: Without any rounding: `exams`, long prompts of other lengths, and the prompts if the file
-    #: rounds.
+    #: Results without any rounding: the exams, long prompts of other lengths, and, if ``rounding``
+    #: is not ``checkpoint``, the prompts.
     exact: dict[str, Scored] = Field(default={})
 
     @property
     def unrounded(self) -> dict[str, Scored]:
-        """The checkpoint's own mathematics of each text, by its name."""
+        """The results without any rounding, by the name of the text."""
         if self.rounding != CHECKPOINT:
             return self.exact
         return {**self.prompts, **self.exact}
 
 
 def prompts_digest() -> str:
-    """Return a digest of the texts and mistakes that a file is made of."""
+    """Return a digest of the texts and mistakes from which a file is computed."""
     mistakes = [(name, mistake.prompts) for name, mistake in oracle_texts.SMALL_MISTAKES.items()]
     texts = [oracle_texts.prompts(), oracle_texts.long_prompt()]
     return digest.of([FORMAT, oracle_texts.GENERATED, *texts, mistakes])
@@ -111,7 +112,7 @@ def load(path: Path) -> OracleFile:
         path: The path.
 
     Raises:
-        UsageError: It is no such file, or of a release with other prompts.
+        UsageError: It is no such file, or was made by a release with other prompts.
     """
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != prompts_digest():
@@ -123,14 +124,14 @@ def load(path: Path) -> OracleFile:
 
 
 def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
-    """Return the shipped file of the canary's BF16 twin, which takes two cores a minute to make.
+    """Return the shipped file for the canary's BF16 twin, which takes a minute to compute.
 
     Args:
         checkpoint: The checkpoint.
         formats: The rounding.
 
     Returns:
-        The file; None if there is none of this checkpoint, these formats and the present prompts.
+        The file; None if none is shipped for this checkpoint, these formats and these prompts.
     """
     name = "oracle.json" if formats == "checkpoint" else f"oracle-{formats}.json"
     shipped_file = files("sm121.fixtures") / "canary" / name
@@ -144,11 +145,11 @@ def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
 
 
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
-    """Refuse a file of another checkpoint than the served one.
+    """Reject a file that was made for another checkpoint than the served one.
 
     Args:
         file: The file.
-        origin: Its path, for the message.
+        origin: The path of the file, for the message.
         checkpoint: The served checkpoint.
 
     Raises:
@@ -163,7 +164,7 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
 
 
 def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
-    """Refuse a file with another rounding than the server's.
+    """Reject a file with another rounding than the server's.
 
     Args:
         file: The file.

@@ -1,4 +1,4 @@
-"""The computation of an oracle's file, and the folder that keeps the files of checkpoints."""
+"""The computation of the oracle's file for a checkpoint, and the cache of these files."""
 
 import contextlib
 import dataclasses
@@ -31,9 +31,9 @@ from sm121.oracles.formats import EXACT, W4A8, Rounding
 if TYPE_CHECKING:
     from sm121.oracles.scores import Scores, Text
 
-#: Bytes of weights up to which the oracle computes in float64 within seconds; else in float32.
+#: If the weights have at most this many bytes, the oracle computes in float64, else in float32.
 _SMALL = 1 << 30
-#: Decimals of a stored log-probability.
+#: Number of decimals of a stored log-probability.
 _DECIMALS = 7
 
 
@@ -50,18 +50,18 @@ def make(
 
     Args:
         checkpoint: The folder of the checkpoint.
-        rounding: The formats that it is served in.
-        depths: Lengths in tokens of further long prompts.
+        rounding: The formats in which the checkpoint is served.
+        depths: Lengths in tokens of additional long prompts.
         device: A device of PyTorch.
-        kept: A folder with the state of the computation, which continues there if it was stopped.
-        say: Called with the number of steps done and of all steps.
+        kept: A folder for the state of the computation, to resume it if it was interrupted.
+        say: Called with the number of completed steps and the total number of steps.
 
     Returns:
         The file.
 
     Raises:
-        ValueError: The weights overflow, or as `sm121.oracles.scores.score`.
-        FileNotFoundError: As `sm121.oracles.scores.score`.
+        ValueError: The weights overflow, or `sm121.oracles.scores.score` raises ValueError.
+        FileNotFoundError: Raised by `sm121.oracles.scores.score`.
     """
     import torch
 
@@ -101,7 +101,7 @@ class _ExactText:
     """A text of `OracleFile.exact`."""
 
     text: "Text"
-    #: Whether its places are stored: of an exam only the following tokens are used.
+    #: Whether to store ``places``; exams only need ``following``.
     with_places: bool = True
 
 
@@ -110,7 +110,7 @@ class _Results:
     """The results of all texts; the fields are those of `OracleFile`."""
 
     prompts: dict[str, Scored]
-    #: By the honest rounding, and by prompt.
+    #: The results by the rounding of a correct engine, then by prompt.
     rounded: dict[str, dict[str, Scored]]
     mistakes: dict[str, dict[str, list[float]]]
     other_roundings: dict[str, dict[str, list[float]]]
@@ -123,7 +123,7 @@ def _results(
     rounding: Rounding,
     exact_texts: "Mapping[str, _ExactText]",
 ) -> _Results:
-    """Take the results in the order of `_texts` and `_exact_texts`."""
+    """Assign the results, which are in the order of `_texts` and `_exact_texts`."""
     prompts = _take_scored(scored, fixed)
     rounded = {way: _take_scored(scored, fixed) for way in _honest_roundings(rounding)}
     long_name, long_ids = oracle_texts.long_prompt()
@@ -156,15 +156,15 @@ def _take_scored(
 
 
 def _take_following(results: "Iterator[Scores]", names: Iterable[str]) -> dict[str, list[float]]:
-    """Take the next result for each name, as `Scored.following`."""
+    """Take the next result for each name, and return its `Scored.following`."""
     return {name: _following(next(results)) for name in names}
 
 
 def _honest_roundings(formats: Rounding) -> dict[str, Rounding]:
-    """Return the roundings of honest engines that serve these formats, by name.
+    """Return the possible roundings of correct engines that serve these formats, by name.
 
-    If activations are rounded to few bits, float32 sometimes decides otherwise than exact
-    arithmetic.
+    If activations are rounded to few bits, float32 arithmetic sometimes rounds to another value
+    than exact arithmetic.
     """
     roundings = {"bf16": formats.computed_in("bf16")}
     if formats == EXACT:
@@ -179,8 +179,8 @@ def _texts(
 ) -> "list[Text]":
     """Return the texts that the oracle scores.
 
-    These are the prompts in exact arithmetic and with each honest rounding, the long prompt, the
-    prompts of each small mistake, and those of other formats.
+    These are the prompts in exact arithmetic and with each rounding of correct engines, the long
+    prompt, the prompts of each small mistake, and the prompts with other formats.
     """
     from sm121.oracles.scores import Text
 
@@ -246,7 +246,7 @@ def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
 
 
 def _following(scores: "Scores") -> list[float]:
-    """Return the log-probabilities of the following tokens. Raises ValueError if one is NaN."""
+    """Return the log-probabilities of `Scored.following`, or raise ValueError if one is NaN."""
     values = scores.following.tolist()
     if not all(map(math.isfinite, values)):
         raise ValueError("the oracle comes to no number on this checkpoint: its weights overflow")
@@ -261,16 +261,16 @@ def kept_or_made(
     *,
     anew: bool = False,
 ) -> OracleFile:
-    """Return the file of a checkpoint: the shipped one, one that was kept, or a new one.
+    """Return the file for a checkpoint: the shipped one, a cached one, or a new one.
 
-    A new file is kept, unless the folder cannot be written.
+    A new file is cached, unless the folder is not writable.
 
     Args:
         checkpoint: The folder of the checkpoint.
-        rounding: The formats that it is served in.
-        folder: The folder that keeps the files.
+        rounding: The formats in which the checkpoint is served.
+        folder: The folder of the cache.
         say: As in `make`.
-        anew: Make a new file, because any user may have written the kept one.
+        anew: Ignore shipped and cached files, since any user may have written the cached one.
 
     Raises:
         ValueError: As in `make`.
@@ -286,7 +286,7 @@ def kept_or_made(
         lock = open_lock(file.with_suffix(".lock"))
     except OSError:
         return make(checkpoint, rounding, say=say)
-    with lock:  # another run on this checkpoint makes the same file
+    with lock:  # wait for other runs that make the same file
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not anew:
             stored = _read_kept(file)
@@ -294,25 +294,25 @@ def kept_or_made(
                 return stored
         partial = None if anew else file.with_suffix(".partial")
         made = make(checkpoint, rounding, kept=partial, say=say)
-        with contextlib.suppress(OSError):  # a full disk: the next run makes it again
+        with contextlib.suppress(OSError):  # such as a full disk: the next run computes it again
             save(made, file)
         return made
 
 
 def _read_kept(file: Path) -> OracleFile | None:
-    """Return a kept file; None if there is none that can be used."""
+    """Return a cached file; None if there is no usable one."""
     if not file.is_file():
         return None
     try:
         stored = load(file)
     except UsageError:  # of another release, or incomplete
         return None
-    # Files of earlier releases lack the checkpoint's own mathematics.
+    # Files of earlier releases lack the results without rounding.
     return stored if stored.exact else None
 
 
 def _key(checkpoint: Path, rounding: str) -> str:
-    """Return a key of a checkpoint that changes with its files' sizes and times."""
+    """Return a cache key of a checkpoint, from its path and its files' sizes and times."""
     stats = []
     for file in sorted(checkpoint.iterdir()):
         if file.suffix in (".safetensors", ".json"):

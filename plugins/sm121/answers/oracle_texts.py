@@ -1,4 +1,4 @@
-"""The fixed texts that the oracle scores, and the small mistakes that it is scored with."""
+"""The fixed texts that the oracle scores, and the small mistakes whose effect it has computed."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ from sm121.core.data_file import DataTable
 if TYPE_CHECKING:
     from sm121.oracles.gpt_oss import Layer, Weights
 
-#: Tokens that the model generates after each prompt.
+#: Number of tokens that the model generates after each prompt.
 GENERATED = 12
-#: Tokens of the long prompt: with the generated ones beyond YaRN's original 4096 positions, over 32
-#: blocks of 128.
+#: Number of tokens of the long prompt: together with the generated tokens, more than YaRN's
+#: original 4096 positions and more than 32 blocks of 128.
 LONG_PROMPT_TOKENS = 4090
 
 
@@ -30,7 +30,7 @@ class NamedPrompt(NamedTuple):
 
 
 def prompts() -> list[NamedPrompt]:
-    """Load the fixed prompts, whose lengths are on both sides of the sliding window."""
+    """Load the fixed prompts: some are shorter, some longer than the sliding window."""
     text = (files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
     entries = json.loads(text)["prompts"]
     return [NamedPrompt(entry["name"], entry["token_ids"]) for entry in entries]
@@ -44,10 +44,10 @@ def long_prompt(tokens: int = LONG_PROMPT_TOKENS) -> NamedPrompt:
 
 
 class ExamText(DataTable):
-    """The facts of an exam as one chat, with the right answer after each question."""
+    """The facts of an exam as one chat, with the correct answer after each question."""
 
     token_ids: tuple[int, ...]
-    #: By question: the index of the first token of its answer, and of the token after the last.
+    #: By question: the index of the first token of its answer, and of the first token after it.
     answers: dict[str, tuple[int, int]]
 
     @property
@@ -95,11 +95,11 @@ def without_sink(weights: "Weights", layer: int, head: int) -> "Weights":
 
 
 class SmallMistake(NamedTuple):
-    """A mistake that is smaller than the tolerance of a coarse dtype."""
+    """A mistake whose effect is smaller than the tolerance of a coarse dtype."""
 
     #: Returns the model with the mistake.
     change: "Callable[[Weights], Weights]"
-    #: The names of the prompts on which it has the largest effect.
+    #: The names of the prompts on which the mistake has the largest effect.
     prompts: tuple[str, ...]
 
 

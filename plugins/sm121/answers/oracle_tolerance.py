@@ -1,4 +1,4 @@
-"""The oracle that a server is compared with, and the tolerance of its log-probabilities."""
+"""The oracle with which a server is compared, and the tolerance of the log-probabilities."""
 
 import importlib.util
 import math
@@ -19,18 +19,19 @@ from sm121.core.verdict import NotRun
 
 _Bound = TypeVar("_Bound")
 
-#: The log-probability above which a token is likely.
+#: A token with a log-probability above this counts as likely.
 _LIKELY = math.log(0.5)
-#: Factors of the difference of the oracle from itself when it rounds as the engine does: an honest
-#: engine may differ by so much, because another order of the same roundings gives other errors, and
-#: the largest of them varies most. Measured of the mean: 0.77 (vLLM 0.32 on the CPU, the canary),
-#: 0.94 (the same at gpt-oss's width), 0.87 (vLLM 0.24, Marlin, the whole of gpt-oss-120b's shape).
+#: The tolerance is the difference between the oracle with and without the engine's rounding, times
+#: a margin: another order of the same roundings gives other errors, and the largest error varies
+#: most. Measured for the mean: 0.77 (vLLM 0.32 on the CPU, canary), 0.94 (the same at gpt-oss's
+#: width), 0.87 (vLLM 0.24, Marlin, the full shape of gpt-oss-120b).
 _MARGIN_OF_MEAN = 1.25
-#: Measured of the mean of likely tokens: up to 1.0.
+#: The same for the mean of likely tokens. Measured: up to 1.0.
 _MARGIN_OF_LIKELY_MEAN = 1.5
-#: Measured of the largest difference: up to 2.6 (generated tokens).
+#: The same for the largest difference. Measured: up to 2.6 (generated tokens).
 _MARGIN_OF_LARGEST = 3.0
-#: Mean nats above which rounding hides mistakes: at gpt-oss-120b's shape 0.04 (BF16), 0.055 (W4A8).
+#: If rounding causes a larger mean difference in nats, it would hide mistakes. At gpt-oss-120b's
+#: shape, it causes 0.04 (BF16) and 0.055 (W4A8).
 _TOO_COARSE = 0.2
 
 
@@ -40,21 +41,21 @@ class Difference:
 
     max_abs: float
     mean_abs: float
-    #: The token of the largest difference.
+    #: The position of the largest difference.
     worst_position: int
-    #: Over the tokens that the oracle reports as likelier than not; 0 without any.
+    #: The largest difference over tokens with a probability above 0.5 (oracle); 0 without any.
     likely_max_abs: float
     likely_mean_abs: float
 
     def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[Fact]:
-        """Compare with a tolerance.
+        """Return the bounds of a tolerance that are exceeded.
 
         Args:
             tolerance: The tolerance.
-            means: Compare the means, too.
+            means: Whether to also compare the means.
 
         Returns:
-            A fact of each exceeded bound.
+            A fact per exceeded bound.
         """
         mean = tolerance.mean_abs if means else None
         likely_mean = tolerance.likely_mean_abs if means else None
@@ -75,11 +76,11 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
     """Compare the log-probabilities of the same tokens.
 
     Args:
-        observed: Those of the server.
-        expected: Those of the oracle.
+        observed: The log-probabilities of the server.
+        expected: The log-probabilities of the oracle.
 
     Returns:
-        The difference; a value that is not finite is an infinite difference.
+        The difference; a value that is not finite counts as an infinite difference.
     """
     errors = []
     likely = []
@@ -108,20 +109,20 @@ class OracleReference:
     file: OracleFile
     dtype: str
     tolerance: LogProbabilityTolerance
-    #: The rounding of the engine's arithmetic; None if the oracle has no model of its dtype.
+    #: The rounding of the engine's arithmetic; None if the oracle does not model its dtype.
     rounding: str | None
 
 
 def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
-    """Return the checkpoint that the oracle computes from.
+    """Return the checkpoint with which the oracle computes.
 
     Args:
         server: The server.
-        intact: The checkpoint that the server should serve (``--reference``). Without it, the one
-            that a managed server was started with.
+        intact: The checkpoint that the server should serve (``--reference``); None: the checkpoint
+            with which a managed server was started.
 
     Raises:
-        NotRun: The checkpoint is not known or not on this machine, or torch or safetensors is not
+        NotRun: The checkpoint is unknown or not on this machine, or torch or safetensors is not
             installed.
     """
     configuration = server.configuration
@@ -146,12 +147,12 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
 
 
 def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleReference:
-    """Return the comparison of a server with an oracle that rounds as the server does.
+    """Return the oracle's file with the tolerance for a server.
 
-    The profile has the tolerance of float32. The tolerance of BF16 is computed: it is the
-    difference of the oracle from itself when its arithmetic is in BF16. If the server rounds
-    activations to few bits, float32 arithmetic sometimes decides to which value, so that difference
-    is added to the profile's tolerance.
+    The tolerance for float32 comes from the profile. The tolerance for BF16 is computed from the
+    difference between the oracle in exact arithmetic and in BF16. If the server rounds activations
+    to few bits, float32 arithmetic sometimes rounds to another value than exact arithmetic; the
+    effect of that is added to the profile's tolerance.
 
     Args:
         file: The oracle's file.
@@ -159,7 +160,7 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
         profile: The profile.
 
     Raises:
-        NotRun: There is no tolerance for the dtype of the server.
+        NotRun: The profile has no tolerance for the dtype of the server.
     """
     dtype = dtype_of(server, profile)
     formats = "" if file.rounding == "checkpoint" else f", {file.rounding}"
@@ -176,11 +177,11 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
 def widened(
     stated: LogProbabilityTolerance, computed: LogProbabilityTolerance
 ) -> LogProbabilityTolerance:
-    """Return the sum of two tolerances, the computed one twice because it is of few places.
+    """Return the stated tolerance plus twice the computed one, which is based on few positions.
 
     Args:
         stated: The tolerance of the profile.
-        computed: The tolerance of `computed_tolerance`.
+        computed: The result of `computed_tolerance`.
     """
     return LogProbabilityTolerance(
         max_abs=stated.max_abs + 2 * computed.max_abs,
@@ -190,14 +191,14 @@ def widened(
 
 
 def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityTolerance:
-    """Return the tolerance of an engine with a rounding, over the fixed prompts.
+    """Compute the tolerance for an engine with a rounding, from the fixed prompts.
 
     Args:
         file: The oracle's file.
         rounding: The name in `OracleFile.rounded`.
 
     Raises:
-        NotRun: The rounding has such an effect that a wrong engine would pass.
+        NotRun: The effect of the rounding is so large that a wrong engine would pass.
     """
     exact: list[float] = []
     rounded: list[float] = []
@@ -226,7 +227,7 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
     """Return the entry of a profile's table for the dtype of the server.
 
     Args:
-        table: The table, by dtypes.
+        table: The table, by dtype.
         server: The server.
         profile: The profile.
         name: The name of the table in ``correctness``.
@@ -249,7 +250,8 @@ def dtype_of(server: Server, profile: Profile) -> str:
 
     Args:
         server: The server.
-        profile: The profile, whose configuration under test has the dtype of an attached server.
+        profile: The profile. Its configuration under test determines the dtype of an attached
+            server.
     """
     arguments = engine_arguments.read(profile.arguments_of(server.configuration))
     return arguments.get("dtype", "auto")

@@ -1,7 +1,8 @@
-"""The price of a server's rounding: how far its answers are from the checkpoint's own mathematics.
+"""The price of a server's rounding: how much accuracy it costs.
 
-The latter is the oracle without any rounding. The texts are fixed, so the values are compared with
-gates as they are. An interval describes how far they hold for other texts.
+The answers are compared with the checkpoint's own mathematics: the oracle without any rounding. The
+texts are fixed, so the values themselves are compared with gates. An interval shows how much the
+values may differ on other texts.
 """
 
 import math
@@ -21,44 +22,44 @@ from sm121.core.profile_fields import Gate
 from sm121.core.verdict import NotRun
 from sm121.oracles.formats import Rounding
 
-#: Depths in tokens at which the price is measured too, if the reference has them.
+#: Depths in tokens at which the price is also measured, if the reference contains them.
 DEPTHS = (8192, 32768)
-#: Likeliest tokens that are requested at each position: as many as the reference has.
+#: Number of likeliest tokens requested per position: as many as the reference contains.
 _TOP = 20
-#: The difference of two evaluations of one log-softmax in float32, in nats.
+#: Two evaluations of one log-softmax in float32 differ by less than this, in nats.
 _ROUNDING = 1e-3
-#: The divergence of a position without common likely tokens, in nats: as if the server gave all
-#: likely tokens a millionth together.
+#: The divergence, in nats, of a position where server and checkpoint list no common token: as if
+#: the server gave the checkpoint's likely tokens a total probability of 1e-6.
 _APART = -math.log(1e-6)
 
 
 class ServedPlace(NamedTuple):
     """One position of a text."""
 
-    #: The likeliest tokens of the checkpoint.
+    #: The likeliest tokens, by the checkpoint's own mathematics.
     expected: Place
-    #: The log-probabilities that the server reports, by the ids of tokens.
+    #: The log-probabilities that the server reports, by token id.
     served: Mapping[int, float]
 
 
 class Measured(NamedTuple):
     """The samples of a price."""
 
-    #: By metric (`PRICES`): one for each prompt and question or, at a depth, for each token.
+    #: By metric (`PRICES`): one sample per prompt or question; at a depth, one per token.
     samples: dict[str, list[float]]
-    #: By metric: why it has no samples.
+    #: By metric without samples: the reason.
     reasons: dict[str, str]
 
 
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
-    """Refuse a file without the checkpoint's own mathematics.
+    """Reject a file without the checkpoint's own mathematics.
 
     Args:
         file: The oracle's file.
         origin: Its path, for the message.
 
     Raises:
-        UsageError: All of the file rounds.
+        UsageError: All results in the file are rounded.
     """
     if not file.unrounded:
         raise UsageError(
@@ -76,7 +77,7 @@ def measure(
     Args:
         asker: The client of the server.
         file: The reference.
-        exam: The name of the exam; None: no exam.
+        exam: The name of the exam; None for no exam.
         depths: The depths in tokens.
 
     Raises:
@@ -113,11 +114,11 @@ def measure(
 
 
 def gates(prices: Iterable[Price], rounding: Rounding | None) -> dict[str, Gate]:
-    """Return the gates of a server with a rounding.
+    """Return the gates that apply to a server with a rounding.
 
     Args:
         prices: The prices of the profile.
-        rounding: The rounding; None if it is not known: then there are no gates.
+        rounding: The rounding; None if it is unknown, so that no gates apply.
 
     Returns:
         The gates by metric.
@@ -138,9 +139,9 @@ def _places_of_prompt(asker: Asker, ids: Sequence[int], scored: Scored) -> list[
 
 
 def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedPlace]:
-    """Return the generated positions after a long prompt, each after the reference's tokens.
+    """Return the positions after a long prompt, where each follows the reference's tokens.
 
-    If the server generates another token, the rest is requested after the right one.
+    If the server generates another token, the rest is requested again after the reference's token.
     """
     scored = file.unrounded.get(f"{depth} tokens")
     if scored is None:
@@ -160,7 +161,7 @@ def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedP
 
 
 def _by_id(position: Position) -> dict[int, float]:
-    """Return the log-probabilities of a position by ids.
+    """Return the log-probabilities of a position by token id.
 
     Raises NotRun if the engine names tokens by their texts.
     """
@@ -176,7 +177,7 @@ def _by_id(position: Position) -> dict[int, float]:
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
-    """Return how much likelier the server makes each right answer than the checkpoint, in nats."""
+    """Return how much likelier each correct answer is for the server than for the checkpoint."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
     changes = []
@@ -188,10 +189,10 @@ def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
 
 
 def _divergence(place: ServedPlace) -> float:
-    """Return KL(checkpoint || server) over the common tokens, and one class for all others.
+    """Return KL(checkpoint || server) over the common tokens and one class of all others.
 
-    The result is at most the whole divergence. It is infinite if a log-probability is no number, or
-    if the server's probabilities sum to more than 1: else a wrong sum would cost nothing.
+    The result is a lower bound of the full divergence. It is infinite if a log-probability is no
+    number or if the server's probabilities sum to more than 1, which would otherwise go unnoticed.
     """
     reference, served = place
     expected = dict(zip(reference.ids, reference.values, strict=True))

@@ -1,8 +1,8 @@
-"""The samples that log-probabilities promise, and the tolerance of a right server's samples.
+"""The samples to expect from log-probabilities, and how far a correct server may differ.
 
-The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). The distribution that
-the parameters of a request make of them is computed here, among the tokens that are listed at a
-position.
+The log-probabilities in an answer are the model's (vLLM: ``raw_logprobs``). This module computes
+the distribution that results from a request's sampling parameters, among the tokens that are listed
+at a position.
 """
 
 import math
@@ -12,26 +12,26 @@ from typing import Literal, NamedTuple
 
 from sm121.core.unmet import require
 
-#: The chance of a false alarm in a run. Half of it is for the temperature.
+#: The probability of a false alarm in a run. Half of it is for the temperature.
 FALSE_ALARMS = 1e-3
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
-#: The other half is shared by so many comparisons.
+#: The number of other comparisons, which share the other half.
 COMPARISONS = 64
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS
-#: The relative error of a parameter that is detected.
+#: The relative error of the temperature that must be detected.
 ERROR = 0.1
-#: The chance to miss it.
+#: The probability of missing such an error.
 MISSED = 0.01
-#: The factors of a temperature that is off by it.
+#: The factors of a temperature with this error, too high or too low.
 OFF = (1 + ERROR, 1 / (1 + ERROR))
-#: Bounds of the logarithm of how much likelier a wrong temperature makes the samples. Below `RIGHT`
-#: the temperature is right, above `WRONG` it is wrong. Each chance is bounded at any time (Ville
-#: 1939), so samples may be taken until one bound is reached.
+#: Bounds of the log-likelihood ratio of a wrong temperature to the requested one. Below `RIGHT` the
+#: temperature is correct, above `WRONG` it is wrong. The error probabilities hold for any number of
+#: samples (Ville 1939), so that sampling may continue until a bound is reached.
 RIGHT = math.log(MISSED)
 WRONG = math.log(2 / TEMPERATURE_CHANCE)
-#: The difference of two evaluations of one softmax in float32, in nats or relative.
+#: Two evaluations of one softmax in float32 differ by less than this, in nats or relatively.
 _ROUNDING = 2e-3
-#: The least expected share in `chance_of`, so that logarithms are finite.
+#: The minimum expected fraction in `chance_of`, so that logarithms are finite.
 _TINY = 1e-12
 
 Cut = Literal["top_p", "top_k", "min_p"]
@@ -40,17 +40,17 @@ Top = Mapping[str, float]
 
 
 class Split(NamedTuple):
-    """The listed tokens that remain after a cut, and those that are cut off."""
+    """The listed tokens that a truncation (top_p, top_k, min_p) keeps, and those it removes."""
 
     remaining: set[str]
     dropped: set[str]
 
 
 def shares(top: Top, temperature: float = 1.0) -> dict[str, float]:
-    """Return the probabilities of some tokens among each other.
+    """Return the probabilities of some tokens, normalised to a sum of 1.
 
     Args:
-        top: Their log-probabilities.
+        top: The tokens' log-probabilities.
         temperature: The temperature.
     """
     highest = max(top.values(), default=0.0)
@@ -66,20 +66,20 @@ def likeliest(top: Top) -> str:
         top: The listed tokens.
 
     Raises:
-        Unmet: None is listed.
+        Unmet: No token is listed.
     """
     require(top, "alternatives listed at each place", "none")
     return max(top, key=lambda token: top[token])
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """Return the logarithm of how much likelier a factor of the temperature makes a token.
+    """Return the log-likelihood ratio of a token: at another temperature to at the requested one.
 
     Args:
         top: The listed tokens.
         token: One of them.
         temperature: The temperature that was sent.
-        factor: The factor of another temperature.
+        factor: The other temperature divided by the sent one.
     """
     highest = top[likeliest(top)]
     total = sum(math.exp((log - highest) / temperature) for log in top.values())
@@ -88,12 +88,12 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """Return the mean evidence of a right sample against another temperature.
+    """Return the expected log-likelihood ratio per sample against another temperature.
 
     Args:
         top: The listed tokens.
         temperature: The temperature that was sent.
-        factor: The factor of the other temperature.
+        factor: The other temperature divided by the sent one.
 
     Returns:
         The divergence in nats.
@@ -105,17 +105,17 @@ def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
 
 
 def remaining(top: Top, cut: Cut, value: float) -> Split:
-    """Apply a cut to the listed tokens at temperature 1.
+    """Apply a truncation to the listed tokens at temperature 1.
 
-    A token is in neither set if a tie decides, which engines break in different ways, or rounding.
+    A token is in neither set if a tie, which engines break in different ways, or rounding decides.
 
     Args:
         top: The listed tokens.
-        cut: The parameter.
-        value: Its value.
+        cut: The name of the sampling parameter.
+        value: The value of the parameter.
 
     Returns:
-        The tokens that remain and those that are cut off.
+        The kept and the removed tokens.
 
     Raises:
         Unmet: No token is listed.
@@ -138,9 +138,9 @@ class _Bounds(NamedTuple):
 
 
 def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
-    """Return the bounds of a token's ratio to the cut: it remains below 1.
+    """Return bounds of a token's ratio to the threshold; a token with a ratio below 1 is kept.
 
-    The bounds are those with all tied tokens before it, and with none.
+    The bounds assume that all tied tokens rank before the token (high), or none (low).
     """
     if cut == "min_p":
         ratio = value * math.exp(highest - log)
@@ -154,26 +154,26 @@ def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) ->
 
 
 def allowed(variance: float, chance: float) -> float:
-    """Return how far a number of hits may be from the expected number.
+    """Return how far the number of hits may differ from the expected number.
 
     The differences are a martingale with steps of at most 1 (Freedman 1975).
 
     Args:
-        variance: The sum of the variances.
-        chance: The chance that a right server exceeds the bound.
+        variance: The sum of the samples' variances.
+        chance: The probability that a correct server exceeds the bound.
     """
     bits = math.log(2.0 / chance)
     return bits / 3 + math.sqrt((bits / 3) ** 2 + 2 * bits * variance)
 
 
 def chance_of(hits: float, expected: float, samples: int) -> float:
-    """Return a bound of the chance of so many hits or of more extreme numbers.
+    """Return an upper bound of the probability of this number of hits or a more extreme one.
 
-    Twice the bound of Hoeffding 1963, theorem 1, because both directions count.
+    This is twice the bound of Hoeffding 1963, theorem 1, since both directions count.
 
     Args:
         hits: The number of hits.
-        expected: The expected number.
+        expected: The expected number of hits.
         samples: The number of samples, at least 1.
     """
     share = hits / samples
@@ -187,7 +187,7 @@ def chance_of(hits: float, expected: float, samples: int) -> float:
 
 @dataclass
 class Tally:
-    """The hits among samples, and the promised number of hits."""
+    """The number of hits among samples, and the expected number."""
 
     hits: int = 0
     expected: float = 0.0
@@ -199,7 +199,7 @@ class Tally:
         """Add one sample.
 
         Args:
-            hit: Whether it is a hit.
+            hit: Whether the sample is a hit.
             share: The probability of a hit.
         """
         self.hits += hit

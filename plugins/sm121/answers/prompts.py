@@ -10,18 +10,18 @@ from sm121.core.data_file import DataTable, Entries
 
 
 class Prompt(DataTable):
-    """A text with a continuation."""
+    """A text that the model continues."""
 
     name: str = Field(min_length=1)
     text: str = Field(min_length=1)
     #: The number of tokens of the continuation.
     tokens: int = Field(ge=1)
-    #: False if a right continuation repeats itself.
+    #: False if the correct continuation repeats itself.
     varied: bool = True
 
 
 class PromptSet(DataTable):
-    """Prompts with one right greedy continuation each."""
+    """Prompts with one correct greedy continuation each."""
 
     schema_version: Literal[1]
     name: str

@@ -1,4 +1,4 @@
-"""Published scores: tasks of lm-evaluation-harness, whose data sets are on this machine.
+"""Published scores, measured by lm-evaluation-harness with data sets on this machine.
 
 Source: https://github.com/EleutherAI/lm-evaluation-harness, docs/interface.md and API_guide.md.
 """
@@ -21,30 +21,30 @@ from sm121.core.server import Endpoint
 from sm121.core.unmet import Fact, Unmet, require_each
 from sm121.core.verdict import Inconclusive, NotRun
 
-#: Concurrent questions: a GB10 serves four in little more than the time of one.
+#: Number of concurrent questions: a GB10 answers four in little more time than one.
 _CONCURRENCY = 4
-#: Nothing is downloaded, and the server is reached without a proxy. Progress bars would displace
-#: the error of the harness from the kept output.
+#: Variables of the harness: no downloads, no proxy, and no progress bars, which would push an error
+#: message out of the truncated output.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "no_proxy": "*",
     "TQDM_DISABLE": "1",
 }
-#: Output of the harness if the server does not answer.
+#: Texts in the output of the harness if the server does not answer.
 _NO_SERVER = ("API request failed", "aiohttp.client_exceptions")
-#: Output of the harness if a data set is not on this machine.
+#: Texts in the output of the harness if a data set is not on this machine.
 _NO_DATA = ("OfflineModeIsEnabled", "on the Hub")
 
 
 def refuse_without_harness(python: Path) -> None:
-    """Refuse a Python without lm-evaluation-harness.
+    """Reject a Python interpreter without lm-evaluation-harness.
 
     Args:
         python: The path of the interpreter.
 
     Raises:
-        UsageError: It is no Python, or has no lm_eval.
+        UsageError: The path is no Python interpreter, or lm_eval is not installed in it.
     """
     code = "import importlib.util as u, sys; sys.exit(u.find_spec('lm_eval') is None)"
     try:
@@ -76,8 +76,8 @@ def judge(
 
     Raises:
         Unmet: A score is too low, or the server does not answer.
-        Inconclusive: A bound is inside its interval, or the time was not enough.
-        NotRun: The profile has no score, or one cannot be measured here.
+        Inconclusive: A bound is inside the interval, or the harness exceeded its time limit.
+        NotRun: The profile has no score, or a score cannot be measured here.
     """
     scores = [score for score in profile.correctness.scores if score.tries is None]
     if not scores:
@@ -102,9 +102,9 @@ def judge(
 
 
 def _measure(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
-    """Return the share of right answers; None if the server ended the run.
+    """Return the fraction of correct answers; None if the server did not answer.
 
-    Raises NotRun if something is missing on this machine, and TookTooLong.
+    Raises NotRun if a package or data set is missing on this machine, and TookTooLong.
     """
     log = folder / f"{score.task}.log"
     tasks = Path(f"{files('sm121.fixtures') / 'scores'}")
@@ -130,7 +130,7 @@ def _measure(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> In
     text = f"lm_eval ended with status {ended.status}: {log}"
     if "ModuleNotFoundError" in ended.output:
         raise NotRun(text)
-    raise Inconclusive(text)  # an answer may have ended the harness
+    raise Inconclusive(text)  # an unexpected answer may have crashed the harness
 
 
 def _command(
@@ -141,7 +141,7 @@ def _command(
         f"model={endpoint.served_name},num_concurrent={_CONCURRENCY},max_retries=2,"
         f"timeout={score.within_s:.0f},base_url={endpoint.base_url}/v1/chat/completions"
     )
-    # As OpenAI samples. No stop words of a task, because reasoning may contain them.
+    # OpenAI's sampling parameters. Without the task's stop words, which reasoning may contain.
     sampling: dict[str, object] = {
         "reasoning_effort": score.effort,
         "max_gen_toks": score.answer_tokens,
@@ -159,7 +159,7 @@ def _command(
 
 
 def _share(score: Score, results: dict[str, Any]) -> Interval:
-    """Return the share of right answers in the results of the harness."""
+    """Return the fraction of correct answers in the results of the harness."""
     if score.task not in results["results"]:
         raise NotRun(f"expected the task {score.task}, lm_eval gives {[*results['results']]}")
     values = results["results"][score.task]

@@ -1,7 +1,7 @@
-"""Signs of a broken engine in a text, without knowledge of the right one.
+"""Signs of a broken engine in a text, without knowing the correct text.
 
-Each detector returns a description of its sign, or None. The detectors are made for texts that
-should go on (a list, an answer): none of the signs occurs in a right one.
+Each detector returns a description of its sign, or None. The detectors are designed for texts that
+do not repeat themselves (a list, an answer): a correct one shows none of the signs.
 """
 
 import itertools
@@ -9,27 +9,28 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-#: Output of broken kernels: cutlass-dsl 4.5.0 on sm_121a `!!!!`, llama.cpp on GB10 `????`.
+#: Characters that broken kernels output: cutlass-dsl 4.5.0 on sm_121a `!!!!`, llama.cpp on GB10
+#: `????`.
 _JUNK = "!?"
-#: Characters of junk in a row.
+#: Minimum number of consecutive junk characters.
 _JUNK_RUN = 8
-#: Repetitions of one token.
+#: Minimum number of consecutive repetitions of one token.
 _TOKEN_RUN = 12
-#: Repetitions of a cycle at the end of a text.
+#: Minimum number of repetitions of a cycle at the end of a text.
 _CYCLE_REPEATS = 6
-#: Tokens of a cycle at most.
+#: Maximum number of tokens of a cycle.
 _LONGEST_CYCLE = 16
-#: Tokens of a text that is judged by its variety.
+#: Minimum number of tokens for judging a text by its variety.
 _ENOUGH = 24
-#: Different tokens in proportion to all.
+#: Minimum number of different tokens as a fraction of all tokens.
 _LEAST_VARIETY = 0.12
-#: Mean log-probability of greedy tokens in nats, and the tokens that it needs.
+#: Minimum mean log-probability of greedy tokens in nats, and of how many tokens at least.
 _LEAST_LIKELIHOOD = math.log(0.02)
 _ENOUGH_LIKELIHOODS = 4
 
 
 def junk(text: str) -> str | None:
-    """Detect `!!!!!!!!` or `????????`, the output if all logits are equal or NaN."""
+    """Detect `!!!!!!!!` or `????????`, which engines output if all logits are equal or NaN."""
     for sign in _JUNK:
         if sign * _JUNK_RUN in text:
             return f"{_JUNK_RUN} times {sign!r} in a row"
@@ -37,7 +38,7 @@ def junk(text: str) -> str | None:
 
 
 def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
-    """Detect one token over and over."""
+    """Detect many consecutive repetitions of one token."""
     for token, run in itertools.groupby(tokens):
         length = len(list(run))
         if length >= _TOKEN_RUN:
@@ -46,7 +47,7 @@ def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
 
 
 def cycle(tokens: Sequence[Hashable]) -> str | None:
-    """Detect a few tokens over and over at the end."""
+    """Detect a repeated sequence of a few tokens at the end."""
     for period in range(2, _LONGEST_CYCLE + 1):
         end = tokens[-period * _CYCLE_REPEATS :]
         if len(end) == period * _CYCLE_REPEATS and end[period:] == end[:-period]:
@@ -69,7 +70,7 @@ def noise(log_probabilities: Sequence[float]) -> str | None:
     """Detect a flat distribution: the model's likeliest tokens are unlikely.
 
     Args:
-        log_probabilities: Those of greedy tokens, in nats.
+        log_probabilities: The log-probabilities of greedy tokens, in nats.
     """
     if len(log_probabilities) < _ENOUGH_LIKELIHOODS:
         return None
@@ -88,8 +89,8 @@ def signs(
 
     Args:
         text: The text.
-        tokens: Its tokens; None if the engine sends none: then the words are used.
-        log_probabilities: Those of the tokens, in nats; None if the engine sends none.
+        tokens: The tokens of the text; None if the engine sends none, so that words are used.
+        log_probabilities: The tokens' log-probabilities in nats; None if the engine sends none.
 
     Returns:
         The detected signs.

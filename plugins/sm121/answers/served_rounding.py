@@ -1,6 +1,6 @@
-"""The rounding of a server beyond the checkpoint, by its kernel path and its arguments.
+"""The rounding of a server beyond the checkpoint, from its kernel path and its arguments.
 
-The oracle rounds in the same way. A format that is not shown is not guessed.
+The oracle then rounds in the same way. Formats that neither of the two shows are not guessed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,15 +19,15 @@ from sm121.engines.requantised import served_layers
 from sm121.evidence.kernel_path import KernelPath
 from sm121.oracles.formats import CHECKPOINT, Rounding
 
-#: Formats of a KV cache that are those of the arithmetic.
+#: KV-cache dtypes that need no further rounding: the cache has the format of the arithmetic.
 _PLAIN_CACHES = ("auto", "bfloat16", "float32", "float16", "bf16", "f16", "f32")
 
 
 class _Row(DataTable):
-    """A row of ``fixtures/roundings.toml``: the rounding of a format of a part."""
+    """A row of ``fixtures/roundings.toml``: how a part of the model in a format is rounded."""
 
     part: Literal["dense", "kv", "experts"]
-    #: The format.
+    #: A pattern for the format.
     when: Regex
     attention: Regex | None = None
     #: The name of a build.
@@ -37,7 +37,7 @@ class _Row(DataTable):
     source: str = Field(min_length=3)
 
     def fits(self, part: str, form: str, attention: str, identity: str | None) -> bool:
-        """Return whether the row is about a format of a part in a build."""
+        """Return whether the row applies to a part with a format, in a build of the engine."""
         if self.part != part or self.when.fullmatch(form) is None:
             return False
         if self.attention is not None and self.attention.fullmatch(attention) is None:
@@ -52,10 +52,10 @@ class _Row(DataTable):
 def served_rounding(
     server: Server, profile: Profile, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """Return the formats that a server computes with, in exact arithmetic.
+    """Return the formats that a server computes with; the arithmetic itself counts as exact.
 
-    The kernel path decides; what it does not show, the arguments of the server; else the required
-    path of the profile's configuration.
+    A format comes from the kernel path if that shows it, else from the server's arguments, else
+    from the required path of the profile's configuration.
 
     Args:
         server: The server.
@@ -64,7 +64,7 @@ def served_rounding(
         config: The config.json of its model.
 
     Raises:
-        NotRun: A format is not shown; the message names the option that states it.
+        NotRun: A format is unknown; the message names the option that states it.
     """
     options = engine_arguments.read(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
@@ -73,7 +73,7 @@ def served_rounding(
 def rounding_of(
     options: Mapping[str, str], required: PathValues, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """Return the formats of a server, as `served_rounding`.
+    """Return the formats of a server, like `served_rounding`.
 
     Args:
         options: The arguments of the server (`engine_arguments.read`).
@@ -87,7 +87,7 @@ def rounding_of(
     identity = builds.identity(path.log.version, build=path.log.build)
 
     def find_rounding(part: str, formats: Iterable[str]) -> str:
-        """Return the rounding of a part in one of several formats, which must all round alike."""
+        """Return the rounding of a part whose format is one of several; all must round alike."""
         values = {_find_rounding(part, form, path.attention, identity) for form in formats}
         if len(values) > 1:
             raise _not_shown(part, f"which of {', '.join(formats)} runs")
@@ -113,7 +113,7 @@ def rounding_of(
 
 
 def _cache_formats(options: Mapping[str, str], required: PathValues, path: KernelPath) -> set[str]:
-    """Return the possible formats of the KV cache; "auto" for those of the arithmetic."""
+    """Return the possible formats of the KV cache; "auto" means the format of the arithmetic."""
     shown = path.kv_cache_dtype or options.get("kv_cache_dtype")
     formats = [shown] if shown is not None else required.kv_cache_dtype or ["auto"]
     return {"auto" if name in _PLAIN_CACHES else name for name in formats}
