@@ -1,1 +1,1 @@
-"""The OpenAI-compatible API: what is published about it, and how a server is compared with it."""
+"""The OpenAI-compatible API: its published schemas and rules, and the checks of a server."""

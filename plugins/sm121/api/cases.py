@@ -33,9 +33,9 @@ ProblemKind = Literal[
 ]
 #: Problems that fail in every tier, and that no known deviation excuses.
 _NEVER_EXCUSED: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
-#: Problems with the form of a refusal.
+#: Problems with the format of a refusal.
 _OF_FORM: tuple[ProblemKind, ...] = ("no_error_object", "wrong_status")
-#: Tokens of an overlong text beyond the model's context.
+#: Number of tokens by which an overlong text exceeds the model's context.
 _OVERLONG = 64
 
 
@@ -46,21 +46,21 @@ class Case(data_file.DataTable):
     tier: Tier
     #: ``refused``: a 4xx with an error object. ``served``: 200. ``either``: one of the two.
     expect: Literal["refused", "served", "either"]
-    #: The allowed statuses of a refusal; empty: each 4xx.
+    #: The allowed statuses of a refusal; empty: any 4xx.
     status: tuple[int, ...] = ()
     method: Literal["GET", "POST"] = "POST"
     path: str
     #: Fields that are added to the plain request of the path.
     body: Json = Field(default_factory=dict)
-    #: Fields that are removed from it.
+    #: Fields that are removed from the plain request.
     without: tuple[str, ...] = ()
     #: The body as text, if it is not JSON. ``%MODEL%`` is the served name.
     raw: str | None = None
     #: The body as bytes in hexadecimal.
     raw_hex: str | None = None
-    #: The API key; None: the server's.
+    #: The API key to send; None: the server's key.
     key: str | None = None
-    #: A field whose value becomes a text that is longer than the model's context.
+    #: A field whose value is replaced by a text that is longer than the model's context.
     overlong: str | None = None
     #: Capabilities that the engine needs.
     needs: tuple[Name, ...] = ()
@@ -94,7 +94,7 @@ class CaseProblem:
 
     @property
     def severity(self) -> Severity:
-        """The severity. A refusal in another form than published has `Severity.COURTESY`."""
+        """The severity. A refusal in another format than published has `Severity.COURTESY`."""
         if self.kind in _NEVER_EXCUSED:
             return Severity.BLOCKER
         refused = self.status is not None and 400 <= self.status < 500
@@ -106,9 +106,9 @@ class CaseProblem:
 class Judged(NamedTuple):
     """The result of a case."""
 
-    #: The answer of the server, in words.
+    #: The answer of the server, as text.
     reply: str
-    #: None if the answer is as expected.
+    #: The deviation from the case; None if there is none.
     problem: CaseProblem | None
 
 
@@ -122,7 +122,7 @@ def shipped() -> CaseFile:
 
 
 def judge(api: Api, case: Case, healthy: str) -> Judged:
-    """Send the request of a case and a plain request after it.
+    """Send the request of a case, then a plain request.
 
     Args:
         api: The API of the server.
@@ -134,7 +134,7 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
 
     Raises:
         NotRun: The engine lacks a capability of the case.
-        Inapplicable: The case is about the API key, and the server has none.
+        Inapplicable: The case is about the API key, and the server needs none.
     """
     if case.key is not None and not api.endpoint.asks_for_a_key:
         raise Inapplicable(
@@ -159,14 +159,14 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
 
 
 class _Found(NamedTuple):
-    """A deviation before the tier and the known deviations are considered."""
+    """A deviation, before the case's tier and the known deviations are considered."""
 
     kind: ProblemKind
     fact: Fact
 
 
 def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProblem | None:
-    """Return a problem if a plain request after the case has another answer than before."""
+    """Return a problem if a plain request now gets another answer than before the cases."""
     sentinel = _ask_plainly(api)
     if sentinel.is_answered and sentinel.text == healthy:
         return None
@@ -176,7 +176,7 @@ def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProbl
 
 
 def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> CaseProblem:
-    """Return the problem, which does not fail if it is a known deviation or unspecified."""
+    """Return the problem. It does not fail if it is a known deviation or the case unspecified."""
     if found.kind in _NEVER_EXCUSED:
         return CaseProblem(found.kind, found.fact, True, exchange.status)
     deviation = api.capabilities.deviation(case.id, found.kind)
@@ -195,11 +195,11 @@ class Judge:
     api: Api
     #: Receives each remark.
     remark: Callable[[str], object]
-    #: The healthy answer of each server, by its address; the first case adds it.
+    #: By address: each server's answer to the plain request, added before its first case.
     well: dict[str, str]
     #: Result: the excused deviations, as "case: kind".
     excused: list[str] = field(default_factory=list)
-    #: Result: one line for the symptom of each excused deviation.
+    #: Result: one line per excused deviation, with its symptom.
     symptoms: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
@@ -250,12 +250,12 @@ class Judge:
         return True
 
     def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
-        """Record a deviation that is known of this version.
+        """Record whether a deviation that is known for this version occurred.
 
         Args:
             deviation: The deviation.
-            symptom: The observed symptom. If it is empty, the server does not deviate any more, and
-                a remark asks to close the deviation's range of versions.
+            symptom: The observed symptom. If it is empty, the deviation did not occur, and a remark
+                asks to limit the deviation's range of versions.
         """
         engine = self.api.capabilities
         release = f"{engine.file.title} {deviation.versions}"
@@ -337,7 +337,7 @@ class _Sentinel(NamedTuple):
     """The result of a plain request."""
 
     is_answered: bool
-    #: The text of the answer, or what came instead.
+    #: The text of the answer; without an answer, a description of what came instead.
     text: str
 
 

@@ -1,12 +1,12 @@
-"""Checks that a server renders a chat as harmony does.
+"""Checks that a server renders a chat in harmony's format.
 
 The checks depend on the capabilities of the engine:
 
-- With the ids of the prompt (vLLM's ``prompt_token_ids``), the prompt is compared with the
-  rendering of oss-harmony: headers by their fields, contents token by token. The answer to the chat
-  must be that to a completion of the same ids.
-- Without them, the usage must grow with each text, and the log-probabilities of the answer must
-  depend on the chat.
+- If the engine returns the ids of the prompt (vLLM's ``prompt_token_ids``), the prompt is compared
+  with oss-harmony's rendering: headers by their fields, contents token by token. The answer to the
+  chat must equal the answer to a completion request with the same ids.
+- Otherwise, the usage must grow with each text, and the log-probabilities of the answer must depend
+  on the chat.
 """
 
 import datetime
@@ -25,28 +25,28 @@ from sm121.core import level_settings
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import NotRun
 
-#: The environment variable that pins the date in vLLM's system message. Without it, the date is
-#: the day of the server.
+#: The environment variable that pins the date in vLLM's system message. By default, it is the
+#: current date of the server.
 START_DATE = "VLLM_SYSTEM_START_DATE"
 _DATE = re.compile(r"Current date: (\S+)")
-#: Harmony's guide has the schema of an answer at the end of the developer message.
+#: By harmony's guide, the developer message ends with the schema of the answer, under this header.
 _FORMATS = "\n\n# Response Formats"
 #: The first id of the special tokens of o200k_harmony.
 _FIRST_SPECIAL = 199_998
-#: Offsets of the time zones in which it may be another day, in hours.
+#: Offsets of time zones in hours, to cover all dates that the server's date may be.
 _TIME_ZONES = (-14, 0, 14)
-#: A text that is added to another one, so that the usage must grow.
+#: A text that is appended to another one, so that the usage must grow.
 _MORE = " and again, and once more, and again, and once more"
-#: Tokens that are saved at most where one text joins another.
+#: Maximum number of tokens by which two joined texts are shorter than both separately.
 _JOINED = 2
-#: Maximum tokens of an answer whose log-probabilities are compared.
+#: Maximum number of tokens of an answer whose log-probabilities are compared.
 _ANSWER_TOKENS = 12
-#: Options by which ids stand for the tokens of prompts and answers.
+#: Options with which vLLM returns token ids, and names the tokens of log-probabilities by ids.
 _AS_IDS: Json = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
-    """Require that the server's prompt of a chat is harmony's, and that usage counts it.
+    """Require that the server renders a chat in harmony's format, and that usage counts the prompt.
 
     Args:
         api: The API of the server.
@@ -69,7 +69,7 @@ def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]
 
 
 def _ask(api: Api, case: ChatCase, **options: Any) -> Json:
-    """Send the chat, for one token unless the options contain another limit."""
+    """Send the chat, with a limit of one token unless the options set another limit."""
     body = chat_body(case, api.capabilities.file.reasoning_field)
     messages = body.pop("messages")
     return api.send_chat(messages, **{"max_tokens": 1, **body, **options})
@@ -82,7 +82,7 @@ def _prompt_ids(answer: Json, case: ChatCase) -> list[int]:
 
 
 def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) -> None:
-    """Require the date in the system message, and one of harmony's two renderings."""
+    """Require a possible date in the system message, and one of harmony's two renderings."""
     parts = rendering.read(ids)
     system = encoding().decode(list(parts[0].content)) if parts else ""
     match = _DATE.search(system)
@@ -100,7 +100,7 @@ def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[st
 
 
 def _possible_dates(environment: Mapping[str, str]) -> list[str]:
-    """Return the pinned date, or the days that may be today where the server is."""
+    """Return the pinned date, or all dates that are possible in the server's time zone."""
     pinned = environment.get(START_DATE)
     if pinned:
         return [pinned]
@@ -109,7 +109,7 @@ def _possible_dates(environment: Mapping[str, str]) -> list[str]:
 
 
 def _first_difference(case: ChatCase, expected: list[Part], observed: list[Part]) -> Fact:
-    """Return a fact of the first message that differs."""
+    """Return a fact about the first message that differs."""
     index = 0
     for one, other in zip(expected, observed, strict=False):
         if one != other:
@@ -145,7 +145,7 @@ def _without_formats(part: Part) -> Part:
 
 
 def _require_counted_texts(api: Api, case: ChatCase) -> None:
-    """Require usage that grows with each text and the tools, and not with dropped reasoning."""
+    """Require that usage grows with each text and with tools, but not with dropped reasoning."""
     total = _prompt_tokens(api, case)
     for index, message in enumerate(case.messages):
         about = f"{case}, message {index} ({message.role})"
@@ -168,7 +168,7 @@ def _require_counted_texts(api: Api, case: ChatCase) -> None:
 
 
 def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int) -> None:
-    """Require that a text with the signs of special tokens counts as a text, of more tokens."""
+    """Require that special tokens spelled out in a text are tokenized as plain text."""
     message = case.messages[index]
     about = f"{case}, message {index} ({message.role})"
     neutral = message.text.replace("<|", "<!").replace("|>", "!>")
@@ -179,7 +179,7 @@ def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int)
 
 
 def _require_counted_reasoning(api: Api, case: ChatCase, index: int, total: int) -> None:
-    """Require usage that counts reasoning if harmony keeps it, and does not if it drops it."""
+    """Require that usage counts reasoning if harmony keeps it, and only then."""
     message = case.messages[index]
     about = f"{case}, message {index} ({message.role})"
     longer = case.with_message(index, reasoning=f"{message.reasoning}{_MORE}")
@@ -204,7 +204,7 @@ def _prompt_tokens(api: Api, case: ChatCase) -> int:
     return int(usage["prompt_tokens"])
 
 
-#: A change of some chats, by their ids, that must change the answer.
+#: For some chats, by id: a change of the chat that must change the answer.
 TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "system": lambda case: _reworded(case, "system", "rude"),
     "developer": lambda case: _reworded(case, "developer", "long"),
@@ -224,11 +224,11 @@ def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
 def answer_is_to_the_chat(
     api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
 ) -> None:
-    """Require that the answer is to the chat.
+    """Require that the answer depends on the chat.
 
-    If the engine sends and takes ids, the answer must be that to a completion of harmony's
-    rendering, by its tokens and log-probabilities. Else it must depend on the chat: the change of
-    `TELLING` must make a larger difference than a repetition.
+    If the engine returns and accepts token ids, the answer is compared, by tokens and
+    log-probabilities, with the answer to a completion request for harmony's rendering. Otherwise
+    the change of the chat in `TELLING` must change the answer more than a repetition does.
 
     Args:
         api: The API of the server.
@@ -237,8 +237,8 @@ def answer_is_to_the_chat(
         environment: The known environment of the server, which may pin the date.
 
     Raises:
-        Unmet: The answer is to another prompt.
-        NotRun: The engine sends no log-probabilities of chats, its noise hides the difference, or
+        Unmet: The answer belongs to another prompt.
+        NotRun: The engine sends no log-probabilities with chats, its noise hides the difference, or
             oss-harmony is not installed.
     """
     encoding()
@@ -260,7 +260,7 @@ def answer_is_to_the_chat(
 def _require_answer_of_completion(
     api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
 ) -> None:
-    """Require the answer that /v1/completions gives to the ids of the chat's prompt."""
+    """Require the same answer as from /v1/completions with the ids of the chat's prompt."""
     ids = _prompt_ids(_ask(api, case, return_token_ids=True), case)
     _require_harmony(case, ids, environment)
     of_chat = _positions(api, case, **_AS_IDS)
@@ -290,7 +290,7 @@ def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]
 def _distance(one: Sequence[Position], other: Sequence[Position]) -> float:
     """Return the largest difference of a log-probability up to the first different token.
 
-    A different token is a difference of 1 nat at least.
+    A different token counts as a difference of at least 1 nat.
     """
     largest = 0.0
     for mine, theirs in zip(one, other, strict=False):

@@ -1,4 +1,4 @@
-"""The chats of ``fixtures/api/chats.toml``, which the rendering of prompts is checked with."""
+"""The chats of ``fixtures/api/chats.toml``, with which the rendering of prompts is checked."""
 
 from typing import Literal
 
@@ -17,7 +17,7 @@ class Call(data_file.DataTable):
 
     id: str
     name: str
-    #: The text of a JSON object.
+    #: The arguments, as the text of a JSON object.
     arguments: str
 
 
@@ -29,7 +29,7 @@ class ChatMessage(data_file.DataTable):
     content: str | tuple[dict[str, str], ...] | None = None
     reasoning: str | None = None
     calls: tuple[Call, ...] = ()
-    #: The call whose result a tool's message is.
+    #: For a tool's message, the id of the call that it answers.
     tool_call_id: str | None = None
 
     @property
@@ -92,7 +92,7 @@ def chat_body(case: ChatCase, reasoning_field: str | None) -> Json:
 
     Args:
         case: The chat.
-        reasoning_field: The engine's field of reasoning; None if it has none.
+        reasoning_field: The name of the engine's field for reasoning; None if it has none.
     """
     body: Json = {"messages": [_as_json(message, reasoning_field) for message in case.messages]}
     if case.tools:

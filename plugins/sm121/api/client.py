@@ -30,14 +30,14 @@ _KINDS: dict[str, schema.Kind] = {
     CHAT: "chat completion",
     RESPONSES: "response",
 }
-#: Concurrent requests of `together`.
+#: Default number of threads of `together`.
 _CONCURRENCY = 4
-#: Violations that a failure quotes.
+#: Maximum number of violations that a failure quotes.
 _QUOTED = 3
 
 
 class Refused(Unmet):
-    """The server answered with another status than 200.
+    """The status of an answer was not 200.
 
     Args:
         path: The path of the request.
@@ -67,7 +67,7 @@ class Api:
     endpoint: server.Endpoint
     capabilities: Capabilities
     timeout_s: float = TIMEOUT_S
-    #: The ids of all answers, of their items and of their calls.
+    #: How often each id of an answer, an output item or a tool call was received.
     every_id: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -210,13 +210,13 @@ class Api:
     def send(
         self, method: str, path: str, content: bytes | None = None, **options: Any
     ) -> Exchange:
-        """Send any request and validate nothing.
+        """Send a request, without validating the request or the answer.
 
         Args:
             method: The HTTP method.
             path: The path.
-            content: The body; None sends none.
-            **options: ``key``, another API key, and ``timeout_s``.
+            content: The body; None for none.
+            **options: ``key`` (another API key) and ``timeout_s``.
 
         Returns:
             The answer, or the reason why none came.
@@ -233,7 +233,7 @@ class Api:
     def _answer(
         self, path: str, fields: Json, check: Callable[[Json, Json], list[str]] | None = None
     ) -> Json:
-        """Send a request; `check` returns the errors of an answer to a body."""
+        """Send a request. `check`: returns the errors of an answer, given the request's body."""
         body = self._body(fields)
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())
@@ -268,7 +268,7 @@ def together(
 
     Args:
         ask: The function, which sends the requests of one item.
-        items: Its arguments.
+        items: The arguments of the calls.
         at_once: The number of threads.
 
     Returns:
@@ -285,7 +285,7 @@ def _as_messages(messages: str | Sequence[Json]) -> list[Json]:
 
 
 def _valid_answer(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
-    """Return the JSON of an answer. Raises Refused or Unmet."""
+    """Return the JSON of an answer; raise Refused or Unmet if the answer is not valid."""
     if exchange.status != 200:
         raise Refused(path, exchange)
     answer = exchange.parsed()

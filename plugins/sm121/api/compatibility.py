@@ -1,7 +1,8 @@
-"""OpenAI's compatibility test of gpt-oss: tools are called by chat and by Responses, k times each.
+"""OpenAI's compatibility test of gpt-oss: tool calls in both APIs, k attempts per question.
 
 Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.ts and analysis.ts.
-As there, arguments that match the schema but are not the expected ones are only counted.
+The APIs are chat completions and Responses. As in the published test, arguments that match the
+schema but are not the expected ones do not fail an attempt; they are only counted.
 """
 
 import itertools
@@ -25,7 +26,8 @@ from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, Unmet, require, require_each
 from sm121.core.verdict import Inconclusive, NotRun
 
-#: Maximum turns of an attempt, as in the published test. A turn sends back the output of each call.
+#: Maximum number of turns per attempt, as in the published test. Each turn sends the output of each
+#: call.
 _TURNS = 10
 
 
@@ -74,28 +76,28 @@ class _Attempt:
     api: str
     question: str
     messages: list[Json]
-    #: The reason of its failure; None if it succeeded.
+    #: Why the attempt failed; None if it succeeded.
     why: str | None = None
-    #: It has reasoning where the published test requires it.
+    #: Whether it has reasoning where the published test requires it.
     is_valid: bool = False
-    #: The arguments of its first call are not the expected ones.
+    #: Whether the arguments of the first call are not the expected ones.
     other_arguments: bool = False
 
 
 def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], object]) -> None:
-    """Judge each score of the profile that has ``tries``, by chat and by Responses.
+    """Judge each score of the profile that has ``tries``, by chat completions and by Responses.
 
-    The bound applies to pass^k by its 95 % interval; pass@k is never below it.
+    The bound applies to the 95 % interval of pass^k (all k attempts at a question succeed).
 
     Args:
         api: The API of the server.
         profile: ``correctness.scores`` has the bounds.
-        folder: The folder that the attempts are written to.
+        folder: The folder to which the attempts are written.
         remark: Receives the figures of each score.
 
     Raises:
-        Unmet: Too few questions led to a right call in each of their attempts.
-        Inconclusive: The bound is inside the interval, or the time was not enough.
+        Unmet: In too few questions all attempts led to a correct call.
+        Inconclusive: The bound is inside the interval, or the time limit was exceeded.
         NotRun: The profile has no such score, or the server does not support tools in one of the
             two APIs.
     """
@@ -146,7 +148,7 @@ def _judge_attempts(
 
 
 def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
-    """Return all attempts by one API; those of a question follow each other."""
+    """Return all attempts by one API, grouped by question."""
     file = data_file.load(f"scores/{score.task}.toml", _File)
     if len(file.cases) < score.questions:
         raise NotRun(f"expected {score.questions} questions, there are {len(file.cases)}")
@@ -204,7 +206,7 @@ def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _A
 
 
 def _require_right_call(call: Json, function: Json) -> None:
-    """Require a call of the offered tool with arguments by its schema."""
+    """Require a call of the offered tool, with arguments that match its schema."""
     require(call["name"] == function["name"], f"a call of {function['name']}", call["name"])
     errors = invariants.arguments(call["arguments"])
     violation = errors or tools.misfit(call, [{"function": function}])

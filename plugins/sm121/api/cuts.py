@@ -1,4 +1,4 @@
-"""The values of ``top_p``, ``top_k`` and ``min_p`` that are sampled with, and after which text."""
+"""The values of ``top_p``, ``top_k`` and ``min_p`` to sample with, and after which texts."""
 
 import math
 import random
@@ -10,17 +10,17 @@ from sm121.answers.promised import CHANCE, Cut, Top
 from sm121.api import sample_source
 from sm121.core.verdict import NotRun
 
-#: Cases with at most as many samples may be drawn, beside those with the fewest.
+#: Cases that need at most this many samples may be drawn, in addition to the cheapest.
 _CHEAP = 200
-#: The chance to miss a value that is too loose is below exp(-5), as an approximation.
+#: The probability of missing a value that is too loose is approximately below exp(-5).
 _LOOSE_FACTOR = 5
 
 
 class CutValues(NamedTuple):
-    """The values that a parameter is sampled with."""
+    """The values of a parameter to sample with."""
 
     middle: float
-    #: The values that another one is drawn from in each run.
+    #: The values from which each run draws another one.
     drawn_from: list[float]
 
 
@@ -32,13 +32,13 @@ CUTS: dict[Cut, CutValues] = {
 
 
 class CutCase(NamedTuple):
-    """A value and a text after which an error of a tenth is detected."""
+    """A value and a text after which a value that is off by a tenth is detected."""
 
-    #: The number of samples that detect it.
+    #: The number of samples that are needed to detect it.
     samples: int
     value: float
     text: str
-    #: Tokens that a tighter value cuts off.
+    #: The tokens that a tighter value would remove.
     edge: list[str]
 
 
@@ -54,7 +54,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
         The case ``middle`` and the case ``drawn``.
 
     Raises:
-        NotRun: No value after any text is detected to be off within the maximum of samples.
+        NotRun: No value after any text can be checked with the maximum number of samples.
     """
     middle, values = CUTS[cut]
     cases = []
@@ -73,7 +73,7 @@ def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase
 
 
 def _find_case(text: str, top: Top, cut: Cut, value: float) -> CutCase | None:
-    """Return the case of a value after a text; None if an error of the value shows nowhere."""
+    """Return the case of a value after a text; None if the samples would not show an error."""
     error = 1.0 if cut == "top_k" else promised.ERROR * value
     remaining, dropped = promised.remaining(top, cut, value)
     at_smaller = promised.remaining(top, cut, value - error)

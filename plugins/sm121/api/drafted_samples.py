@@ -1,4 +1,4 @@
-"""Samples at positions that may be drafted, compared with the probabilities reported there."""
+"""Comparison of samples at positions that may be drafted with the probabilities reported there."""
 
 import math
 from typing import NamedTuple
@@ -7,14 +7,14 @@ from sm121.answers import promised
 from sm121.client.completion_json import Position
 from sm121.core.unmet import require
 
-#: The chance of a false alarm by the samples of one run.
+#: The probability of a false alarm in one run.
 ERROR_RATE = 1e-6
-#: Texts that can go on in many ways at the first and at the second position of a draft. The first
-#: token of an answer is the prefill's, which is never drafted.
+#: Texts with many plausible continuations at the first and at the second position of a draft. The
+#: first token of an answer comes from the prefill, and is never drafted.
 OPEN_TEXTS = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
-#: The number of likeliest tokens that are counted.
+#: The number of likeliest tokens whose frequencies are compared.
 SLICE = 4
-#: Positions after which samples of one text are still many enough to be counted together.
+#: Up to this position, enough samples have the same preceding tokens to be counted per prefix.
 _SHARED = 2
 _SAMPLES = "samples by the reported probabilities"
 _EVERYWHERE = "at all places"
@@ -26,7 +26,7 @@ class Kind(NamedTuple):
     #: ``temperature`` or ``top_p``.
     name: str
     value: float
-    #: Requests after each text.
+    #: The number of requests per text.
     batches: int
 
 
@@ -38,12 +38,12 @@ class Group(NamedTuple):
 
     where: str
     label: str
-    #: Over all positions and texts, else after one text.
+    #: Whether it covers all positions and texts; otherwise the position after one prefix.
     everywhere: bool
 
 
 class Tallies:
-    """The hits of the likeliest tokens, over all positions and after one text.
+    """How often the likeliest tokens were drawn, over all positions and per prefix.
 
     Args:
         listed: The number of likeliest tokens that are requested.
@@ -59,16 +59,16 @@ class Tallies:
         Args:
             text: The prompt.
             kind: The parameters.
-            sample: The tokens. The first one is the prefill's, which is not counted.
+            sample: The tokens. The first token comes from the prefill, and is not counted.
 
         Raises:
-            Unmet: A token is cut off by the parameters.
+            Unmet: A token was drawn that the parameters exclude.
         """
         everywhere = f"{_EVERYWHERE} with {kind.name} {kind.value:g}"
         prefix = f"{text} {sample[0].token}"
         for number, position in enumerate(sample[1:], 1):
             shares = _shares(position, self._listed, kind)
-            # Equally likely tokens by name: an engine lists the drawn one first.
+            # Sort equally likely tokens by name, since engines list the drawn one first.
             ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
             for rank, (token, share) in enumerate(ordered[:SLICE], 1):
                 hit = token == position.token
@@ -84,14 +84,14 @@ class Tallies:
         """Compare the hits of each group with the sum of its probabilities.
 
         Returns:
-            The number of comparisons, in words.
+            The number of comparisons, as text.
 
         Raises:
             Unmet: A token was drawn too often or too seldom.
         """
         over_all = SLICE * len(KINDS)
         for group, tally in self._tallies.items():
-            # Half of the error rate is for the groups over all positions.
+            # Half of the error rate is reserved for the groups over all positions.
             alike = over_all if group.everywhere else len(self._tallies)
             allowed = promised.allowed(tally.variance, ERROR_RATE / 2 / alike)
             difference = abs(tally.hits - tally.expected)
@@ -108,9 +108,9 @@ class Tallies:
 
 
 def _shares(position: Position, listed: int, kind: Kind) -> dict[str, float]:
-    """Return the probabilities of the tokens that may be drawn; none if another one was drawn.
+    """Return the probabilities of the allowed tokens; empty if the sample cannot be counted.
 
-    Raises Unmet if the drawn token is cut off.
+    Raises Unmet if the parameters exclude the drawn token.
     """
     top = position.top
     drawn = position.token

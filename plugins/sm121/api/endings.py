@@ -1,7 +1,7 @@
 """How an answer ends, and how its tokens are counted.
 
-An answer ends by itself, at a limit, or at a stop string or token. A chat ends in a final message
-in harmony's format. Each check takes the API of a server and raises `Unmet` if it does not hold.
+An answer ends by itself, at a limit, or at a stop string or token. A chat ends with a final message
+in harmony's format. Each check raises `Unmet` if the server violates its requirement.
 """
 
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Chat, Correctness
 from sm121.core.unmet import require, require_each
 
-#: Characters of a stop string that is taken from the middle of an answer.
+#: Number of characters of the stop strings that are taken from the middle of an answer.
 _STOP_LENGTH = 4
-#: Unix times in seconds are between these: 2017 and 2286. Milliseconds are far above.
+#: Bounds of plausible Unix times in seconds (2017 and 2286); milliseconds would be far above.
 _EARLIEST = 1_500_000_000
 _LATEST = 10_000_000_000
 
 
 def natural_length(api: Api, correctness: Correctness) -> int:
-    """Return how many tokens a harmony answer has that ends by itself.
+    """Return the number of tokens of a harmony answer that ends by itself.
 
     Args:
         api: The API of the server.
@@ -42,11 +42,11 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
 
     Args:
         api: The API of the server.
-        correctness: The first chat's expected text is the stop string.
+        correctness: The expected texts. The first chat's text is used as the stop string.
         remark: Receives a remark if the text includes the stop string.
 
     Raises:
-        Unmet: The answer goes on after the stop string, or has another finish_reason.
+        Unmet: The answer continues after the stop string, or has another finish_reason.
     """
     chat = correctness.chats[0]
     options = {"max_tokens": correctness.max_answer_tokens, "stop": [chat.contains]}
@@ -85,13 +85,13 @@ def stop_string_ends_the_text(api: Api) -> None:
 
 
 def _first_new_string(text: str) -> int:
-    """Return an index from 3 on at which a stop string begins that does not occur before it."""
+    """Return the first index from 3 on whose stop string does not occur earlier in the text."""
     starts = range(3, len(text))
     return next(i for i in starts if text.index(text[i : i + _STOP_LENGTH]) == i)
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
-    """Require that generation ends with the one of two stop tokens that is generated.
+    """Require that generation ends at a stop token, of two of which only one is generated.
 
     Args:
         api: The API of the server.
@@ -132,7 +132,7 @@ def special_tokens_are_hidden(api: Api) -> None:
 
 
 def counts_are_exact(sdk: Sdk, tokens: int) -> None:
-    """Require a completion of exactly the requested length, with usage and finish_reason to match.
+    """Require a completion of exactly the requested length, with matching usage and finish_reason.
 
     Args:
         sdk: The client of the server.
@@ -157,8 +157,8 @@ def counts_are_exact(sdk: Sdk, tokens: int) -> None:
 def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
     """Require that an answer does not end before min_tokens.
 
-    A bias that would end the answer at its first token, by the end of the model or by a stop token,
-    ends it right after min_tokens.
+    A bias that forces the end token or a stop token would end the answer at its first token; with
+    min_tokens, the answer must end right after that number of tokens.
 
     Args:
         api: The API of the server.
@@ -166,7 +166,7 @@ def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
 
     Raises:
         Unmet: An answer has another length.
-        NotRun: The engine does not know min_tokens.
+        NotRun: The engine does not support min_tokens.
     """
     api.capabilities.require("min_tokens")
     least = natural_length(api, correctness) + 6
@@ -195,10 +195,10 @@ def are_told_apart(api: Api, correctness: Correctness) -> None:
 
     Args:
         api: The API of the server. The ids of its earlier answers count too.
-        correctness: The questions of its first chat and its first tool call.
+        correctness: The questions of its first chat and first tool call are sent.
 
     Raises:
-        Unmet: An id was sent twice, or a time is not a Unix time in seconds.
+        Unmet: An id was received twice, or a time is not a Unix time in seconds.
     """
     question = correctness.chats[0].question
     can = api.capabilities.can
@@ -223,9 +223,10 @@ def are_told_apart(api: Api, correctness: Correctness) -> None:
 
 
 def usage_equals_the_ids(api: Api) -> None:
-    """Require usage that counts the ids of prompts and answers.
+    """Require that usage equals the number of ids in prompts and answers.
 
-    The requests are a natural end, a limit, several prompts, and several choices.
+    The requests are: an answer that ends by itself, one that ends at a limit, one with several
+    prompts, and one with several choices.
 
     Args:
         api: The API of the server.
@@ -244,7 +245,7 @@ def usage_equals_the_ids(api: Api) -> None:
             if choice["index"] % choices_each == 0:  # the first choice of its prompt
                 prompted += len(choice["prompt_token_ids"])
         usage = answer["usage"]
-        # The difference, because sampled answers have another length in each run.
+        # Report the difference: sampled answers have another length in each run.
         off = (usage["prompt_tokens"] - prompted, usage["completion_tokens"] - generated)
         required = "usage of the ids of prompts and answers"
         about = f"{prompt!r} {options}"
@@ -276,11 +277,11 @@ def usage_of_a_stream_equals_the_ids(api: Api) -> None:
 
 
 def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
-    """Require the known answer in the content of each of several chats, and reasoning apart.
+    """Require that chats contain the known answer in the content, and reasoning separately.
 
     Args:
         api: The API of the server.
-        correctness: ``chats`` has the questions, ``repeats`` the answers for each.
+        correctness: ``chats`` has the questions; each is sent ``repeats`` times.
 
     Raises:
         Unmet: Content is missing, lacks the known answer or contains the reasoning, or
@@ -311,7 +312,7 @@ def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
 
 
 def chats_end_by_themselves(api: Api, correctness: Correctness) -> None:
-    """Require a final message of each chat without a limit.
+    """Require that each chat without a limit ends by itself with a final message.
 
     Args:
         api: The API of the server.
@@ -330,11 +331,11 @@ def chats_end_by_themselves(api: Api, correctness: Correctness) -> None:
 
 
 def chats_are_harmony(api: Api, correctness: Correctness, effort: str) -> None:
-    """Require token ids of a chat in harmony's format, and usage that counts them.
+    """Require that the token ids of a chat are in harmony's format, and that usage counts them.
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
         effort: The reasoning effort: ``low``, ``medium`` or ``high``.
 
     Raises:

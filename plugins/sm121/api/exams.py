@@ -1,4 +1,4 @@
-"""A server in its profile's exam: its answers, and whether they are right."""
+"""Sends the questions of the profile's exam to a server, and judges the answers."""
 
 import json
 import re
@@ -26,12 +26,12 @@ from sm121.core.server import require_context
 from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 
-#: Tokens of a prompt beside the document: harmony's own messages, and the question.
+#: Number of prompt tokens reserved for harmony's own messages and the question.
 _BESIDE = 512
 
 
 class Outcome(NamedTuple):
-    """The outcome of a question. At most one field is set; without any, the answer is right."""
+    """The outcome of a question. At most one field is set; if none is, the answer is correct."""
 
     #: Why the answer is broken.
     broken: str | None = None
@@ -49,22 +49,22 @@ class Candidate:
     """A server that takes an exam."""
 
     api: Api
-    #: Records the known deviation of engines that leave a special token in a form.
+    #: Records a known deviation: engines that leave a special token in formatted answers.
     judge: cases.Judge
     exam: Exam
     #: Receives each remark.
     remark: Callable[[str], object]
 
     def passes(self, name: SectionName) -> None:
-        """Require no broken answer in a section, and no more misses than it allows.
+        """Require that a section has no broken answers, and no more misses than allowed.
 
         Args:
             name: The name of the section.
 
         Raises:
-            Unmet: An answer is broken, or too many are misses.
-            NotRun: The exam does not have the section, or the engine lacks a capability of some
-                question, and the others are right.
+            Unmet: An answer is broken, or too many answers are misses.
+            NotRun: The exam does not have the section; or the engine lacks a capability that some
+                questions need, and the answers to the remaining questions pass.
         """
         section = self.exam.section(name)
         outcomes = together(lambda question: self._outcome(section, question), section.questions)
@@ -92,13 +92,14 @@ class Candidate:
     def recalls(self, tokens: int) -> None:
         """Require that the server finds every needle of a document.
 
-        One question is about all needles. A needle that its answer lacks has a question alone.
+        The first question is about all needles. For each needle that the answer lacks, a question
+        about only that needle follows.
 
         Args:
             tokens: The length of the document.
 
         Raises:
-            Unmet: A needle is not found, an answer is broken, or the usage is another.
+            Unmet: A needle is not found, an answer is broken, or the usage does not fit the length.
             NotRun: The exam has no document, or the context is too short.
         """
         document = self._document()
@@ -128,7 +129,7 @@ class Candidate:
         return self.exam.document
 
     def _ask_about(self, text: str, tokens: int, question: str, effort: str) -> str:
-        """Return the whole answer to a question about a document of so many tokens."""
+        """Return the answer to a question about a document; raise Unmet if it is broken."""
         messages = [{"role": "user", "content": f"{text}\n{question}"}]
         answer = self._chat(messages, effort)
         counted = answer["usage"]["prompt_tokens"]
@@ -141,16 +142,16 @@ class Candidate:
         return str(content)
 
     def converses(self, tokens: int) -> None:
-        """Ask all questions of the tools section in one chat, whose results have long logs.
+        """Send all questions of the tools section in one chat, with long texts in tool results.
 
         Args:
-            tokens: The length of all results together. The chat is longer by questions, calls and
-                answers.
+            tokens: The total length of all tool results. The chat is longer by the questions, calls
+                and answers.
 
         Raises:
             NotRun: The exam has no document, or the context is too short.
-            Unmet: An answer is empty, cut off or a loop. A miss is a remark: in so long a chat a
-                healthy model may mistake a question.
+            Unmet: An answer is empty, truncated or a loop. A miss is only a remark: in such a long
+                chat, a healthy model may answer a question wrongly.
         """
         document = self._document()
         self.api.capabilities.require("tools", "context_length")
@@ -186,7 +187,7 @@ class Candidate:
         self.remark("; ".join([line, *missed]))
 
     def _outcome(self, section: Section, question: Question) -> Outcome:
-        """Ask a question in a chat of its own."""
+        """Send a question in its own chat, and judge the answers."""
         messages: list[Json] = []
         if question.instructions is not None:
             messages.append({"role": "system", "content": question.instructions})
@@ -208,7 +209,7 @@ class Candidate:
     def _turn(
         self, section: Section, question: Question, turn: Turn, messages: list[Json]
     ) -> Outcome:
-        """Ask for one turn, with its calls, and add its messages to the chat."""
+        """Request the answer to one turn, with its tool calls, and add the messages to the chat."""
         waiting = list(turn.calls)
         functions = list(section.functions)
         while True:
@@ -250,7 +251,7 @@ class Candidate:
         return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
 
     def _sent_back(self, message: Json) -> Json:
-        """Return a message of the assistant as it is sent back, with reasoning beside a call."""
+        """Return an assistant's message for the next request; with tool calls, with reasoning."""
         reply: Json = {"role": "assistant", "content": message["content"]}
         calls = message.get("tool_calls")
         if calls:
@@ -263,14 +264,14 @@ class Candidate:
         return reply
 
     def _chat(self, messages: list[Json], effort: str, question: Question | None = None) -> Json:
-        """Send a chat, in the form of the question if it has one."""
+        """Send a chat; if the question has a format, request that the server enforces it."""
         options = {"max_tokens": self.exam.answer_tokens, "reasoning_effort": effort}
         if question is None or question.form is None:
             return self.api.chat(messages, **options)
         return self.api.send_chat(messages, **options, **self._form_options(question))
 
     def _form_options(self, question: Question) -> dict[str, Any]:
-        """Return the fields of a body that request the form of a question."""
+        """Return the fields of a request that enforce the format of a question."""
         form = question.form
         assert form is not None
         if form.json_schema is not None:
@@ -281,7 +282,7 @@ class Candidate:
         return dict(self.api.capabilities.structured("choice", list(form.choice or ())))
 
     def _without_known_leaks(self, content: str | None, form: Form | None) -> str | None:
-        """Remove special tokens that this engine is known to leave in an answer with a form."""
+        """Remove special tokens that this engine is known to leave in formatted answers."""
         if content is None or form is None:
             return content
         leaks = harmony.leaked(content)
@@ -293,13 +294,13 @@ class Candidate:
 
 
 def _judge_needle(needle: Needle, answer: str) -> str | None:
-    """Return why an answer to the question about a needle is not right."""
+    """Return why an answer to the question about a needle is not correct, or None."""
     turn = Turn(user=needle.question, right=needle.right)
     return exam_judging.miss(turn, answer, None)
 
 
 def _with_log(call: Call, entries: Iterator[str], tokens: int) -> Call:
-    """Return a call whose result has so many tokens of entries behind it."""
+    """Return a call whose result is followed by entries of about the given number of tokens."""
     lines = [call.result]
     room = tokens
     while room > 0:
@@ -315,7 +316,7 @@ def _required(waiting: Sequence[Call]) -> str:
 
 
 def _form_fault(form: Form | None, content: str | None) -> str | None:
-    """Return why an answer has a special token or not the required form."""
+    """Return why an answer contains a special token or violates the required format, or None."""
     content = content or ""
     observed = f"{content!r:.200}"
     leaks = harmony.leaked(content)

@@ -1,6 +1,6 @@
 """An ``openai`` client that checks the capabilities of the engine before each request.
 
-Importing ``openai`` takes half a second, so this module is only imported where it is needed.
+Importing ``openai`` takes half a second, so this module is only imported when it is needed.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""gpt-oss's harmony format at the level of token ids, and its traces in texts.
+"""gpt-oss's harmony format: the structure of token ids, and remains of it in texts.
 
 A well-formed answer is a sequence of messages::
 
@@ -23,7 +23,7 @@ CALL = 200012
 #: The tokens that end a message.
 ENDS = (END, RETURN, CALL)
 
-#: A chat in this format, as a prompt of /v1/completions. The answer ends with a special token.
+#: A chat in this format, as a prompt for /v1/completions. The answer ends with a special token.
 PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
 
 #: Texts of the special tokens. Texts for users must not contain them.
@@ -38,17 +38,17 @@ SPECIAL_TEXTS = (
     "<|startoftext|>",
     "<|endoftext|>",
 )
-#: Reserved special tokens, and the one that o200k had before harmony.
+#: Reserved special tokens, and the special token of o200k that is older than harmony.
 _OTHER_SPECIAL = re.compile(r"<\|(?:reserved_\d+|endofprompt)\|>")
 #: A header after its special tokens were removed from the text.
 _HEADER = re.compile(
     r"assistant(?:analysis|commentary|final)|\A(?:analysis|commentary|final)(?=[A-Z])"
 )
-#: Maximum tokens of a header.
+#: Maximum number of tokens of a header.
 _LONGEST_HEADER = 16
 #: The exception of harmony's parser, as servers log it.
 _ERROR = re.compile(r"\bHarmonyError\b")
-#: Violations that are returned of one answer.
+#: Maximum number of violations that are returned for one answer.
 _MOST = 4
 
 
@@ -69,7 +69,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
 
     Args:
         ids: The token ids of one answer.
-        finished: The answer ended by itself, not at a limit.
+        finished: Whether the answer ended by itself, not at a limit.
 
     Returns:
         One line for each of the first four violations; empty if the answer is well-formed.

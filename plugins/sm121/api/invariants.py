@@ -1,6 +1,6 @@
-"""Invariants of every answer beyond its schema, whatever the request was.
+"""Invariants that every answer must satisfy in addition to its schema.
 
-Each function returns one line for each violation; the list is empty if the answer is valid.
+Each check returns one line per violation; the list is empty if the answer is valid.
 """
 
 import json
@@ -40,7 +40,7 @@ def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
     Args:
         answer: The answer, valid by its schema.
         request: The body of the request.
-        hidden: The engine removes special tokens from texts.
+        hidden: Whether the engine removes special tokens from texts.
 
     Returns:
         The violations.
@@ -192,7 +192,7 @@ def _choices(answer: Json, count: int) -> list[str]:
 def _usage(
     answer: Json, prompt: str = "prompt_tokens", generated: str = "completion_tokens"
 ) -> list[str]:
-    """Check that the usage is there and adds up; `prompt` and `generated` are its keys."""
+    """Check that usage exists and adds up; `prompt` and `generated` are the names of its fields."""
     usage = answer.get("usage")
     if usage is None:
         return ["no usage"]

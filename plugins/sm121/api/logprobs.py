@@ -1,4 +1,4 @@
-"""Log-probabilities in answers: complete, finite, and those of the chosen tokens."""
+"""Checks that log-probabilities in answers are complete, finite, and of the chosen tokens."""
 
 import math
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from sm121.client.completion_json import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
 
-#: Rounding error of a log-softmax in float32 over 200,000 tokens, in nats: a value of 0 may be sent
-#: as one above 0.
+#: Rounding error of a log-softmax in float32 over 200,000 tokens, in nats. A value of 0 may be sent
+#: as a value above 0 by up to this error.
 ROUNDING = 1e-5
-#: Two tokens whose log-probabilities differ by less are equally likely, in nats.
+#: Two tokens are equally likely if their log-probabilities differ by less than this, in nats.
 _TIED = 1e-3
-#: Chats whose continuation a small model is not sure of, and how often each is sent.
+#: Chats with an uncertain continuation even for a small model, and how often each is sent.
 _UNSURE = ("1, 2, 3", "Q:")
 _UNSURE_TIMES = 24
 
 
 def are_finite(sdk: Sdk) -> None:
-    """Require finite values of at most 0 for each of 32 tokens, with probabilities of at most 1.
+    """Require finite values of at most 0 for 32 tokens, whose probabilities sum to at most 1.
 
     Args:
         sdk: The client of the server.
@@ -54,7 +54,8 @@ def name_the_chosen_token(api: Api) -> None:
         api: The API of the server.
 
     Raises:
-        Unmet: Entries are missing, their tokens are not those of the text, or another is likelier.
+        Unmet: Entries are missing, their tokens do not form the text, or a listed token is likelier
+            than the chosen one.
     """
     answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
     text = answer["choices"][0]["text"]
@@ -74,15 +75,15 @@ def name_the_chosen_token(api: Api) -> None:
 
 
 def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
-    """Require an entry for each token of a chat, with the chosen token listed and its bytes right.
+    """Require a complete entry for each token of a chat: chosen token, alternatives and bytes.
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: Entries or alternatives are missing, a value is not finite, above 0 or above that of
-            the chosen token, or the bytes are not those of the token.
+        Unmet: Entries or alternatives are missing; a value is not finite, above 0 or above the
+            chosen token's value; or the bytes do not match the token.
     """
     question = correctness.chats[0].question
     listed = 20 if api.capabilities.can("top_logprobs_20") else 2
@@ -101,12 +102,12 @@ def _entries_of(choice: Json) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value of JSON is a number."""
+    """Return whether a JSON value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_entry(entry: Any) -> bool:
-    """Return whether a value of JSON has a token and its log-probability."""
+    """Return whether a JSON value is an object with a token and its log-probability."""
     return (
         isinstance(entry, Mapping)
         and isinstance(entry.get("token"), str)
@@ -115,7 +116,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _require_whole_entry(entry: Json, listed: int) -> None:
-    """Require the chosen token among so many alternatives, none likelier, and its bytes."""
+    """Require ``listed`` alternatives with the chosen token as the likeliest, and its bytes."""
     require(_is_entry(entry), "a token with its log-probability", entry)
     token = entry["token"]
     value = entry["logprob"]
@@ -133,7 +134,7 @@ def _require_whole_entry(entry: Json, listed: int) -> None:
 
 
 def of_a_stream_are_whole(chunks: stream.Stream) -> None:
-    """Require as many finite log-probabilities in a streamed completion as its usage counts tokens.
+    """Require one finite log-probability per token that the usage of a streamed completion counts.
 
     Args:
         chunks: A streamed completion with usage in its last chunk.
@@ -152,7 +153,7 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
 
     Args:
         api: The API of the server.
-        in_chats: Send 48 chats, else completions after texts that can go on in many ways.
+        in_chats: Whether to send 48 chats, instead of completions with uncertain continuations.
 
     Raises:
         Unmet: Another listed token is likelier.

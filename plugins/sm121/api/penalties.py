@@ -1,8 +1,8 @@
-"""Comparisons of penalised samples with what a penalty promises.
+"""Comparisons of penalised samples with the frequencies that a penalty should cause.
 
-Two tokens are biased such that they alone can be drawn, and such that the bias makes up for the
-penalty but for 5 % of it. The remainder decides which of the two is likelier, so a penalty that is
-off by a tenth is detected.
+Two tokens are biased so that only they can be drawn, and so that the bias compensates for the
+penalty except for 5 % of it. The remainder decides which of the two tokens is likelier, so that a
+penalty that is off by a tenth is detected.
 """
 
 import math
@@ -17,13 +17,13 @@ from sm121.client.completion_json import Position
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
-#: The shares of a penalty that the bias does not make up for.
+#: The fractions of a penalty for which the bias does not compensate.
 _REMAINDERS = (-0.05, 0.05)
-#: A penalty that no difference of log-probabilities reaches, in nats.
+#: A penalty larger than any difference of log-probabilities, in nats.
 _LARGEST = 100.0
-#: The bias at which a token is as likely as another is measured to this, in nats.
+#: The precision with which the bias that makes two tokens equally likely is measured, in nats.
 _PRECISION = 0.1
-#: Nats by which a token must be likelier before it is penalised than after.
+#: How much likelier a token must be before it is penalised than after, in nats.
 _MARGIN = 1
 
 
@@ -42,7 +42,7 @@ class Pair:
     #: The penalised token.
     token: str
     other: str
-    #: The likeliest tokens when the penalised one was already generated.
+    #: The likeliest tokens after the penalised token was generated.
     top: Top
 
 
@@ -58,7 +58,7 @@ class Penalties:
     _pairs: dict[str, Pair] = field(default_factory=dict)
 
     def compare_subtracted(self, name: str, value: float) -> Iterator[Comparison]:
-        """Compare a token that was generated twice with one of the prompt, which is not penalised.
+        """Compare a token that was generated twice with an unpenalised token of the prompt.
 
         Args:
             name: ``presence_penalty`` or ``frequency_penalty``.
@@ -68,7 +68,7 @@ class Penalties:
             The comparison of each remainder.
 
         Raises:
-            NotRun: After no text two tokens fit, or the log-probabilities are too noisy.
+            NotRun: No text has two suitable tokens, or the log-probabilities are too noisy.
         """
         times = 2 if name == "frequency_penalty" else 1
         least = RANGES[name].low
@@ -94,18 +94,18 @@ class Penalties:
     def compare_divided(self, value: float, *, generated: bool) -> Iterator[Comparison]:
         """Compare a penalised token with one that is neither in the prompt nor in the answer.
 
-        A repetition penalty divides a logit that no server sends. So the bias that makes up for it
-        is measured at one bias of the token, and computed for another.
+        A repetition penalty divides the logit, which no server returns. Therefore the bias that
+        compensates for the penalty is measured at one bias of the token, and computed for another.
 
         Args:
             value: The repetition penalty.
-            generated: The penalised token is generated once, else it is one of the prompt.
+            generated: Whether the penalised token is generated once; otherwise it is in the prompt.
 
         Yields:
             The comparison of each remainder.
 
         Raises:
-            NotRun: After no text two tokens fit.
+            NotRun: No text has two suitable tokens.
         """
         penalties = [0.0, _LARGEST] if generated else [0.0]
         pair = self._find_pair(penalties, token_in_prompt=not generated, other_in_prompt=False)
@@ -139,9 +139,9 @@ class Penalties:
     def _find_pair(
         self, penalties: list[float], *, token_in_prompt: bool, other_in_prompt: bool
     ) -> Pair:
-        """Find a token that is surely generated first if both are biased, and another one.
+        """Find two tokens, of which the first is certainly generated first if both are biased.
 
-        `penalties`: those of the first token at each position of an answer.
+        `penalties`: the penalties of the first token at each position of an answer.
         """
         tops = self.source.tops
         prompts = self.source.prompts

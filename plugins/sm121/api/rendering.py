@@ -1,8 +1,8 @@
-"""Harmony's rendering of a chat by oss-harmony, and the messages of a rendered prompt.
+"""The rendering of chats by oss-harmony, and a parser of rendered prompts.
 
 oss-harmony renders the messages of a `ChatCase`. `read` parses the ids of any rendering into its
 messages, so that two renderings can be compared. Headers are compared by their fields, because
-oss-harmony and vLLM write the recipient of a call in two positions; gpt-oss knows both.
+oss-harmony and vLLM write the recipient of a call in two positions; gpt-oss was trained on both.
 """
 
 import functools
@@ -19,19 +19,19 @@ from sm121.core.verdict import NotRun
 if TYPE_CHECKING:
     from openai_harmony import HarmonyEncoding, Message
 
-#: A date for renderings whose length alone is read.
+#: A date for renderings of which only the length is used.
 ANY_DATE = "2026-01-31"
 _TO = re.compile(r" to=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>(\w+)")
-#: Tokens of a text that does not begin with <|start|> that its part keeps.
+#: Maximum number of tokens that are kept of a prompt's beginning without <|start|>.
 _KEPT = 16
 
 
 class Part(NamedTuple):
-    """One message of a prompt. The last one, which the model continues, has no content."""
+    """One message of a prompt. The last message, which the model continues, has no content."""
 
     author: str
-    #: Empty if the header has none; so are `recipient` and `kind`.
+    #: The channel. `channel`, `recipient` and `kind` are empty if the header lacks them.
     channel: str
     recipient: str
     #: The content type, such as ``json``.
@@ -111,8 +111,8 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
 
     Args:
         case: The chat.
-        date: The date in the system message, as "2026-01-31".
-        in_system: Put the first instructions into the system message, as vLLM does with
+        date: The date in the system message, such as "2026-01-31".
+        in_system: Whether to put the first instructions into the system message, as vLLM does with
             ``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``.
 
     Returns:
@@ -135,7 +135,7 @@ def count(text: str, *, special: bool = False) -> int:
 
     Args:
         text: The text.
-        special: Encode the texts of special tokens as these tokens.
+        special: Whether to encode the texts of special tokens as these tokens.
 
     Raises:
         NotRun: oss-harmony or its vocabulary is missing.
@@ -165,7 +165,7 @@ def _messages(case: ChatCase, date: str, *, in_system: bool) -> "Iterator[Messag
     for message in messages:
         for call in message.calls:
             tool_names[call.id] = call.name
-    # Harmony leaves out reasoning before a final message: it only belongs to the current turn.
+    # Harmony omits reasoning before a final message: reasoning only belongs to the current turn.
     finals = [n for n, m in enumerate(messages) if m.role == "assistant" and m.content]
     for index, message in enumerate(messages):
         if message.role in ("system", "developer"):

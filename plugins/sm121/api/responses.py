@@ -1,4 +1,4 @@
-"""Checks of /v1/responses: its items, status, events and usage, and conversations of responses."""
+"""Checks of /v1/responses: items, status, events, usage, and conversations of several responses."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,9 +14,9 @@ from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 _SECOND_QUESTION = "What is the capital of Germany?"
-#: The environment variable with which vLLM keeps responses.
+#: The environment variable that makes vLLM store responses.
 _STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
-#: Chats of ``fixtures/api/chats.toml`` that are sent to /v1/responses too.
+#: Chats of ``fixtures/api/chats.toml`` that are also sent to /v1/responses.
 IN_RESPONSES = (
     "system",
     "turns",
@@ -27,7 +27,7 @@ IN_RESPONSES = (
     "unicode",
     "special-tokens-as-text",
 )
-#: Maximum tokens of an answer whose usage alone is read.
+#: Maximum number of tokens of an answer of which only the usage is read.
 _SHORT = 16
 
 
@@ -39,7 +39,7 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
         correctness: The question and its answer are those of its first chat.
 
     Raises:
-        Unmet: The status, the items or the answer are others.
+        Unmet: The status, the items or the answer differ.
     """
     chat = correctness.chats[0]
     answer = api.respond(chat.question, max_output_tokens=correctness.max_answer_tokens)
@@ -51,7 +51,7 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
 
 
 def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
-    """Require the right tool call, and after its output an answer with what the output says.
+    """Require the correct tool call, and then an answer that uses the call's output.
 
     Args:
         api: The API of the server.
@@ -78,7 +78,7 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
 
 
 def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
-    """Require deltas that add up to the response at the end of the stream, and to a whole one.
+    """Require that the deltas add up to the final response, and to a response without streaming.
 
     Args:
         api: The API of the server.
@@ -87,7 +87,7 @@ def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attemp
         attempts: The number of attempts to get the same answer without streaming.
 
     Raises:
-        Unmet: The texts differ, or the response at the end is inconsistent.
+        Unmet: The texts differ, or the final response is inconsistent.
     """
     chat = correctness.chats[0]
     options = {"max_output_tokens": correctness.max_answer_tokens}
@@ -130,16 +130,16 @@ def _text(items: Iterable[Json]) -> str:
 
 
 def becomes_its_harmony(api: Api, case: ChatCase) -> None:
-    """Require that usage counts the tokens of harmony's rendering of a response's input.
+    """Require that usage counts the tokens of harmony's rendering of the input.
 
-    The usage of an engine with another template must at least grow by the texts.
+    If the engine returns no token ids, the usage must at least grow by the tokens of the texts.
 
     Args:
         api: The API of the server.
         case: The conversation.
 
     Raises:
-        Unmet: The usage or the reasoning effort is another.
+        Unmet: The usage or the reasoning effort differs.
         NotRun: oss-harmony is not installed.
     """
     answer = _answer_shortly(api, case)
@@ -166,7 +166,7 @@ def goes_on_from_another(
     remark: Callable[[str], object],
     configuration: ServerConfiguration | None,
 ) -> None:
-    """Require that a response with ``previous_response_id`` has the earlier turns in its prompt.
+    """Require that ``previous_response_id`` puts the earlier turns into the prompt.
 
     Args:
         api: The API of the server.
@@ -175,9 +175,9 @@ def goes_on_from_another(
         configuration: The configuration of a managed server; None for an attached one.
 
     Raises:
-        Unmet: The usage does not count the earlier turns, or a server that was configured to keep
-            responses refuses.
-        NotRun: The server keeps no responses, or oss-harmony is not installed.
+        Unmet: The usage does not count the earlier turns, or a server that is configured to store
+            responses refuses the request.
+        NotRun: The server stores no responses, or oss-harmony is not installed.
     """
     plain = find_chat("question")
     options: Json = {"max_output_tokens": correctness.max_answer_tokens}
@@ -203,14 +203,14 @@ def goes_on_from_another(
     options["instructions"] = "Answer with one word only."
     third = api.send_response(_SECOND_QUESTION, **options)
     if third["usage"]["input_tokens"] <= counted:
-        # OpenAI's reference: they take the place of the earlier response's.
+        # By OpenAI's reference, they replace the instructions of the earlier response.
         remark("instructions sent with previous_response_id do not reach the model")
 
 
 def _second_response(
     api: Api, options: dict[str, Any], configuration: ServerConfiguration | None
 ) -> Json:
-    """Send the second question. Raises NotRun if the server keeps no responses."""
+    """Send the second question, or raise NotRun if the server stores no responses."""
     try:
         return api.respond(_SECOND_QUESTION, **options)
     except Refused as refusal:
@@ -226,8 +226,8 @@ def _second_response(
 def lengths(case: ChatCase) -> set[int]:
     """Return the possible lengths of a conversation in tokens.
 
-    The recipient of a call has two possible positions in its header: oss-harmony writes it after
-    the channel, vLLM before it.
+    A call's header has two possible forms: oss-harmony writes the recipient after the channel, vLLM
+    before the channel.
 
     Args:
         case: The conversation.
@@ -265,7 +265,7 @@ def count_texts(case: ChatCase) -> int:
 
 
 def _effort(answer: Json) -> str | None:
-    """Return the effort in vLLM's messages to the model, else the one in the response."""
+    """Return the effort from vLLM's messages to the model, or else from the response."""
     for message in answer.get("input_messages") or ():
         for part in message.get("content") or ():
             if isinstance(part, dict) and part.get("reasoning_effort"):
@@ -274,7 +274,7 @@ def _effort(answer: Json) -> str | None:
 
 
 def _answer_shortly(api: Api, case: ChatCase) -> Json:
-    """Send a conversation as a response with a short answer, which has usage."""
+    """Send a conversation to /v1/responses with a limit of a few tokens, and require usage."""
     rendering.encoding()
     body: Json = {"max_output_tokens": _SHORT}
     if api.capabilities.engine == "vllm":
@@ -295,12 +295,12 @@ def _answer_shortly(api: Api, case: ChatCase) -> Json:
 
 
 def _offered(count: int) -> list[Json]:
-    """Return tools in the form of /v1/responses."""
+    """Return tools in the format of /v1/responses."""
     return [{"type": "function", **tool["function"]} for tool in tools(count)]
 
 
 def _items(message: ChatMessage) -> list[Json]:
-    """Return a message as items of a response's input."""
+    """Return a message as input items of /v1/responses."""
     if message.role == "tool":
         call_id = message.tool_call_id
         return [{"type": "function_call_output", "call_id": call_id, "output": message.text}]

@@ -1,4 +1,4 @@
-"""Comparisons of samples of one token with what their log-probabilities promise."""
+"""Comparisons of one-token samples with their reported log-probabilities."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from sm121.core.unmet import Fact
 
 #: The requirement of a comparison.
 PROMISED = "samples as the reported log-probabilities promise"
-#: The number of likeliest tokens that are counted one by one.
+#: The number of likeliest tokens whose frequencies are compared individually.
 _RANKS = 4
 
-#: Returns which of the listed tokens may be drawn, and which must not.
+#: Returns which of the listed tokens may be drawn, and which must not be drawn.
 Rule = Callable[[Top], Split]
 
 
@@ -32,19 +32,19 @@ def compare_samples(
     edge: Collection[str] = (),
     unlisted: bool = True,
 ) -> list[Fact]:
-    """Compare samples of one token with their log-probabilities.
+    """Compare one-token samples with their reported log-probabilities.
 
     Args:
-        about: The subject of the facts.
+        about: The parameter and kind of the samples, for the facts.
         samples: The samples.
         rule: Which tokens may be drawn.
         evidence: The value of the parameter and the text.
         temperature: The temperature of the samples.
-        edge: Tokens that a tighter value of the parameter would cut off; counted together.
-        unlisted: Tokens that are not listed may be drawn.
+        edge: Tokens that a tighter value of the parameter would remove; they are counted together.
+        unlisted: Whether tokens that are not listed may be drawn.
 
     Returns:
-        Facts of tokens that must not be drawn, and of each of the likeliest tokens, or of the edge,
+        A fact if a token was drawn that must not be, and a fact per likeliest token (or the edge)
         that was drawn too often or too seldom.
     """
     tallies = {f"rank {rank + 1}": Tally() for rank in range(_RANKS)}
@@ -56,7 +56,7 @@ def compare_samples(
         if token in remaining:
             allowed = {name: position.top[name] for name in remaining}
             probabilities = shares(allowed, temperature)
-            # Equally likely tokens by name: an engine lists the drawn one first.
+            # Sort equally likely tokens by name, since engines list the drawn one first.
             ordered = sorted(probabilities, key=lambda name: (-probabilities[name], name))
             for tally, name in zip(tallies.values(), ordered[:_RANKS], strict=False):
                 tally.add(token == name, probabilities[name])
@@ -75,10 +75,10 @@ def compare_samples(
 
 
 def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
-    """Compare samples of a seed with those that the seed gave alone.
+    """Compare seeded samples with the samples of single requests that have the same seed.
 
     Args:
-        alone: One sample after each text.
+        alone: One sample per text, from requests sent alone.
         samples: Samples after the same texts, any number of times.
 
     Returns:
@@ -96,7 +96,7 @@ def compare_repeated(alone: Samples, samples: Samples) -> list[Fact]:
 
 
 class Case(NamedTuple):
-    """Requests for samples of one token, and the comparison of their samples."""
+    """Requests for one-token samples, and the comparison of the samples."""
 
     texts: list[str]
     options: Json

@@ -1,4 +1,4 @@
-"""Requests for sampled completions, and what the samples of a check are taken with."""
+"""Requests for sampled completions, and the texts and parameter values of the checks."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name
 
-#: Texts that can go on in many ways, for a small model as for a large one.
+#: Texts with many plausible continuations, for small and large models.
 TEXTS = (
     "The capital",
     "The capital of France is Paris. The",
@@ -31,26 +31,26 @@ TEXTS = (
     "and",
     "A",
 )
-#: Maximum samples of a comparison.
+#: Maximum number of samples in a comparison.
 MOST = 4096
-#: Maximum texts of a request.
+#: Maximum number of texts in a request.
 BATCH = 32
-#: Samples of a comparison that needs no more.
+#: Number of samples in a comparison whose result is nearly deterministic.
 FEW = 8
-#: Temperature of a comparison that a penalty alone decides.
+#: A temperature so low that a small difference of logits decides.
 COLD = 0.01
 #: A bias that forces a token.
 FORCED = 100.0
-#: Two biases that together leave no other token than the two that have them.
+#: Biases for two tokens that exclude all other tokens.
 HIGH = 90.0
 LOW = 50.0
 
 
 class Range(NamedTuple):
-    """The values that a parameter is sampled with."""
+    """The values of a parameter to sample with."""
 
     middle: float
-    #: Bounds of the value that is drawn in each run.
+    #: Bounds of the value that each run draws.
     low: float
     high: float
 
@@ -61,8 +61,8 @@ RANGES = {
     "frequency_penalty": Range(1.2, 0.9, 1.9),
     "repetition_penalty": Range(1.3, 1.2, 1.5),
 }
-#: The capability and the neutral value of parameters that are sent if the engine knows them, so
-#: that the model's defaults have no effect.
+#: The capability and the neutral value of parameters that are sent if the engine supports them, so
+#: that the model's default settings have no effect.
 NEUTRAL: dict[str, tuple[Name, float]] = {
     "top_k": ("top_k", -1),
     "repetition_penalty": ("repetition_penalty", 1.0),
@@ -75,7 +75,7 @@ Samples = list[tuple[Position, ...]]
 
 
 class ParameterValue(NamedTuple):
-    """A value that a parameter is sampled with."""
+    """A value of a parameter to sample with."""
 
     #: ``middle`` or ``drawn``.
     kind: str
@@ -119,7 +119,7 @@ class SampleSource:
         return [ParameterValue("middle", bounds.middle), ParameterValue("drawn", round(drawn, 3))]
 
     def ask(self, texts: Sequence[str], options: Json) -> Samples:
-        """Return one sample after each text.
+        """Send the texts, and return one sample per text.
 
         Args:
             texts: The prompts.
@@ -154,7 +154,7 @@ class SampleSource:
             options: Fields of the body. The keys of ``logit_bias`` are names of tokens.
 
         Raises:
-            NotRun: The engine sends no log-probabilities, or takes no lists of prompts.
+            NotRun: The engine sends no log-probabilities, or accepts no lists of prompts.
         """
         capabilities = self.api.capabilities
         capabilities.require("logprobs", "prompt_lists")
@@ -169,10 +169,10 @@ class SampleSource:
         return body
 
     def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
-        """Remove tokens that are only listed because they were drawn.
+        """Remove listed tokens that are only listed because they were drawn.
 
-        Engines list the drawn token in addition to the likeliest. Without it, the list is the same
-        in each sample.
+        Engines list the drawn token in addition to the likeliest ones. Without it, the list is the
+        same in all samples.
 
         Args:
             positions: The tokens of a sample.
@@ -196,5 +196,5 @@ class SampleSource:
 
 
 def id_of(token: str) -> int:
-    """Return the id of a token that is named by it, such as "token_id:17"."""
+    """Return the id from a token's name such as "token_id:17"."""
     return int(token.rpartition(":")[2])

@@ -1,8 +1,8 @@
 """Checks of sampled completions against the log-probabilities that the server reports.
 
-Each parameter is sent with a middle value and with one that is drawn anew in each run. The number
-of samples is such that a value that is off by a tenth is detected, after the text that needs the
-fewest samples.
+Each parameter is sent with a middle value, and with a value that each run draws. The samples are
+taken after the text that needs the fewest, and their number is chosen so that a value that is off
+by a tenth is detected.
 """
 
 import functools
@@ -32,11 +32,11 @@ from sm121.core.unmet import Fact, require_each
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name
 
-#: Samples of a request of `Sampler.far`.
+#: Number of samples per request of `Sampler.far`.
 _FAR = 24
-#: Texts that a seed is sampled after.
+#: Number of texts after which a seed is sampled.
 _FLAT = 10
-#: Ranges of the values of `Sampler.far`.
+#: Ranges from which `Sampler.far` draws its values.
 _FAR_TEMPERATURE = (0.35, 0.5)
 _FAR_TOP_P = (0.4, 0.6)
 
@@ -52,7 +52,7 @@ class _TemperatureCase(NamedTuple):
 
 @dataclass
 class Sampler:
-    """Checks of one server's samples. Each raises `Unmet` with all deviations.
+    """Checks one server's samples. Each check raises `Unmet` with all deviations.
 
     Args:
         api: The API of the server.
@@ -71,14 +71,14 @@ class Sampler:
         self._chats = ChatSamples(self.api, self.seed)
 
     def follows_the_temperature(self) -> None:
-        """Require samples as likely as two temperatures make them.
+        """Require that the samples follow two requested temperatures.
 
-        Samples are requested until it is decided whether both temperatures are off by one factor.
-        In addition, each of the likeliest tokens is counted.
+        Samples are requested until a sequential test decides whether both temperatures are off by a
+        common factor. In addition, the frequency of each of the likeliest tokens is compared.
 
         Raises:
-            Unmet: The samples are those of another temperature.
-            NotRun: The maximum of samples does not decide.
+            Unmet: The samples follow another temperature.
+            NotRun: The maximum number of samples does not suffice for a decision.
         """
         cases = []
         tops = self.source.tops
@@ -97,9 +97,9 @@ class Sampler:
         self.source.require_none(facts)
 
     def _sample_until_decided(self, cases: list[_TemperatureCase]) -> dict[float, float]:
-        """Add samples to the cases.
+        """Add samples to the cases until the temperatures are decided.
 
-        Returns, by each factor, the logarithm of how much likelier it makes all samples.
+        Returns the log-likelihood ratio of all samples, by the factor of the temperatures.
         """
         ratios = dict.fromkeys(promised.OFF, 0.0)
         batch = sample_source.BATCH
@@ -119,14 +119,14 @@ class Sampler:
         return ratios
 
     def keeps_the_cut(self, cut: Cut) -> None:
-        """Require samples that a cut leaves, as often as their probabilities promise.
+        """Require that a truncation is obeyed, and kept tokens are drawn by their probabilities.
 
         Args:
             cut: ``top_p``, ``top_k`` or ``min_p``.
 
         Raises:
-            Unmet: Other tokens were drawn, or a token too often or too seldom.
-            NotRun: The engine does not know the parameter, or no text detects an error of it.
+            Unmet: A removed token was drawn, or a kept token too often or too seldom.
+            NotRun: The engine does not support the parameter, or no text can show an error of it.
         """
         if cut != "top_p":
             self.api.capabilities.require(cut)
@@ -141,21 +141,21 @@ class Sampler:
         self.source.require_none(facts)
 
     def find_cuts(self, cut: Cut) -> dict[str, CutCase]:
-        """Return the cases of a cut, as in `cuts.find_cuts`."""
+        """Return the cases of a truncation parameter; see `cuts.find_cuts`."""
         return find_cuts(self.source.tops, cut, self.seed)
 
     def restricts(self, name: Name) -> None:
-        """Require samples without `bad_words`, or of `allowed_token_ids` alone.
+        """Require that samples contain no `bad_words`, or only `allowed_token_ids`.
 
-        The likeliest word is banned. Each of five allowed tokens must be drawn as often as its
-        probability promises.
+        The likeliest word is banned. Each of five allowed tokens must be drawn with its
+        probability.
 
         Args:
             name: The parameter.
 
         Raises:
-            Unmet: Other tokens were drawn, or a token too often or too seldom.
-            NotRun: The engine does not know the parameter.
+            Unmet: A forbidden token was drawn, or an allowed token too often or too seldom.
+            NotRun: The engine does not support the parameter.
         """
         self.api.capabilities.require(name, "logprob_ids")
         words = {}
@@ -188,14 +188,14 @@ class Sampler:
         return top[promised.likeliest(top)]
 
     def penalises(self, name: str) -> None:
-        """Require penalties that are not off by a tenth.
+        """Require that a penalty has its requested value; an error of a tenth is detected.
 
         Args:
             name: ``presence_penalty``, ``frequency_penalty`` or ``repetition_penalty``.
 
         Raises:
-            Unmet: A penalty is off.
-            NotRun: The engine does not know the parameter, or no text detects an error of it.
+            Unmet: The penalty has another value.
+            NotRun: The engine does not support the parameter, or no text can show an error of it.
         """
         divides = name == "repetition_penalty"
         self.api.capabilities.require("divided_bias" if divides else "penalties")
@@ -221,14 +221,14 @@ class Sampler:
         require_each(compare, *zip(*self.source.values(name), strict=True))
 
     def far(self) -> dict[str, Case]:
-        """Return requests whose few samples show whether a parameter is ignored.
+        """Return requests that show with few samples whether a parameter is ignored.
 
-        These are a temperature and a `top_p` that are far from 1, each after the text that needs
-        the fewest samples, and a seed, whose samples are mostly the same again. A case that fails
-        now is left out: the check of its parameter reports it.
+        The parameters are a temperature and a `top_p` that are far from 1, each after the text that
+        needs the fewest samples, and a seed, with which most samples must be repeated. A case that
+        already fails without other load is omitted: the check of its parameter reports it.
 
         Returns:
-            The cases by their parameters.
+            The cases by the name of the parameter.
         """
         drawn = random.Random(f"{self.seed} far")
         temperature = round(drawn.uniform(*_FAR_TEMPERATURE), 3)
@@ -260,7 +260,7 @@ class Sampler:
         return Case([text] * _FAR, {"temperature": temperature}, compare)
 
     def _far_top_p(self, top_p: float) -> Case | None:
-        """Return the case after the text with the most probability beyond `top_p`, if any."""
+        """Return the case after the text with the most removed probability; None without any."""
         rule: Rule = functools.partial(promised.remaining, cut="top_p", value=top_p)
         beyond = {}
         for text, top in self.source.tops.items():
@@ -278,7 +278,7 @@ class Sampler:
         return Case([text] * _FAR, {"top_p": top_p}, compare)
 
     def _repeated_seed(self) -> Case:
-        """Return the case of a seed, after the texts whose samples are the least alike."""
+        """Return the case of a seed, after the texts whose samples vary most."""
         alike = {}
         for text, top in self.source.tops.items():
             alike[text] = sum(math.exp(2 * log) for log in top.values())

@@ -1,6 +1,6 @@
-"""Checks of sampled chats, whose parameters a server reads in another place than completions'.
+"""Checks of sampled chats: servers parse their sampling parameters separately from completions'.
 
-Each token of a chat is a sample of its position.
+Each token of a chat serves as one sample.
 """
 
 import functools
@@ -20,37 +20,36 @@ from sm121.client.completion_json import parse
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
-#: Tokens of a chat.
+#: Maximum number of tokens of a chat's answer.
 _TOKENS = 12
-#: Likeliest tokens that are requested at each position.
+#: Number of likeliest tokens requested per position.
 _LISTED = 20
-#: Chats that are sampled before the next decision.
+#: Number of chats that are sampled between two decisions.
 _BATCH = 12
-#: Maximum sampled chats.
+#: Maximum number of sampled chats.
 MOST_CHATS = 480
-#: Concurrent chats.
+#: Number of concurrent chats.
 _CONCURRENCY = 8
 #: Factors of a temperature that is off by half.
 _OFF = (1.5, 1 / 1.5)
-#: The logarithm of the odds at which another value is accepted as the right one: the chance of a
-#: false alarm is 1 in 20,000.
+#: The log-likelihood ratio above which a parameter counts as disobeyed: the probability of a false
+#: alarm is 1 in 20,000.
 _WRONG = promised.WRONG + math.log(10.0)
-#: The values that one is drawn from in each run. Low temperatures keep harmony's format.
+#: The values from which each run draws one. At low temperatures, harmony's format stays intact.
 _VALUES: dict[str, tuple[float, ...]] = {
     "temperature": (0.6, 0.62, 0.65, 0.67, 0.7),
     "top_p": (0.4, 0.45, 0.5, 0.55, 0.6),
     "top_k": (1, 2),
     "min_p": (0.3, 0.4, 0.5, 0.6),
 }
-#: A probability below which the rest of a distribution is not taken, so that its logarithm is
-#: finite.
+#: Minimum probability of the kept tokens, so that its logarithm is finite.
 _LEAST_REST = 0.01
 
 Parameter = Cut | Literal["temperature"]
 
 
 class Place(NamedTuple):
-    """A token of a chat."""
+    """A token of a chat's answer."""
 
     token: str
     #: The likeliest tokens at its position.
@@ -71,21 +70,21 @@ class ChatSamples:
 
     @functools.cached_property
     def _greedy(self) -> list[list[Place]]:
-        """The tokens of a greedy chat about each of `TEXTS`."""
+        """The tokens of the greedy answer to a chat with each of `TEXTS`."""
         return together(lambda text: self._ask(text, {}), TEXTS, at_once=_CONCURRENCY)
 
     def obey(self, name: Parameter) -> None:
-        """Require sampled chats as a drawn value of a parameter promises.
+        """Require that sampled chats obey a parameter, at a value that the run draws.
 
-        The alternatives are, for a temperature, that it is off by half in either direction, and for
-        a cut, that there is none. The text is the one whose greedy chat distinguishes most.
+        The alternative hypotheses are: a temperature that is half too high or too low; and no
+        truncation at all. The chosen text is the one whose greedy chat best distinguishes them.
 
         Args:
             name: The parameter.
 
         Raises:
-            Unmet: An alternative is likelier.
-            NotRun: `MOST_CHATS` chats do not decide, or the engine does not know the parameter.
+            Unmet: An alternative is significantly likelier, or a removed token was drawn.
+            NotRun: `MOST_CHATS` chats do not suffice, or the engine lacks the parameter.
         """
         if name in ("top_k", "min_p"):
             self.api.capabilities.require(name)
@@ -110,7 +109,7 @@ class ChatSamples:
         raise NotRun(f"{MOST_CHATS} chats do not tell whether {name} is obeyed")
 
     def _sampled(self, text: str, options: Json) -> Iterator[Place]:
-        """Yield the tokens of sampled chats, batch by batch."""
+        """Yield the tokens of sampled chats, which are requested in batches."""
         for _ in range(0, MOST_CHATS, _BATCH):
             repeated = [text] * _BATCH
             chats = together(lambda text: self._ask(text, options), repeated, at_once=_CONCURRENCY)
@@ -118,7 +117,7 @@ class ChatSamples:
                 yield from places
 
     def _ask(self, text: str, options: Json) -> list[Place]:
-        """Return the tokens of a chat."""
+        """Send a chat, and return the tokens of its answer."""
         capabilities = self.api.capabilities
         capabilities.require("chat_logprobs", "chat_token_ids", "top_logprobs_20")
         body: Json = {}
@@ -126,21 +125,21 @@ class ChatSamples:
             if capabilities.can(ability):
                 body[option] = neutral
         body |= {"max_tokens": _TOKENS, "logprobs": True, "top_logprobs": _LISTED, "top_p": 1.0}
-        body["ignore_eos"] = False  # vLLM answers chats with true by an error (vllm#50690)
+        body["ignore_eos"] = False  # vLLM answers chats with an error if this is true (vllm#50690)
         positions = parse(self.api.send_chat(text, **body | options)).positions or ()
         require(positions, "log-probabilities of a chat")
         bare = sum(not position.top for position in positions)
         require(not bare, "alternatives listed with each token of a chat", f"{bare} have none")
         places = []
         for position in positions:
-            # The drawn token is always listed, and may be so in the place of the last one.
+            # The drawn token is always listed, perhaps in place of the last of the likeliest.
             top = nlargest(_LISTED - 1, position.top.items(), itemgetter(1))
             places.append(Place(position.token, dict(top)))
         return places
 
 
 def _log_odds(name: Parameter, value: float, place: Place) -> list[float]:
-    """Return the logarithms of how much likelier each alternative makes a token."""
+    """Return the log-likelihood ratio of a token for each alternative hypothesis."""
     token, top = place
     if name == "temperature":
         if token not in top:

@@ -1,7 +1,7 @@
 """The effect of sampling parameters (temperature, seed, logit_bias), and of their defaults.
 
-vLLM documents that the defaults are those of the checkpoint's generation_config.json, else those
-of OpenAI's API.
+vLLM documents that the defaults come from the checkpoint's generation_config.json, or else from
+OpenAI's API.
 """
 
 import functools
@@ -22,16 +22,16 @@ from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 Form = Literal["streamed completion", "streamed chat", "response"]
-#: Requests of each form.
+#: Maximum number of requests of each form.
 _TIMES = 8
-#: A text that can go on in many ways, and one for chats.
+#: Texts with many plausible continuations: for completions, and for chats.
 _OPEN = "The capital"
 _OPEN_CHAT = "1, 2, 3, 4, 5,"
-#: Maximum tokens of an answer.
+#: Maximum number of tokens of an answer.
 _LIMIT = 20
-#: The seed of a request that is repeated.
+#: The seed of repeated requests.
 _SEED = 1234
-#: Values that have no effect: OpenAI's defaults.
+#: OpenAI's defaults, which have no effect on the distribution.
 NEUTRAL: Json = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -41,18 +41,18 @@ NEUTRAL: Json = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-#: Options of vLLM that replace the checkpoint's defaults.
+#: Options of vLLM that override the checkpoint's defaults.
 _OWN_DEFAULTS = ("--generation-config", "--override-generation-config")
 #: A temperature at which different answers are likely.
 _HOT: Json = {"temperature": 2.0}
 
 
 def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
-    """Require the same tokens for the same seed in one of several attempts.
+    """Require that the same seed gives the same tokens in one of several attempts.
 
     Args:
         sdk: The client of the server.
-        attempts: The number of attempts. Kernels may round in more than one way.
+        attempts: The number of attempts; more than one, since kernels may round in several ways.
 
     Raises:
         Unmet: All attempts differ from the first answer.
@@ -68,14 +68,14 @@ def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
 
 
 def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts: int) -> None:
-    """Require different texts for different seeds at temperature 2, and one text for one seed.
+    """Require different texts for different seeds at temperature 2, and equal ones for one seed.
 
-    The longest text is repeated: at this temperature many chats break the format and have no text,
-    and two empty texts are equal with any seed.
+    Only the longest text is requested again: at this temperature, many answers violate harmony's
+    format and have no text, and two empty texts are always equal.
 
     Args:
         sdk: The client of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
         attempts: The number of attempts to repeat a text.
 
     Raises:
@@ -94,16 +94,17 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
 
 
 def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
-    """Require different answers at temperature 1, and mostly one at temperature 0 or a tiny top_p.
+    """Require different answers at temperature 1, and mostly equal ones at temperature 0.
 
-    Mostly, because kernels may round in more than one way, and tokens may be equally likely.
+    A tiny top_p must also give mostly equal answers. "Mostly", since kernels may round in several
+    ways and tokens may be equally likely.
 
     Args:
         api: The API of the server.
         form: The form of the request.
 
     Raises:
-        Unmet: The answers differ, or do not differ.
+        Unmet: Answers that should be equal differ, or the other way round.
     """
 
     def ask(options: Json) -> str:
@@ -124,14 +125,14 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
 
 
 def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
-    """Collect texts until a question about them is decided, at most `_TIMES`.
+    """Collect texts until a condition on them holds, at most `_TIMES`.
 
     Args:
-        decided: Returns whether the question is decided, which more texts cannot revoke.
-        ask: Returns one text.
+        decided: Returns whether the condition holds. Once it holds, more texts do not change that.
+        ask: Requests one text.
 
     Returns:
-        How often each text came.
+        How often each text was returned.
     """
     texts = Counter[str]()
     for _ in range(_TIMES):
@@ -155,14 +156,14 @@ def said(message: Json) -> str:
     """Return the reasoning and content of a message.
 
     Args:
-        message: The message. The field of reasoning has two names; vLLM 0.14 sends both.
+        message: The message. Its field for reasoning has one of two names; vLLM 0.14 sends both.
     """
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
     return f"{reasoning}{message.get('content') or ''}"
 
 
 def logit_bias_is_obeyed(api: Api) -> None:
-    """Require that a bias of -100 bans the likeliest token, and one of 50 forces another.
+    """Require that a bias of -100 bans the likeliest token, and a bias of 50 forces another token.
 
     Args:
         api: The API of the server.
@@ -188,14 +189,14 @@ def logit_bias_is_obeyed(api: Api) -> None:
 
 
 def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
-    """Require the known answer to each prompt: one after the other, twice, and in one request.
+    """Require the known answer to each prompt: twice in single requests, and in one batch request.
 
     Args:
         api: The API of the server.
-        correctness: its exam has the prompts and the beginnings of their answers.
+        correctness: Its exam has the prompts and the beginnings of their answers.
 
     Raises:
-        Unmet: An answer begins otherwise.
+        Unmet: An answer begins differently.
     """
     facts = exam.load(correctness.exam).completions
     answered = []
@@ -214,9 +215,9 @@ def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
 def _require_repeated(
     first: object, sample: Callable[[], object], attempts: int, quantity: str
 ) -> None:
-    """Require the first answer again in one of several attempts."""
+    """Require that one of several attempts repeats the first answer."""
     second = first_that((sample() for _ in range(attempts)), lambda answer: answer == first)
-    # Without the answers: they differ in each run, and --against compares the observation.
+    # The message omits the answers: they differ in each run, and --against compares the message.
     require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")
 
 
@@ -228,11 +229,11 @@ def defaults_promised(api: Api, server: Server) -> list[Json]:
         server: The server.
 
     Returns:
-        The defaults of the checkpoint. An attached server may have been started without them, so
-        `NEUTRAL` is a second possibility for it.
+        The possible defaults: the checkpoint's defaults; for an attached server, also `NEUTRAL`,
+        since it may have been started without them.
 
     Raises:
-        NotRun: The engine documents no defaults, the server was started with others, or the
+        NotRun: The engine documents no defaults, the server was started with other defaults, or the
             checkpoint of an attached server is not on this machine.
     """
     if api.capabilities.engine != "vllm":
@@ -253,7 +254,7 @@ def defaults_promised(api: Api, server: Server) -> list[Json]:
 
 
 def _checkpoint_defaults(file: Path) -> Json:
-    """Return `NEUTRAL`, changed by the values of a generation_config.json if it exists."""
+    """Return `NEUTRAL`, updated with the values of a generation_config.json if that exists."""
     defaults = dict(NEUTRAL)
     if file.is_file():
         values = json.loads(file.read_text("utf-8"))
@@ -264,10 +265,10 @@ def _checkpoint_defaults(file: Path) -> Json:
 
 
 def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
-    """Require the same answers with explicit defaults as without parameters.
+    """Require that sending the defaults explicitly gives the same answers as not sending them.
 
-    With one seed, texts must have the same answers if the values are sent as if none is sent, or a
-    high temperature alone. Without a seed, answers must differ.
+    With the same seed, each text must get the same answer in both cases; also if a high temperature
+    is sent in both cases. Without a seed, answers must differ.
 
     Args:
         api: The API of the server.
@@ -275,7 +276,7 @@ def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
         attempts: The number of attempts to get the same answer.
 
     Raises:
-        Unmet: Answers differ from those of every candidate, or are the same without a seed.
+        Unmet: No candidate gives the same answers, or answers are equal without a seed.
     """
 
     def differing_texts(values: Json) -> list[str]:
@@ -301,7 +302,7 @@ def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
 
 
 def _answers(api: Api, options: Json, seed: int | None = None) -> list[str]:
-    """Return a sampled answer to each of `TEXTS`, without any default of `Api`."""
+    """Return a sampled answer to each of `TEXTS`, without the default parameters of `Api`."""
     body = {"temperature": None, "max_tokens": 24, "ignore_eos": True, **options}
     if seed is not None:
         body["seed"] = seed

@@ -1,6 +1,6 @@
 """Validation of answers against the published schema.
 
-The schema is that of the models of the ``openai`` package, applied in pydantic's strict mode. The
+The schema consists of the ``openai`` package's models, applied in pydantic's strict mode. The
 package itself constructs its models without validation, so it accepts nearly any answer.
 """
 
@@ -22,13 +22,13 @@ Kind = Literal[
     "error",
 ]
 
-#: Errors that are tolerated, as pydantic's type and the end of the location. Releases of engines
-#: that are still in use were made before the field was required: openai 1.99 to 2.8 do not have
-#: it, and vLLM 0.24 does not send it.
+#: Tolerated errors, as pydantic's error type and the end of the location. Releases of engines that
+#: are still in use are older than the requirement of the field: openai 1.99 to 2.8 do not have it,
+#: and vLLM 0.24 does not send it.
 _REQUIRED_LATER = (("missing", ("usage", "input_tokens_details", "cache_write_tokens")),)
-#: Violations that are returned of one answer.
+#: Maximum number of violations that are returned for one answer.
 _MOST = 4
-#: Characters of a value that a violation quotes.
+#: Maximum number of characters of a value that a violation quotes.
 _QUOTED = 60
 
 
@@ -37,7 +37,7 @@ class _Open(BaseModel):
 
 
 class _Error(_Open):
-    """The error object. ``code`` is a string or null as published; servers send the status."""
+    """The error object. ``code`` is published as a string or null; servers send the status."""
 
     message: str = Field(min_length=1)
     type: str = Field(min_length=1)
@@ -84,14 +84,15 @@ def violations(kind: Kind, content: Any) -> list[str]:
     """
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
-        # Validated against the type of this event alone: a union of forty types reports the errors
-        # of all forty.
+        # Only validate against the type of this event: a union of forty types would report the
+        # errors of all forty.
         event = str(content.get("type"))
         if event not in _event_adapters():
             return [f"no published kind of event is {event[:_QUOTED]!r}"]
         adapter = _event_adapters()[event]
     try:
-        # As JSON text: pydantic's strict mode refuses Python values that JSON cannot distinguish.
+        # Validate JSON text: pydantic's strict mode rejects Python values that JSON cannot
+        # distinguish.
         adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         lines = []

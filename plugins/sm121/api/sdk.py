@@ -31,7 +31,7 @@ class Sdk:
 
         Args:
             prompt: The text.
-            ids: Request the token ids of prompt and answer.
+            ids: Whether to request the token ids of prompt and answer.
             **options: Further arguments of ``completions.create``.
 
         Returns:
@@ -55,7 +55,7 @@ class Sdk:
         return self.complete(max_tokens=tokens, extra_body=extra, **options)
 
     def chat(self, question: str, max_tokens: int, **options: Any) -> Any:
-        """Send a chat of one user message.
+        """Send a chat with one user message.
 
         Args:
             question: The text of the message.
@@ -73,13 +73,13 @@ class Sdk:
         )
 
     def knows(self, completions: Iterable[Completion]) -> None:
-        """Require completions that begin as an exam says.
+        """Require that completions begin as the exam expects.
 
         Args:
             completions: Prompts, and the beginnings of their answers.
 
         Raises:
-            Unmet: A completion begins otherwise.
+            Unmet: A completion begins differently.
         """
         facts = []
         for known in completions:
@@ -89,10 +89,10 @@ class Sdk:
         require_none(facts)
 
     def finds_text_and_usage(self, correctness: level_settings.Correctness) -> None:
-        """Require text and usage of a chat and a completion where the package has its attributes.
+        """Require that text and usage of a chat and a completion are in the package's attributes.
 
         Args:
-            correctness: The question is that of its first chat.
+            correctness: The question of its first chat is sent.
 
         Raises:
             Unmet: A text or a usage is missing.
@@ -137,10 +137,10 @@ class Sdk:
 
 
 def first_that(answers: Iterable[_Answer], holds: Callable[[_Answer], bool]) -> _Answer:
-    """Return the first answer for which a condition holds, else the last one.
+    """Return the first answer for which a condition holds; if there is none, the last answer.
 
     Args:
-        answers: The answers. A generator only requests those that are needed.
+        answers: The answers; with a generator, no more are requested than needed.
         holds: The condition.
     """
     for answer in answers:

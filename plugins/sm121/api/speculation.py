@@ -1,8 +1,8 @@
 """Checks of speculative decoding.
 
-A drafter may make an engine faster and change nothing else (Leviathan et al. 2023; Chen et al.
-2023): the tokens, log-probabilities and distribution are those of the target, an answer ends where
-it would end without drafts, and the counters of drafted and accepted tokens are right.
+Speculative decoding must only change the speed (Leviathan et al. 2023; Chen et al. 2023): the
+tokens, log-probabilities and distribution equal the target model's, an answer ends where it would
+end without drafts, and the counters of drafted and accepted tokens are correct.
 
 Each check compares the server with itself: generated tokens with the server's own prefill of the
 same text, which is never drafted, and samples with the probabilities that the server reports.
@@ -27,33 +27,33 @@ from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 
-#: The difference of two evaluations of one log-softmax in float32, in nats.
+#: Two evaluations of one log-softmax in float32 differ by less than this, in nats.
 _ROUNDING = 1e-3
-#: Tokens of a sample, and samples of a request.
+#: Number of tokens per sample, and of samples per request.
 _SAMPLED_TOKENS = 4
 _CHOICES = 128
-#: A text of one kind, however long it gets: its tokens are as easy to draft at its end.
+#: A text whose continuation is equally easy to draft at each length.
 _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
-#: Tokens of a short and of a long answer to it.
+#: Numbers of tokens of a short and of a long continuation of it.
 _SHORT = 64
 _LONG = 256
-#: Concurrent answers to it. From three on a drafter may be given other inputs.
+#: Number of concurrent continuations of it. From three on, a drafter may get wrong inputs.
 _AT_ONCE = 8
-#: Tokens of each greedy answer that are compared with a prefill.
+#: Number of tokens of each greedy answer that are compared with a prefill.
 _JUDGED_TOKENS = 200
-#: Tokens of an answer that a regex follows at most, and the text that the regex requires then.
+#: Number of tokens of the greedy answer that a regex repeats, and the text that it then requires.
 _FORMED = 8
 _ELSEWHERE = " Paris."
-#: Token ids of an answer whose end is moved.
+#: Number of tokens of an answer at each of which an end is tested.
 _ENDS = 10
 #: Length of a stop string, and the positions in the text at which it begins.
 _STOP_LENGTH = 3
 _STOP_STARTS = range(1, 9)
-#: Drafted tokens from which on the share of accepted ones is compared.
+#: Minimum number of drafted tokens for comparing acceptance rates.
 _FEW = 16
-#: Standard deviations by which the share of accepted tokens may fall.
+#: Number of standard deviations by which an acceptance rate may fall.
 _DEVIATIONS = 5
-#: Parts of the names of methods that draft nothing if the text has no match.
+#: Parts of the names of methods that draft only if the text contains a match.
 _LOOKUPS = ("ngram", "suffix", "lookup")
 #: The timeout of a request in seconds.
 _TIMEOUT_S = 240.0
@@ -61,7 +61,7 @@ _TIMEOUT_S = 240.0
 
 @dataclass(frozen=True)
 class _JudgedToken:
-    """A generated token, and the likeliest tokens at its position by a prefill of the text."""
+    """A generated token, and the likeliest tokens at its position in a prefill of the text."""
 
     id: int
     generated: Position
@@ -70,10 +70,10 @@ class _JudgedToken:
 
 @dataclass(frozen=True)
 class _Drafts:
-    """The counters of drafts while some requests were answered."""
+    """The change of the counters of drafts over some requests."""
 
     counted: counters.Drafted
-    #: Generated tokens.
+    #: The number of generated tokens.
     tokens: int
     requests: int
 
@@ -87,11 +87,11 @@ class Speculation:
 
     server: Server
     asker: Asker
-    #: Texts with a continuation.
+    #: Prompts with their numbers of tokens to generate.
     prompts: PromptSet
     #: The tolerance between two of the server's answers.
     bound: AgreementBound
-    #: The method as the engine calls it; None if nothing shows it.
+    #: The engine's name of the speculation method; None if it is unknown.
     method: str | None
     capabilities: Capabilities
 
@@ -100,13 +100,13 @@ class Speculation:
         return any(word in (self.method or "") for word in _LOOKUPS)
 
     def tokens_are_the_targets(self) -> str:
-        """Require that each greedy token is the likeliest by a prefill of the text before it.
+        """Require that each greedy token is the likeliest one in a prefill of the text before it.
 
         Returns:
-            The number of compared tokens, in words.
+            The number of compared tokens, as text.
 
         Raises:
-            Unmet: A token is less likely than another, beyond the tolerance.
+            Unmet: A token is less likely than another by more than the tolerance.
             NotRun: The engine sends no log-probabilities of a prompt.
         """
         limit = max(self.bound.fork, _ROUNDING)
@@ -128,10 +128,10 @@ class Speculation:
         return f"{count} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
-        """Require that the log-probability of each greedy token is that of a prefill of the text.
+        """Require that each greedy token's log-probability equals that in a prefill of the text.
 
         Returns:
-            The largest difference, in words.
+            The largest difference, as text.
 
         Raises:
             Unmet: A log-probability differs by more than the tolerance.
@@ -157,18 +157,18 @@ class Speculation:
         return f"log-probabilities differ from the prefill's by {largest:.2g} at most"
 
     def samples_follow_the_target(self) -> str:
-        """Require samples by the reported probabilities at all positions that may be drafted.
+        """Require that samples follow the reported probabilities where tokens may be drafted.
 
-        The hits of each of the likeliest tokens are compared with the sum of its probabilities,
-        over all positions and after one text, also at a temperature and with a cut. Freedman's
-        inequality bounds the difference of a right server; all comparisons of a run share one
-        chance of a false alarm.
+        For each of the likeliest tokens, the number of draws is compared with the sum of its
+        probabilities, over all positions and per prefix, also with another temperature and with
+        top_p. Freedman's inequality bounds the difference for a correct server. All comparisons of
+        a run share one probability of a false alarm.
 
         Returns:
             The number of comparisons, in words.
 
         Raises:
-            Unmet: A token was drawn too often or too seldom, or is cut off.
+            Unmet: A token was drawn too often or too seldom, or was excluded by top_p.
             NotRun: The engine sends no log-probabilities.
         """
         self.capabilities.require("logprobs")
@@ -181,12 +181,12 @@ class Speculation:
         return tallies.judge()
 
     def ends_anywhere(self) -> None:
-        """Require that an answer ends exactly by max_tokens, a stop token or a stop string.
+        """Require that answers end exactly at max_tokens, a stop token or a stop string.
 
         The end may fall between two tokens that were accepted together.
 
         Raises:
-            Unmet: An answer ends elsewhere, or its usage is another.
+            Unmet: An answer ends elsewhere, or its usage differs.
         """
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, prompt.tokens))
@@ -222,9 +222,10 @@ class Speculation:
             require(counted == len(expected), f"usage of {len(expected)}", counted)
 
     def forms_are_kept(self) -> None:
-        """Require texts by a regex that leaves the greedy answer at each of its characters.
+        """Require texts that match a regex, which departs from the greedy answer at some character.
 
-        Drafts of the greedy answer are accepted up to there, and not beyond.
+        Every character of the greedy answer's beginning is tried. Drafts of the greedy answer must
+        be accepted up to that character, and not beyond.
 
         Raises:
             Unmet: The text does not match the regex.
@@ -269,9 +270,9 @@ class Speculation:
     def _require_counted_tokens(self, drafts: _Drafts, length: int) -> None:
         """Require that steps with drafts of at most `length` tokens make the generated tokens.
 
-        A step gives one token and those that it accepted. The first token of an answer is the
-        prefill's, and what the last step accepts beyond the limit is cut off. A method that looks
-        drafts up has steps without a draft, which are not counted.
+        A step generates one token and the accepted draft tokens. The first token of an answer comes
+        from the prefill, and tokens that the last step accepts beyond the limit are discarded. A
+        method that looks drafts up also has steps without a draft, which are not counted.
         """
         drafted = drafts.counted
         made = drafted.accepted + drafted.drafts
@@ -296,10 +297,10 @@ class Speculation:
         return self._texts.counted
 
     def drafts_are_accepted(self) -> None:
-        """Require that drafts are accepted, in a long answer and in concurrent ones as in a short.
+        """Require that drafts are accepted, also in long and in concurrent answers.
 
         Raises:
-            Unmet: No draft is accepted, or the share of accepted tokens falls.
+            Unmet: No draft token is accepted, or the acceptance rate falls.
             NotRun: The server has no such counters.
         """
         early = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")]).counted
@@ -320,9 +321,9 @@ class Speculation:
 
     @functools.cached_property
     def _judged(self) -> dict[str, list[_JudgedToken]]:
-        """The tokens of a greedy answer to each prompt, by its name.
+        """The tokens of the greedy answer to each prompt, by the prompt's name.
 
-        The answers are long, because a fault may change a single one of 200 tokens.
+        The answers are long, since a fault may change only one of 200 tokens.
         """
         self.capabilities.require("prompt_logprobs")
         judged = {}
@@ -357,7 +358,7 @@ class Speculation:
         return self._drafted(requests)
 
     def _drafted(self, requests: Sequence[Request], *, at_once: bool = False) -> _Drafts:
-        """Send requests, one after the other or at once, and count the drafts."""
+        """Send requests, one after another or concurrently, and count the drafts."""
         before = counters.drafted(self.server.endpoint)
         if before is None:
             raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
@@ -392,10 +393,10 @@ class Speculation:
 
 
 def _require_accepted(place: str, early: counters.Drafted, later: counters.Drafted) -> None:
-    """Require about the share of accepted tokens that an earlier measurement has.
+    """Require that the acceptance rate has not fallen since an earlier measurement.
 
-    The share may fall to a half, and by the noise of both shares. Nothing is compared if either
-    measurement has few drafted tokens.
+    It may fall to half, or by the noise of both rates if that is more. Nothing is compared if
+    either measurement has few drafted tokens.
     """
     if min(early.tokens, later.tokens) < _FEW:
         return

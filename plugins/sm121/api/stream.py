@@ -1,4 +1,4 @@
-"""Streams of server-sent events: their validation, and the answers that their chunks add up to."""
+"""Streams of server-sent events: validating them, and joining their chunks to an answer."""
 
 import json
 from collections import Counter
@@ -11,7 +11,7 @@ from sm121.client.sse import DONE, EventParser
 
 Json = dict[str, Any]
 _DONE = DONE.decode()
-#: More errors than these are not collected.
+#: After more than this number of errors, no further errors are collected.
 _MOST = 3
 _LAST_RESPONSE_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
@@ -40,7 +40,7 @@ def read(content_type: str, content: bytes) -> Stream:
         Its events and chunks. Violations of the format are in `Stream.malformed`.
     """
     parser = EventParser()
-    # A client drops a last event without an empty line after it. This one is parsed all the same.
+    # Clients drop a last event that no empty line follows; here, it is parsed anyway.
     blocks = [*parser.feed(content), *parser.feed(b"\n\n")]
     events = tuple(data.decode("utf-8", "replace") for data in blocks)
     malformed = [
@@ -69,11 +69,11 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
     Args:
         stream: The stream.
         kind: The kind of its chunks.
-        usage: The request contained ``include_usage``.
+        usage: Whether the request contained ``include_usage``.
 
     Returns:
-        One line for each violation; empty if the stream is as published. Errors between chunks are
-        only searched for if each chunk is valid.
+        One line per violation; empty if the stream is as published. Errors between chunks are only
+        checked if each chunk is valid.
     """
     errors = _form_errors(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
@@ -118,7 +118,7 @@ def _identity_errors(stream: Stream) -> list[str]:
 
 
 def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
-    """Require that each choice begins with its role, ends once, and does not go on afterwards."""
+    """Require that each choice begins with its role, ends once, and does not continue then."""
     errors = []
     finished: Counter[int] = Counter()
     begun: set[int] = set()
@@ -142,7 +142,7 @@ def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
 
 
 def _usage_errors(stream: Stream) -> list[str]:
-    """Require usage in the last chunk alone, without choices."""
+    """Require that only the last chunk has usage, and that it has no choices."""
     with_usage = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
     if with_usage != [len(stream.chunks) - 1]:
         return [f"usage not in the last chunk alone, but in chunks {with_usage[:4]}"]
@@ -173,9 +173,9 @@ def completion_of(stream: Stream) -> list[Json]:
 
 
 def log_probabilities(stream: Stream) -> list[float | None]:
-    """Return the log-probabilities of a streamed completion's tokens, of all choices in turn.
+    """Return the log-probabilities of a streamed completion's tokens, over all choices.
 
-    llama-server sends them in the form of a chat (``logprobs.content``); both forms are read.
+    llama-server sends them in the format of a chat (``logprobs.content``); both formats are read.
     """
     values: list[float | None] = []
     for chunk in stream.chunks:
@@ -225,11 +225,11 @@ def response_violations(stream: Stream, unpublished: Collection[str]) -> list[st
 
     Args:
         stream: The stream.
-        unpublished: Types of events that are not published and that this engine is known to send.
+        unpublished: Unpublished types of events that this engine is known to send.
 
     Returns:
-        One line for each violation; empty if the events are as published. Errors between events
-        are only searched for if each event is valid.
+        One line per violation; empty if the events are as published. Errors between events are only
+        checked if each event is valid.
     """
     errors = _form_errors(stream)
     for event in stream.chunks:

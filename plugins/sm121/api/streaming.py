@@ -1,4 +1,4 @@
-"""Comparisons of a streamed answer with the whole answer to the same request."""
+"""Comparisons of a streamed answer with the answer to the same request without streaming."""
 
 import json
 from typing import NamedTuple
@@ -10,10 +10,10 @@ from sm121.api.tools import tools
 from sm121.core import level_settings, verdict
 from sm121.core.unmet import require
 
-#: Characters of two to four bytes in UTF-8; some are joined or combined, or two tokens each.
+#: Characters of two to four bytes in UTF-8; some are combined, and some have two tokens.
 BEYOND_ASCII = "Grüße, 東京 😀👩\u200d👧 e\u0301!"
 _QUESTION = "What is the capital of France?"
-#: Maximum tokens of an answer in JSON, reasoning included.
+#: Maximum number of tokens of an answer in JSON, including reasoning.
 _FORM_LIMIT = 400
 #: An object whose only value is `BEYOND_ASCII`.
 _SCHEMA: Json = {
@@ -29,8 +29,8 @@ def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_too
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat or tool call.
-        with_tools: Offer tools, and send the question of the first tool call.
+        correctness: The question of its first chat or first tool call is sent.
+        with_tools: Whether to offer tools, and send the question of the first tool call.
 
     Raises:
         Unmet: The message or the usage differs.
@@ -59,14 +59,14 @@ def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_too
 
 
 class _Texts(NamedTuple):
-    """The text of a streamed answer, and of the whole answer to the same request."""
+    """The text of a streamed answer, and of the same answer without streaming."""
 
     streamed: str
     at_once: str
 
 
 def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
-    """Require that chunks add up to the whole text where tokens are parts of characters.
+    """Require that chunks add up to the whole text if tokens are parts of characters.
 
     Args:
         api: The API of the server.
@@ -148,13 +148,13 @@ def is_as_published(api: Api, listed: int | None) -> None:
 
 
 def refuses_with_a_status(api: Api) -> None:
-    """Require a 4xx with an error object for a stream that must be refused.
+    """Require a 4xx with an error object for an invalid streaming request.
 
     Args:
         api: The API of the server.
 
     Raises:
-        Unmet: The answer is another.
+        Unmet: The answer differs.
     """
     api.capabilities.require("default_length")
     body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}
@@ -166,7 +166,7 @@ def refuses_with_a_status(api: Api) -> None:
 
 
 def _joined(choice: Json, reasoning_field: str | None) -> Json:
-    """Return the message of a whole answer in the shape of :func:`stream.message_of`."""
+    """Return the message of an unstreamed answer in the format of :func:`stream.message_of`."""
     message = choice["message"]
     reasoning = message.get(reasoning_field) if reasoning_field else None
     calls = []

@@ -1,6 +1,6 @@
 """Structured output: each sample matches its schema, regex or choices.
 
-The questions are such that the model would prefer another answer.
+The questions are chosen so that the model would prefer an answer that does not match.
 """
 
 import json
@@ -16,22 +16,22 @@ from sm121.api.client import Api, Json, together
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require, require_each
 
-#: Samples of each form.
+#: Number of samples of each form.
 _SAMPLES = 4
-#: The schema only binds the final message. At temperature 1.0 a small model may end in a call that
-#: was not requested, or with another token that ends a text, before its final message.
+#: The temperature of chats. The schema only applies to the final message: at temperature 1.0, a
+#: small model may end before it, in a tool call or with another token that ends the text.
 _TEMPERATURE = 0.3
 
 
 def keeps_json_schema(api: Api, correctness: Correctness) -> None:
-    """Require valid final messages of sampled chats with a JSON schema or a JSON object.
+    """Require that sampled chats with a JSON schema or JSON object have valid final messages.
 
-    Forms with a bias in ``fixtures/api/response_formats.json`` are sent as greedy completions. The
-    bias makes them violate each limit that the engine does not enforce.
+    The response formats with a bias in ``fixtures/api/response_formats.json`` are sent as greedy
+    completions. The bias causes a violation of any limit that the engine does not enforce.
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
 
     Raises:
         Unmet: A final message is missing or not valid.
@@ -65,7 +65,7 @@ def keeps_json_schema(api: Api, correctness: Correctness) -> None:
 
 
 def _require_valid(form: Json, content: str | None) -> None:
-    """Require JSON that matches the schema of a form; a form without schema requires an object."""
+    """Require JSON that matches the schema of a response format; without a schema, an object."""
     require(content is not None, "a final message in each answer", "none")
     schema = form.get("json_schema", {}).get("schema", {"type": "object"})
     try:
@@ -75,7 +75,7 @@ def _require_valid(form: Json, content: str | None) -> None:
 
 
 def _complete_biased(api: Api, form: Json, ids: Mapping[str, int]) -> str:
-    """Return a completion in a form with its bias; the penalty prevents endless spaces."""
+    """Return a completion in a response format with a bias; a penalty prevents endless spaces."""
     bias = {str(ids[sign]): value for sign, value in form["bias"].items()}
     form = {name: value for name, value in form.items() if name != "bias"}
     options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
@@ -88,10 +88,10 @@ def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctnes
     Args:
         api: The API of the server.
         judge: Records the known deviation of engines that leave a special token in the message.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
 
     Raises:
-        Unmet: The message is no choice.
+        Unmet: The message is neither of the choices.
         NotRun: The engine does not support choices.
     """
     choices = ["Paris", "Rome"]

@@ -23,17 +23,17 @@ _SENT_BACK = ("id", "type", "function")
 
 @functools.cache
 def tools(count: int = 2) -> list[Json]:
-    """Return the first `count` tools of ``fixtures/api/tools.json``, as a chat takes them."""
+    """Return the first `count` tools of ``fixtures/api/tools.json``, in the format of chats."""
     text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
     return list(json.loads(text))[:count]
 
 
 def called_every_time(api: Api, correctness: Correctness) -> None:
-    """Require one right call in each of several answers to each question of the profile.
+    """Require exactly one, correct call in each of several answers to the profile's questions.
 
     Args:
         api: The API of the server.
-        correctness: ``tool_calls`` has the questions, ``repeats`` the answers for each.
+        correctness: ``tool_calls`` has the questions; each is sent ``repeats`` times.
 
     Raises:
         Unmet: A call is missing or wrong, or the content contains parts of it.
@@ -59,11 +59,11 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
 
 
 def named(api: Api, correctness: Correctness) -> None:
-    """Require that ``tool_choice`` with a name calls that tool, with arguments by its schema.
+    """Require that ``tool_choice`` with a name calls that tool, with arguments of its schema.
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
 
     Raises:
         Unmet: No call, another call, or arguments that do not match the schema.
@@ -79,16 +79,17 @@ def named(api: Api, correctness: Correctness) -> None:
 
 
 def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
-    """Call a tool whose name has a sign beyond letters and ``_``, and send back its result.
+    """Request a call of a tool with an unusual name, and send the call's result.
 
-    The call must have the offered name, and the server must accept a conversation with the call.
-    ``tool_choice`` names the tool, so the model has no choice.
+    The name contains a character other than letters and ``_``. The call must have the offered name,
+    and the server must accept a conversation that contains the call. ``tool_choice`` names the
+    tool, so that the model must call it.
 
     Args:
         api: The API of the server.
-        correctness: The question is the first one of its ``tool_calls``.
+        correctness: The first question of its ``tool_calls`` is sent.
         name: The name of the tool. A server may refuse a dot, which the published API does not
-            list.
+            allow.
 
     Raises:
         Inapplicable: The server refuses a name with a dot.
@@ -114,11 +115,11 @@ def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
 
 
 def required(api: Api, correctness: Correctness) -> None:
-    """Require that ``tool_choice: required`` calls a tool, with arguments by its schema.
+    """Require that ``tool_choice: required`` calls a tool, with arguments of its schema.
 
     Args:
         api: The API of the server.
-        correctness: The question is that of its first chat.
+        correctness: The question of its first chat is sent.
 
     Raises:
         Unmet: No call, or arguments that do not match the schema.
@@ -135,7 +136,7 @@ def forbidden(api: Api, correctness: Correctness) -> None:
 
     Args:
         api: The API of the server.
-        correctness: The question is the first one of its ``tool_calls``.
+        correctness: The first question of its ``tool_calls`` is sent.
 
     Raises:
         Unmet: A tool was called.
@@ -145,14 +146,14 @@ def forbidden(api: Api, correctness: Correctness) -> None:
 
 
 def called_in_parallel(api: Api, correctness: Correctness) -> None:
-    """Require one call for each part of a question with several parts.
+    """Require one call per part of a question with several parts.
 
     Args:
         api: The API of the server.
-        correctness: ``parallel_question`` and ``parallel_calls``, the number of its parts.
+        correctness: ``parallel_question`` has the question, ``parallel_calls`` its number of parts.
 
     Raises:
-        Unmet: The number of calls is another.
+        Unmet: The number of calls differs.
         NotRun: The server has no parser of tool calls.
     """
     choice = _ask(api, correctness, correctness.parallel_question)
@@ -161,7 +162,7 @@ def called_in_parallel(api: Api, correctness: Correctness) -> None:
 
 
 def results_are_answered(api: Api, correctness: Correctness) -> None:
-    """Require that the answer after the result of a call contains what the result says.
+    """Require that the answer after a call's result uses the content of the result.
 
     Args:
         api: The API of the server.
@@ -194,9 +195,9 @@ def _conversation(case: ToolCall, calls: list[Json]) -> list[Json]:
 
 
 def spilled(message: Json) -> bool:
-    """Return whether the content beside a call contains parts of it.
+    """Return whether a message's content contains parts of its tool calls.
 
-    gpt-oss may announce a call in a preamble (harmony, "preambles"), which is no part of the call.
+    A preamble in which gpt-oss announces a call (harmony, "preambles") is allowed.
 
     Args:
         message: A message of the assistant.
@@ -232,8 +233,8 @@ def ask(
     Args:
         api: The API of the server.
         messages: The conversation, or the text of one user message.
-        functions: The tools, as /v1/chat/completions takes them.
-        limit: Maximum tokens of the answer.
+        functions: The tools, in the format of /v1/chat/completions.
+        limit: Maximum number of tokens of the answer.
         **options: Further fields of the body.
 
     Returns:
@@ -264,7 +265,8 @@ def no_call(api: Api, choice: Json) -> str:
         choice: The choice, with ``token_ids`` if the engine sends them.
 
     Returns:
-        Whether the model called no tool or the server did not parse the call, and the choice.
+        A text: whether the model called no tool or the server did not parse the call; the choice;
+        and how to start the engine with a parser.
     """
     ids = choice.get("token_ids")
     if ids and ids[-1] == harmony.CALL:
