@@ -1,1 +1,1 @@
-"""The verdict's model and the files that are written from it."""
+"""The reports of runs: pages, tables, charts, junit.xml, comparisons and histories."""

@@ -1,4 +1,4 @@
-"""The section of a report about an A/B comparison: its end, its plot, its kernel paths."""
+"""The report's section on an A/B comparison: its result, its plot and its kernel paths."""
 
 from dataclasses import dataclass, replace
 
@@ -9,19 +9,19 @@ from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
 from sm121.report.rows import Row, words
 
-#: The parts of a path that decide the speed. They are shown, proven or not.
+#: The parts of a kernel path that determine the speed. They are shown even if no log proves them.
 _DECISIVE = ("attention", "moe")
 
 
 @dataclass(frozen=True)
 class AbSection:
-    """The section of one comparison."""
+    """The section about one comparison."""
 
     file: AbFile
 
     @property
     def headline(self) -> str:
-        """The result of the comparison, and the parts of the two paths that nothing proves."""
+        """The result of the comparison, and the parts of both kernel paths that no log proves."""
         outcomes = self.file.outcomes
         a = {outcome.metric: outcome.a for outcome in outcomes}
         b = {outcome.metric: outcome.b for outcome in outcomes}
@@ -36,7 +36,7 @@ class AbSection:
 
     @property
     def forest(self) -> Forest | None:
-        """The plot of every outcome; None without outcomes."""
+        """The plot of all outcomes; None if there are none."""
         changes = []
         for outcome in self.file.outcomes:
             pairs = "1 pair" if outcome.pairs == 1 else f"{outcome.pairs} pairs"
@@ -45,7 +45,7 @@ class AbSection:
 
     @property
     def path(self) -> list[Row]:
-        """The kernel paths of the two sides, by their logs."""
+        """The kernel paths of both sides, as their logs show them."""
         a = self.file.path("A")
         b = self.file.path("B")
         table = []

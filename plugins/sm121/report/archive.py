@@ -1,7 +1,7 @@
-"""One archive of a run, to attach to an issue (``sm121 bundle``).
+"""An archive of a run, to attach to an issue (``sm121 bundle``).
 
-It has the report directory with a checksum of each file. Secrets are removed from the logs once
-more.
+It contains the report directory with a checksum of each file. Secrets are removed from the logs
+again.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ from sm121.run import directory, stored_run, verdict_file
 from sm121.run.verdict_file import VerdictFile
 
 SUMS = "SHA256SUMS"
-#: A larger file is left out, and named: traces of a profiler and memory dumps.
+#: Larger files (profiler traces, memory dumps) are omitted, and named.
 LARGEST = 32 << 20
-#: Suffixes of an engine's output. In the suite's own JSON a key that ends in token is no secret's
-#: name.
+#: Suffixes of engines' output, from which secrets are removed. The suite's own JSON is excluded:
+#: its keys that end with "token" are no secrets.
 _LOGS = (".log", ".txt")
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The run that a path means.
+    """The run that a path refers to.
 
     Attributes:
-        directory: Its report directory.
+        directory: The run's report directory.
         run: The run.
-        is_newest: Whether it is the newest in the report directory.
-        newest: The newest run; None if it has no report, as a refused certificate.
+        is_newest: Whether it is the newest run in the report directory.
+        newest: The newest run; None if that has no report, such as after a refused certificate.
     """
 
     directory: Path
@@ -44,16 +44,16 @@ class Choice:
 
 
 def choose(path: Path) -> Choice:
-    """Return the newest run of a report directory that has answers.
+    """Return the newest run of a report directory that has results.
 
     Args:
-        path: The report directory. Its verdict.json means the run of that file, whatever it has.
+        path: The report directory; or its verdict.json, for exactly that run.
 
     Returns:
-        The run; the newest one if no run has answers.
+        The run; the newest one if no run has results.
 
     Raises:
-        UsageError: There is no sound verdict.json.
+        UsageError: There is no valid verdict.json.
     """
     folder = stored_run.folder_of(path)
     newest = None
@@ -82,10 +82,10 @@ def write(report_dir: Path, output: Path | None = None) -> tuple[Path, list[str]
             folder.
 
     Returns:
-        The archive's path, and a line for each file that is too large.
+        The archive's path, and one line per file that is too large.
 
     Raises:
-        UsageError: There is no sound verdict.json.
+        UsageError: There is no valid verdict.json.
     """
     report = stored.read(report_dir)
     name = _name(report.run)
@@ -121,7 +121,7 @@ def _name(run: VerdictFile) -> str:
 
 
 def _is_hidden(inside: str) -> bool:
-    """Whether a path is hidden, or of another run in the same directory."""
+    """Whether a path is hidden, or belongs to another run in the same directory."""
     others = (f"{directory.EARLIER}/", f"{directory.NOT_RUN}/")
     return inside.startswith((".", *others)) or "/." in inside
 

@@ -1,4 +1,4 @@
-"""How certain the number of a metric is, in words: its interval, its drafts and its starts."""
+"""Texts on how certain a metric's value is: its interval, acceptance of drafts, and starts."""
 
 from sm121.core.numbers import number
 from sm121.run.verdict_file import MetricReport
@@ -7,8 +7,8 @@ from sm121.run.verdict_file import MetricReport
 def interval(metric: MetricReport) -> str:
     """Return the interval of a metric's value with its confidence.
 
-    A quantile that was compared with a bound has no interval. It has the confidence with which its
-    rounds show the comparison.
+    A quantile that was compared with a bound has no interval, but only the confidence of that
+    comparison.
 
     Args:
         metric: The metric's entry in verdict.json.

@@ -1,6 +1,6 @@
-"""A chart of report.html: a figure as plotly's own JSON, and its data as a table.
+"""A chart of report.html: a figure as plotly's JSON, and its data as a table.
 
-Colours are CSS variables, which the page's script looks up for light, dark and paper.
+Colours are CSS variables, which the page's script resolves for light mode, dark mode and paper.
 """
 
 import json
@@ -21,15 +21,15 @@ OTHERS = (
     "var(--series-7)",
     "var(--series-8)",
 )
-#: Height of a chart in pixels, and of one that has others beside it.
+#: Height in pixels of a chart, and of a chart with others beside it.
 _HEIGHT = 420
 _SMALL_HEIGHT = 260
-#: Characters of a label within a plot.
+#: Maximum number of characters of a label in a plot.
 _LONGEST_LABEL = 80
 
-#: Plotly's JSON: a figure, a trace of one, or an annotation.
+#: Plotly's JSON of a figure, a trace or an annotation.
 Figure = dict[str, Any]
-#: The looks of traces and layouts by name.
+#: Styles of traces and layouts, by name.
 LOOKS: dict[str, Figure] = json.loads(
     (files("sm121.report") / "templates" / "figure.json").read_text("utf-8")
 )
@@ -37,17 +37,17 @@ LOOKS: dict[str, Figure] = json.loads(
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure, its description in a sentence, and its data as a table."""
+    """A figure, a one-sentence description, and its data as a table."""
 
     id: str
     title: str
-    #: The description, for readers that do not see the figure.
+    #: The description, for readers who cannot see the figure.
     text: str
     figure: Figure
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    #: Entries of the legend that are no line: name, colour and shape.
+    #: Additional entries of the legend: name, colour and shape.
     marks: Sequence[tuple[str, str, str]] = ()
 
     @property
@@ -78,9 +78,9 @@ def scatter(
 
     Args:
         mode: ``lines``, ``markers`` or ``lines+markers``.
-        x: The positions of its points.
-        y: Their values.
-        hover: The text beside a point under the pointer, as plotly's template; None for no text.
+        x: The positions of the points.
+        y: The values of the points.
+        hover: The hover text of a point, as a plotly template; None for no text.
         **more: Other keys of the trace.
     """
     trace: Figure = {"type": "scatter", "mode": mode, "x": x, "y": y}
@@ -105,12 +105,12 @@ def figure_of(
     """Return a figure with one pair of axes.
 
     Args:
-        traces: What is drawn.
+        traces: The traces to draw.
         x: The title of the horizontal axis.
         y: The title of the vertical axis.
-        category: Whether the positions are names. Then the vertical axis begins at 0.
-        y_range: The ends of the vertical axis; None to let plotly choose them.
-        small: Whether the chart has others beside it.
+        category: Whether the positions are names; the vertical axis then begins at 0.
+        y_range: The range of the vertical axis; None to let plotly choose it.
+        small: Whether the chart is shown beside others.
         logarithmic: Whether the horizontal axis is logarithmic.
     """
     x_axis: Figure = {**LOOKS["axis"], "title": {"text": x}}
@@ -124,7 +124,7 @@ def figure_of(
     elif category:
         y_axis["rangemode"] = "tozero"
     layout: Figure = {
-        **LOOKS["layout"],  # no legend: the page has its own, which is text and takes no room here
+        **LOOKS["layout"],  # no legend: the page has its own below the plot
         "height": _SMALL_HEIGHT if small else _HEIGHT,
         "xaxis": x_axis,
         "yaxis": y_axis,
@@ -133,7 +133,7 @@ def figure_of(
 
 
 def escaped(text: str) -> str:
-    """Return a label without the HTML that plotly takes for formatting, of 80 characters at most.
+    """Return a label of at most 80 characters, without HTML that plotly would interpret.
 
     Args:
         text: Any text, such as a name from a file.

@@ -14,19 +14,19 @@ from sm121.report.chart import LOOKS, SERIES, Chart, Figure, escaped, figure_of,
 from sm121.run.details import Details, Samples, Series, SeriesPoint
 from sm121.stress.memory import MemoryFile
 
-#: A distribution of more samples is drawn by so many of its quantiles.
+#: Maximum number of points of a distribution; with more samples, it is drawn by its quantiles.
 _MOST_POINTS = 201
-#: A distribution of more samples is drawn as a line without points.
+#: A distribution of more samples than this is drawn as a line without points.
 _MOST_MARKED = 60
-#: A distribution needs so many requests, failed ones included.
+#: Minimum number of requests for a distribution, including failed ones.
 _FEWEST_SAMPLES = 3
-#: Samples of memory that are drawn; more only make the file larger.
+#: Maximum number of memory samples that are drawn; more would only make the file larger.
 _MOST_MOMENTS = 1500
 _MOST_HISTORIES = 6
 _MOST_RUN_TICKS = 12
-#: A distribution whose longest sample is so many times the median has a logarithmic axis.
+#: A distribution has a logarithmic axis if its longest sample is more than this many medians.
 _WIDE = 20.0
-#: The quantiles of the table below a distribution, and the names of those that have one.
+#: The quantiles in the table below a distribution, and the names of some of them.
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 _QUANTILE_NAMES = {0.0: "least", 0.5: "median", 1.0: "most"}
 _GIB = 2**30
@@ -35,7 +35,7 @@ _AT_END = _MEMORY_COLUMNS.index("at the end")
 
 
 def _server_bytes(sample: Sample) -> float | None:
-    # Shared pages by their share first: the better sum over a tree of processes.
+    # Prefer PSS, which divides shared pages among processes: its sum over processes is correct.
     return sample.pss_bytes or sample.rss_bytes
 
 
@@ -47,7 +47,7 @@ def _available_bytes(sample: Sample) -> float | None:
     return sample.available_bytes
 
 
-#: The sizes in a sample of memory, in bytes, by their names.
+#: Functions that return a size in bytes from a memory sample, by the name of the size.
 _LEVELS: dict[str, Callable[[Sample], float | None]] = {
     "server's processes": _server_bytes,
     "GPU memory in use": _device_bytes,
@@ -56,7 +56,7 @@ _LEVELS: dict[str, Callable[[Sample], float | None]] = {
 
 
 def distributions(details: Details) -> list[Chart]:
-    """Return one chart for each quantity of time: its distribution over the requests.
+    """Return one chart per time quantity (TTFT, ...) with its distribution over the requests.
 
     Args:
         details: The run's details, with the raw samples of its metrics.
@@ -82,7 +82,7 @@ def _distribution(quantity: str, samples: Samples, place: int) -> Chart:
     title = _distribution_title(quantity)
     unit = escaped(samples.unit)
     median = number(float(np.quantile(finite, 0.5)))
-    # One gap of seconds among thousands of milliseconds would leave nothing else to be seen.
+    # On a linear axis, one gap of seconds would hide thousands of gaps of milliseconds.
     is_wide = bool(finite[0] > 0 and finite[-1] > _WIDE * float(np.median(finite)))
     note = f"{samples.taken} samples"
     if is_wide:
@@ -112,7 +112,7 @@ def _distribution_title(quantity: str) -> str:
 
 
 def _distribution_trace(finite: np.ndarray[Any, Any], reached: float, unit: str) -> Figure:
-    """The share of the requests that took at most a time. ``reached``: that of finite ones."""
+    """Draw the cumulative distribution. ``reached``: the fraction of requests that did not fail."""
     if len(finite) > _MOST_POINTS:
         shares = np.linspace(0.0, 1.0, _MOST_POINTS)
         values = np.quantile(finite, shares)
@@ -146,8 +146,8 @@ def memory_levels(samples: Sequence[Sample]) -> dict[str, list[float | None]]:
         samples: Samples in the order of time.
 
     Returns:
-        The sizes in GiB, one for each sample, by name. A size is None where a sample lacks it. A
-        name that all samples lack is left out.
+        The sizes in GiB, one per sample, by name. A size is None if the sample lacks it; a name
+        that all samples lack is omitted.
     """
     levels = {}
     for name, size_of in _LEVELS.items():
@@ -169,10 +169,10 @@ def memory(file: MemoryFile) -> Chart | None:
     """Return the chart of memory over the run.
 
     Args:
-        file: memory.json. At most about 1,500 of its samples are drawn, evenly chosen.
+        file: The content of memory.json. At most about 1,500 evenly chosen samples are drawn.
 
     Returns:
-        The chart, or None for a file without samples.
+        The chart; None if the file has no samples.
     """
     samples = file.samples[:: max(1, len(file.samples) // _MOST_MOMENTS)]
     if not samples:
@@ -223,7 +223,7 @@ def _level_row(name: str, values: Sequence[float], unit: str, unit_of_growth: st
 
 
 def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
-    """Return the charts of metrics over the stored runs, six at most.
+    """Return the charts of metrics over the stored runs, at most six.
 
     Metrics whose level changed come first, then those with a gate, then the rates of one stream in
     an empty context.
@@ -247,7 +247,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 
 def _history(name: str, series: Series, place: int) -> Chart:
     count = len(series.points)
-    levels = _levels(series.points[:-1])  # this run is compared with the last of them
+    levels = _levels(series.points[:-1])  # this run is compared with the last level
     changes = [start for start, _, _ in levels[1:]]
     last_start, last_end, last_level = levels[-1]
     comparison = templates.rendered(
@@ -317,7 +317,7 @@ def _history_rows(
 
 
 def _levels(points: Sequence[SeriesPoint]) -> list[tuple[int, int, float]]:
-    """The levels of some runs: first run, one past the last, and the median of these."""
+    """Return the levels of a series as (start, end, median)."""
     values = [point.value for point in points]
     parts = [metric_levels.Segment(0, len(values))]
     if len(values) > 1 and min(values) > 0:

@@ -1,4 +1,4 @@
-"""The output of ``sm121 checkpoint``: a table for people, JSON for programs."""
+"""The output of ``sm121 checkpoint``: a table as text, or JSON for programs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class CheckpointPart(Record):
 
 
 class CheckpointFact(Record):
-    """A contradiction, as `sm121.core.unmet.Fact` has it."""
+    """A contradiction, with the texts of a `sm121.core.unmet.Fact`."""
 
     about: str
     required: str
@@ -34,11 +34,11 @@ class CheckpointFact(Record):
 class CheckpointKvCache(Record):
     """The KV cache of one sequence."""
 
-    #: The layers that keep every token, those that keep a window of tokens, and its length.
+    #: The number of layers that keep all tokens, of layers with a sliding window, and its length.
     full_layers: int
     sliding_layers: int
     window: int
-    #: The values of a token in a layer.
+    #: The number of cached values per token and layer.
     values: int
 
 
@@ -51,13 +51,13 @@ class CheckpointReport(Record):
     tensors: int
     bytes: int
     parts: list[CheckpointPart]
-    #: The bytes of weights that a token reads.
+    #: The number of bytes of weights that are read per token.
     token_bytes: float
-    #: The bytes of a drafter, which only speculation reads.
+    #: The bytes of a drafter, which are only read if the server speculates.
     drafter_bytes: int
     experts: int | None
     used_experts: int | None
-    #: None: it is not known.
+    #: The KV cache; None if it is unknown.
     kv_cache: CheckpointKvCache | None
     facts: list[CheckpointFact]
     notes: list[str]
@@ -110,7 +110,7 @@ def _fact(fact: Fact) -> CheckpointFact:
 
 
 def text(model: str, inspection: Inspection) -> str:
-    """Return an inspection for people.
+    """Return an inspection as text.
 
     Args:
         model: The checkpoint's name, as the user gave it.
@@ -151,7 +151,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes for people, in decimal units as bandwidths are.
+    """Return a number of bytes as text, in decimal units like bandwidths.
 
     Args:
         count: The bytes.

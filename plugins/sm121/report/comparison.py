@@ -1,4 +1,4 @@
-"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench."""
+"""Results side by side: stored runs of this suite, and results of other tools."""
 
 import csv
 import io
@@ -21,11 +21,11 @@ from sm121.run import stored_benchmarks, stored_run, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.verdict_file import VerdictFile
 
-#: The fields of a fingerprint that must be the same if two runs are compared.
+#: The fields of a fingerprint that must be equal if two runs are compared.
 _ASKED = {"profile", "plan", "model", "provider", "options", "machine"}
 #: A file of pytest-benchmark is named NUMBER_COMMIT_TIME.
 _BENCHMARK_NUMBER = re.compile(r"\d{4}(?=_)")
-#: Metrics that compare the two sides of one run: no results of a source.
+#: The end of an error about runs that are not comparable.
 _MIXED_HINT = "--mixed shows them side by side all the same"
 _CSV_COLUMNS = (
     "run",
@@ -46,14 +46,14 @@ _CSV_COLUMNS = (
 
 
 def read(path: Path) -> Source:
-    """Read a file of results. Its content tells which tool wrote it.
+    """Read a file of results of this suite or another tool, which is recognised by the content.
 
     Args:
         path: A report directory or its verdict.json, a file of pytest-benchmark, JSON or CSV of
             llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench.
 
     Raises:
-        UsageError: The file cannot be read, or is none of these.
+        UsageError: The file cannot be read, or has none of these formats.
     """
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
@@ -145,13 +145,13 @@ def _of_run(name: str, run: VerdictFile, notes: Sequence[str] = ()) -> Source:
 
 
 def named(given: Path) -> tuple[str | None, Path]:
-    """Divide an argument ``NAME=PATH``.
+    """Split an argument ``NAME=PATH``.
 
     Args:
-        given: The argument as it was typed.
+        given: The argument.
 
     Returns:
-        The name, which is None for a path alone, and the path.
+        The name, or None for a path without a name; and the path.
     """
     name, separator, path = str(given).partition("=")
     if separator and not given.exists():
@@ -163,7 +163,7 @@ def limits_of(name: str) -> Regression:
     """Return how much worse a metric of a run may be.
 
     Args:
-        name: The profile of the run. A profile that is not a shipped one has the suite's default.
+        name: The profile of the run. For a profile that is not shipped, the suite's defaults apply.
     """
     if name in profile.shipped():
         return profile.load(name).regression
@@ -171,10 +171,10 @@ def limits_of(name: str) -> Regression:
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
-    """Refuse runs of different profiles, plans, models, options or machines.
+    """Reject runs with different profiles, plans, models, options or machines.
 
     Args:
-        sources: The results. Only runs of this suite are looked at.
+        sources: The results. Only runs of this suite are compared.
 
     Raises:
         UsageError: Two runs differ in a field, or some have no fingerprint.
@@ -204,14 +204,14 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """Return the fields in which two runs differ that must be the same to compare them.
+    """Return the fields that must be equal to compare two runs, but differ.
 
-    Engine, version, configuration and arguments may differ: they are what is compared. A profile is
-    compared with the one of its own name.
+    Engine, version, configuration and arguments may differ: they are the subject of a comparison.
+    The contents of two profiles are only compared if the profiles have the same name.
 
     Args:
         one: A run.
-        other: Another run. A run without a fingerprint has an empty one.
+        other: Another run. A missing fingerprint counts as empty.
     """
     fields = set(_ASKED)
     if one.profile != other.profile:
@@ -254,7 +254,7 @@ def rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
 
 
 def markdown(sources: Sequence[Source]) -> str:
-    """Return the comparison as Markdown: engines by depth, every row, and the runs.
+    """Return the comparison as Markdown: rates by engine and depth, all metrics, and the runs.
 
     Args:
         sources: The results, in the order of the columns.
@@ -284,14 +284,14 @@ def markdown(sources: Sequence[Source]) -> str:
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
-    """Compare the speed and the price of rounding of each later run with those of the first.
+    """Compare speed and price of rounding of each later run with those of the first run.
 
     Args:
-        sources: The results. Only runs of this suite are looked at.
+        sources: The results. Only runs of this suite are compared.
 
     Returns:
-        One line for each run that has a rate and a price, as the first run has, with the verdict on
-        the price.
+        One line per run that, like the first run, has a rate and a price; with the verdict on the
+        price.
     """
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     if not runs:
@@ -316,7 +316,7 @@ def _values(run: VerdictFile) -> dict[str, float | None]:
 def _worse_prices(
     before: dict[str, float | None], now: dict[str, float | None], run: VerdictFile
 ) -> list[str]:
-    """The prices that are higher than the profile of a run allows."""
+    """Return the prices that got worse by more than the profile of a run allows."""
     is_allowed = {"price_allowed": run.engine.price_allowed}
     limits = limits_of(run.profile).model_copy(update=is_allowed)
     worse = []
@@ -365,10 +365,10 @@ def _csv_row(source: Source, row: ComparedRow) -> list[object]:
 
 
 def distinct(sources: Sequence[Source]) -> list[Source]:
-    """Return the same sources with names that tell them apart.
+    """Return the same sources with unique names.
 
     Args:
-        sources: The results. The second of one name gets `` (2)`` after it, and so on.
+        sources: The results. The second source with a name gets the suffix `` (2)``, and so on.
     """
     counts: dict[str, int] = {}
     renamed = []

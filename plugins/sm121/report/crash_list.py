@@ -16,11 +16,11 @@ class Crash(CrashReport):
     """A server that died: its cause, and the files about it.
 
     Attributes:
-        when: The time at which the bundle was written; None without a readable bundle.
-        remedy: How to avoid the cause; None where that is not known.
+        when: When the bundle was written; None without a readable bundle.
+        remedy: How to avoid the cause; None if that is unknown.
         reproduce: The command that runs the test again.
-        lines: Lines of the log, 20 at most.
-        files: Files of the bundle, relative to the report directory, 50 at most.
+        lines: At most 20 lines of the log.
+        files: At most 50 files of the bundle, relative to the report directory.
     """
 
     when: str | None = None
@@ -38,8 +38,8 @@ def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
         directory: The report directory.
 
     Returns:
-        The listed crashes, and those of bundles that are not listed: the suite may have ended
-        before it could list them.
+        The listed crashes, and crashes with a bundle that are not listed, since the suite may have
+        ended before it listed them.
     """
     crashes = [_crash(report, directory) for report in listed]
     bundles = {crash.bundle for crash in crashes}
@@ -53,7 +53,7 @@ def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
 
 
 def _unlisted(name: str, directory: Path) -> Crash:
-    """The crash of a bundle that verdict.json does not list."""
+    """Return the crash of a bundle that verdict.json does not list."""
     index = _index(_inside(directory, name))
     if index is None:
         summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
@@ -70,7 +70,7 @@ def _unlisted(name: str, directory: Path) -> Crash:
 
 
 def _crash(report: CrashReport, directory: Path) -> Crash:
-    """The crash as verdict.json has it, with the contents of its bundle."""
+    """Return a listed crash, with the contents of its bundle."""
     crash = Crash(**report.model_dump())
     folder = _inside(directory, report.bundle)
     if folder is not None:
@@ -89,13 +89,13 @@ def _crash(report: CrashReport, directory: Path) -> Crash:
 
 
 def _inside(directory: Path, bundle: str | None) -> Path | None:
-    """The bundle's folder, if it is in this report directory: the name may be any text."""
+    """Return a bundle's folder; None if it is outside the report directory (untrusted name)."""
     if bundle is None:
         return None
     try:
         folder = (directory / bundle).resolve()
         is_inside = folder.is_relative_to(directory.resolve()) and folder.is_dir()
-    except (OSError, ValueError):  # too long, or not a name of a file at all
+    except (OSError, ValueError):  # too long, or not a valid file name
         return None
     return folder if is_inside else None
 
@@ -106,4 +106,4 @@ def _index(folder: Path | None) -> BundleIndex | None:
     try:
         return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
     except (OSError, ValueError, RecursionError):
-        return None  # the page links the folder whatever is in it
+        return None  # the page links the folder anyway

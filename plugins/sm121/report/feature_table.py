@@ -1,6 +1,6 @@
-"""FEATURE_MATRIX.md of the plan in a folder of the user's, and the evidence that its rows link to.
+"""FEATURE_MATRIX.md in a folder of the user, and the evidence to which its rows link.
 
-A run adds a row for its configuration, and one for each cell of its matrix.
+A run adds one row for its configuration, and one per cell of its matrix.
 """
 
 import json
@@ -16,9 +16,9 @@ from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
 from sm121.run.verdict_file import VerdictFile
 
-#: The folder with the evidence of each run, in the folder of the documents.
+#: The folder with the evidence of all runs, in the folder of the documents.
 RUNS = "runs"
-#: New rows go below the line that ends the table's head, the latest first.
+#: The line that ends the table's head. New rows are inserted below it, the latest first.
 _MARK = "|------|--------|------------|-------|------|--------|-------------|--------|----------|"
 _HEAD = f"""# Feature matrix
 
@@ -28,15 +28,15 @@ Each row is a configuration, or a cell of a matrix, that a run has judged. It is
 | Test | Kernel | Activation | Sinks | Spec | Graphs | Flags, variables | Status | Evidence |
 {_MARK}
 """
-#: The axes of a matrix that have columns of their own, beside the kernel's (`moe`).
+#: The axes of a matrix that have their own columns, in addition to the kernel's (`moe`).
 _AXES = ("activation", "sinks", "spec", "graphs")
-#: A value that no evidence shows.
+#: Shown for a value that no evidence shows.
 _UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The files of a run in the folder of the documents, by the words of their links."""
+    """The files of a run in the folder of the documents, by the texts of their links."""
 
     links: Mapping[str, str]
 
@@ -52,10 +52,10 @@ def keep_evidence(report: StoredReport, folder: Path, run_id: str) -> Evidence:
     Args:
         report: The run.
         folder: The folder of the documents.
-        run_id: The name of the run in it.
+        run_id: The name of the run in that folder.
 
     Returns:
-        The files. The metadata is always there.
+        The files, which always include the metadata.
     """
     kept = folder / RUNS / run_id
     kept.mkdir(parents=True, exist_ok=True)
@@ -82,13 +82,13 @@ def add(report: StoredReport, folder: Path, run_id: str, evidence: Evidence) -> 
         report: The run.
         folder: The folder of the documents.
         run_id: The name of the run.
-        evidence: Its files.
+        evidence: The files of the run.
 
     Returns:
         The page.
 
     Raises:
-        UsageError: The page is there and has no place for a row.
+        UsageError: The page exists, but does not contain the table.
     """
     page = folder / MARKDOWN
     text = page.read_text("utf-8") if page.is_file() else _HEAD
@@ -141,6 +141,6 @@ def _of_cell(cell: CellRecord) -> list[str]:
 
 
 def _flags(arguments: list[str], variables: Mapping[str, str]) -> str:
-    """Return the arguments and variables of a server, as one types them."""
+    """Return the variables and arguments of a server, as in a shell command."""
     assigned = [f"{name}={value}" for name, value in sorted(variables.items())]
     return " ".join([*assigned, *arguments]) or _UNKNOWN

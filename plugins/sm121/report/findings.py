@@ -1,4 +1,4 @@
-"""The tests that did not pass, for people: requirement, observation, evidence, next command."""
+"""The tests that did not pass, as a report shows them: requirement, observation and evidence."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,14 @@ from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 _Entry = TypeVar("_Entry")
-#: Verdicts of a test that did not pass, the gravest first.
+#: Verdicts of a test that did not pass, most severe first.
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: Characters of pytest's own output on one page, all failures together; details.json has them all.
+#: Maximum number of characters of pytest's output on one page, over all failures. The complete
+#: output is in details.json.
 _MOST_TEXT = 400_000
-#: Characters of a requirement or an observation in one finding; verdict.json has all.
+#: Maximum number of characters of a requirement or an observation; verdict.json has the whole text.
 _LONGEST = 600
-#: Files of a report directory that show what a level did, beside the logs of the servers.
+#: Files of a report directory that are evidence of a level, in addition to the servers' logs.
 _FILES_OF_LEVEL = {
     "performance": ("records",),
     "stress": ("memory.json", "crashes"),
@@ -36,11 +37,11 @@ class FailureGroup:
         severity: The severity of the first test.
         level: The level of each test.
         ids: The tests.
-        requirement: The requirement in words; empty where the test has none.
-        facts: The facts of the first test, without their subjects if there are other tests.
+        requirement: The requirement as text; empty if the test has none.
+        facts: The facts of the first test; without their subjects if there are several tests.
         evidence: Files and folders, relative to the report directory.
         detail: Output and logs of the first test.
-        is_of_a_gate: Whether the gate of a metric did not pass.
+        is_of_a_gate: Whether the test failed because a metric's gate did not pass.
     """
 
     verdict: Verdict
@@ -55,7 +56,7 @@ class FailureGroup:
 
     @property
     def required(self) -> str | None:
-        """The requirement of the first fact; None where it has none."""
+        """The requirement of the first fact; None if it has none."""
         first = self.facts[0]
         if not first.required:
             return None
@@ -79,7 +80,7 @@ class FailureGroup:
 def failures(run: VerdictFile) -> list[TestReport]:
     """Return the tests that did not pass and are not excused.
 
-    They are ordered by verdict; of one verdict those of gates come first, then by severity.
+    They are sorted by verdict; within a verdict, gates come first, then by severity.
 
     Args:
         run: The verdict file.
@@ -109,7 +110,7 @@ def is_of_a_gate(run: VerdictFile, test: TestReport) -> bool:
 
 
 def reason_of(test: TestReport) -> str:
-    """Return the facts of a test without their subjects: several may have one cause.
+    """Return the facts of a test as text, without their subjects: several may have one cause.
 
     Args:
         test: A test that did not pass.
@@ -122,7 +123,7 @@ def _without_subjects(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def same(entries: Iterable[_Entry], key: Callable[[_Entry], object]) -> list[list[_Entry]]:
-    """Return entries in groups with one key, in the order of each group's first entry.
+    """Group entries by a key, in the order of each group's first entry.
 
     Args:
         entries: Any objects.
@@ -137,7 +138,7 @@ def same(entries: Iterable[_Entry], key: Callable[[_Entry], object]) -> list[lis
 def grouped(report: StoredReport) -> list[FailureGroup]:
     """Return the tests that did not pass, in groups.
 
-    Tests with the verdict FAIL have a group each. Others with the same reason are in one group.
+    Each test with the verdict FAIL has its own group. Other tests with the same reason share one.
 
     Args:
         report: The stored report.
@@ -154,7 +155,7 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         first = tests[0]
         detail = details.get(first.id) or FailureDetail(id=first.id)
         room -= _length(detail)
-        if room < 0:  # everything that fails at once must still be a page that opens
+        if room < 0:  # even if all tests fail, the page must not be too large to open
             detail = without_output(detail)
         facts = first.facts if len(tests) == 1 else _without_subjects(first.facts)
         groups.append(
@@ -181,14 +182,14 @@ def without_output(detail: FailureDetail) -> FailureDetail:
     """Return the detail of a test without pytest's output.
 
     Args:
-        detail: What details.json has of a test.
+        detail: The test's entry in details.json.
     """
     return detail.model_copy(update={"text": "", "sections": {}})
 
 
 def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> list[str]:
-    """The files of a report directory that show what happened in a test."""
-    if logs is None:  # written by a version that did not note them
+    """Return the files of a report directory that are evidence of a test."""
+    if logs is None:  # written by an older version, which did not store them
         under_test = report.run.engine.configuration
         logs = [start.log for start in report.run.starts if start.configuration == under_test]
     names = [*logs, *_FILES_OF_LEVEL.get(level, ())]
@@ -201,7 +202,7 @@ def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> l
 
 
 def not_run(run: VerdictFile) -> list[list[TestReport]]:
-    """Return the tests that did not run and are not excused, those with one reason together.
+    """Return the tests that did not run and are not excused, grouped by reason.
 
     Args:
         run: The verdict file.

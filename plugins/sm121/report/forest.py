@@ -1,7 +1,7 @@
-"""A forest plot: one row a metric, how much better or worse B is than A, and its interval.
+"""A forest plot: per metric, how much better or worse B is than A, with its interval.
 
-Better is to the right in every row, whether more or less of the metric is better, so that one band
-shows what is allowed. A row is part of a table that has its data: the numbers need no plot.
+Right means better in every row, also for metrics of which less is better, so that one band can show
+the allowed loss. Each row belongs to a table that also shows the numbers.
 """
 
 import math
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from sm121.regression.change import Change, signed
 
-#: Ticks of an axis at most, so that they do not run into each other on a narrow screen.
+#: Maximum number of ticks of an axis, so that their labels do not overlap on a narrow screen.
 _MOST_TICKS = 5
-#: An axis shows at most a change by this factor of its size: what is further out is an arrow.
+#: Maximum change that an axis shows, as a fraction; an arrow marks larger changes.
 _REACH = 1.0
-#: Room beside what is furthest out, as a share of the axis.
+#: Margin at the ends of the axis, as a fraction of its length.
 _MARGIN = 0.06
 #: The length of an axis on which nothing changed.
 _LEAST_SPREAD = 0.02
@@ -24,13 +24,13 @@ _STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Mark:
-    """The marks of a row, in percent of the plot's width; None is not drawn."""
+    """The marks of a row, in percent of the plot's width; a mark that is None is not drawn."""
 
     point: float | None
     interval: tuple[float, float] | None
-    #: From what is just allowed to no change.
+    #: The range from the maximum allowed loss to no change.
     band: tuple[float, float] | None
-    #: The point is beyond the end of the axis: ``left`` or ``right``.
+    #: ``left`` or ``right`` if the point is beyond that end of the axis.
     beyond: str | None = None
 
 
@@ -45,18 +45,18 @@ class Forest:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The horizontal axis: the changes at its ends, as shares; positive is better."""
+    """The horizontal axis: the changes at its ends as fractions, where positive is better."""
 
     low: float
     high: float
 
     def position(self, value: float) -> float:
-        """Return where a change is, in percent; one beyond an end is at that end."""
+        """Return the position of a change in percent; changes beyond an end are at that end."""
         inside = min(max(value, self.low), self.high)
         return round(100.0 * (inside - self.low) / (self.high - self.low), 2)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return round numbers between the ends, no change among them."""
+        """Return ticks at round numbers between the ends; 0 is one of them."""
         step = _STEPS[-1]
         for candidate in _STEPS:
             if (self.high - self.low) / candidate < _MOST_TICKS:

@@ -1,4 +1,4 @@
-"""The output of ``sm121 path`` and ``sm121 box`` for people: one row for each question."""
+"""The text output of ``sm121 path`` and ``sm121 box``: one row per question."""
 
 from sm121.core import templates
 
@@ -7,8 +7,8 @@ def table(template: str, **values: object) -> str:
     """Return the rows of a template in two columns.
 
     Args:
-        template: Its name. Each of its lines is a name, a tab and a text.
-        **values: Its values.
+        template: The name of the template. Each of its lines is a name, a tab and a text.
+        **values: The values of the template.
     """
     rows = []
     for line in templates.rendered(template, templates.one_line, **values).splitlines():

@@ -1,7 +1,7 @@
 """The result of a run in one sentence, and the next step.
 
-The page, the terminal, the summary and junit.xml have the same words. The sentence is made of
-fields of verdict.json. A test's message is put in only where no field has what the test found.
+The page, the terminal, the summary and junit.xml use the same sentence. It is composed of fields of
+verdict.json. A test's message is only inserted if no field contains the result of the test.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from sm121.report.stored import StoredReport
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.verdict_file import AGAINST, BESIDE, MetricReport, TestReport, VerdictFile
 
-#: Characters of somebody else's words in the sentence.
+#: Maximum number of characters of a message that the sentence quotes.
 _MOST = 160
-#: Where a text can be cut without a word or a number being cut.
+#: Separators at which a text can be truncated without splitting a word or a number.
 _STOPS = ("; ", ". ", ", ", ": ")
-#: The ability of tests whose answers are compared with the oracle.
+#: The ability of tests that compare answers with the oracle.
 _ORACLE = "oracle"
 
 
@@ -35,16 +35,17 @@ class Headline:
 
     verdict: Verdict
     sentence: str
-    #: What a PASS did not check or does not show.
+    #: The limitations of a PASS: what was not checked, or is not shown.
     reservations: tuple[str, ...] = ()
-    #: ``certified``, and with how many waivers; empty for a run that is not.
+    #: ``certified``, with the number of waivers; empty for a run that is not certified.
     certificate: str = ""
-    #: What is rounded beyond the checkpoint, and what that costs; empty where nothing measured it.
+    #: The values that are rounded beyond the checkpoint, and the accuracy cost; empty if it was not
+    #: measured.
     price: str = ""
 
     @property
     def word(self) -> str:
-        """The verdict with what qualifies it: ``PASS (not certified: ...)``."""
+        """The verdict with its qualification: ``PASS (not certified: ...)``."""
         if self.verdict is not Verdict.PASS or not (self.reservations or self.certificate):
             return self.verdict.value
         how = self.certificate or "not certified"
@@ -60,20 +61,20 @@ class Headline:
 class Action:
     """The next step."""
 
-    #: With ``run again`` the text can be typed.
+    #: The kind. For ``run again``, the text is a command.
     kind: Literal["run again", "remedy", "read"]
     text: str
-    #: The kind in words, where it says more: ``unplug the machine, then run again``.
+    #: A more detailed text instead of the kind: ``unplug the machine, then run again``.
     words: str = ""
 
     @property
     def title(self) -> str:
-        """The words in front of the text, as on a terminal."""
+        """The words before the text on a terminal."""
         return self.words or self.kind
 
     @property
     def heading(self) -> str:
-        """The words in front of the text, as on a page."""
+        """The words before the text on a page."""
         return self.title[:1].upper() + self.title[1:]
 
 
@@ -98,7 +99,7 @@ def of(run: VerdictFile) -> Headline:
 
 
 def _reservations(run: VerdictFile) -> tuple[str, ...]:
-    """The parts that a PASS did not check or does not show."""
+    """Return the limitations of a PASS: what was not checked, or is not shown."""
     if run.verdict is not Verdict.PASS:
         return ()
     text = templates.rendered(
@@ -118,13 +119,13 @@ def action(report: StoredReport) -> Action | None:
         report: The stored report.
 
     Returns:
-        The step; None after a PASS, or where no step is known.
+        The step; None after a PASS, or if no step is known.
     """
     run = report.run
     if run.verdict is Verdict.PASS:
         return None
     if run.verdict is Verdict.NOT_RUN and run.finished:
-        return None  # the same command would run as little once more: the sentence has the reason
+        return None  # the same command would again run nothing; the sentence states the reason
     decisive = _decisive(run)
     if decisive is not None and decisive < len(report.crashes):
         step = _after_crash(report, report.crashes[decisive])
@@ -147,14 +148,14 @@ def action(report: StoredReport) -> Action | None:
 
 
 def _remedy_of_the_box(run: VerdictFile) -> str:
-    """What makes the machine fit, of a run that its state made INCONCLUSIVE; else empty."""
+    """Return the remedy of a run that the machine's state made INCONCLUSIVE; else empty."""
     if _is_of_the_box(run):
         return run.box.remedy or "quiet the machine"  # older files have no remedy
     return ""
 
 
 def _more_rounds(run: VerdictFile) -> int | None:
-    """Return how many rounds may decide about a rate, if its rounds decided nothing; else None."""
+    """Return a number of rounds that may decide on an undecided rate; else None."""
     bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
     if run.verdict is not Verdict.INCONCLUSIVE or not bad:
         return None
@@ -162,7 +163,7 @@ def _more_rounds(run: VerdictFile) -> int | None:
     if "metric" not in values or metric_names.rate(values["which"]) is None:
         return None
     metric: MetricReport = values["metric"]
-    # More rounds change neither what starts differ by, nor how tokens are counted.
+    # More rounds do not help if starts differ too much, or if tokens are counted by chunks.
     if metric.start_spread is not None or metric.clock == "chunks" or not metric.rounds:
         return None
     return 2 * metric.rounds
@@ -181,11 +182,11 @@ def _after_crash(report: StoredReport, crash: Crash) -> Action | None:
 
 
 def brief(text: str, most: int = _MOST) -> str:
-    """Return a text on one line, cut after a part that can stand alone, else after a word.
+    """Return a text on one line, truncated after a complete part, or else after a word.
 
     Args:
         text: Any text.
-        most: The largest number of characters, without the three dots of a cut text.
+        most: The maximum number of characters, without the dots of a truncated text.
     """
     line = " ".join(text.split())
     if len(line) <= most:
@@ -194,7 +195,7 @@ def brief(text: str, most: int = _MOST) -> str:
     end = max(part.rfind(stop) for stop in _STOPS)
     if end < most // 2:
         end = part.rfind(" ")
-    if end < most // 2:  # one long word: as much of it as there is room for
+    if end < most // 2:  # one long word: truncate it
         end = most
     return f"{part[:end].rstrip(' ,;:.')} ..."
 
@@ -205,8 +206,8 @@ class _Topic:
 
     Attributes:
         kind: The part of ``sentence.j2`` that is used.
-        covered: The number of failed tests with the run's verdict that it is about.
-        values: Further values of the template.
+        covered: How many of the failed tests with the run's verdict the sentence covers.
+        values: Further values for the template.
     """
 
     kind: str
@@ -245,7 +246,7 @@ def _sentence(run: VerdictFile) -> str:
 
 
 def _nothing_ran(run: VerdictFile) -> str:
-    """The most frequent reason of a run without any executed test; else empty."""
+    """Return the most frequent reason of a run in which no test was executed; else empty."""
     if not run.finished or any(test.executed for test in run.tests):
         return ""
     most = max(findings.not_run(run), key=len, default=[])
@@ -278,7 +279,7 @@ def _crash(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
 
 
 def _decisive(run: VerdictFile) -> int | None:
-    """Which crash made the run fail: the first of a failed test, else the first of no test."""
+    """Return the index of the crash that made the run fail: preferably that of a failed test."""
     if run.verdict is not Verdict.FAIL:
         return None
     failed = {test.id for test in findings.failures(run) if test.verdict is Verdict.FAIL}
@@ -324,7 +325,7 @@ def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Topic | None:
     for name, metric in run.metrics.items():
         if metric.verdict is run.verdict:
             metrics[name] = metric
-    # Version 1 did not note which test measured what.
+    # Version 1 of the file did not store which test measured which metric.
     is_noted = any(test.metrics for test in run.tests)
     if first.level == "performance" and not is_noted:
         names = list(metrics)

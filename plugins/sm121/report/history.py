@@ -1,11 +1,10 @@
 """The history of many runs.
 
-- The series of a build on a machine, the places where their levels changed, and since when they are
-  red.
-- Checks that are red and green on one build and machine.
-- Machines that differ from their kind.
+- The series of each build on each machine, where their levels changed, and since when they fail.
+- Flaky checks: they both fail and pass on one build and machine.
+- Machines that differ from others of the same kind.
 
-Changes are judged by the rules of the regression level. Nothing else is judged again.
+Changes are judged by the rules of the regression level; other verdicts are taken from the runs.
 """
 
 import itertools
@@ -30,13 +29,13 @@ from sm121.report.past_run import PastRun, read_past_run
 from sm121.run import verdict_file
 from sm121.run.stored_run import StoredMetric
 
-#: The file that is written beside the page.
+#: The file that is written next to the page.
 SUMMARY = "summary.json"
 _MOST_CHARTS = 12
 _SUFFIXES = (".json", ".csv", ".yaml", ".yml")
-#: The metric of each column, unless most runs have another one whose name begins so.
+#: The default metric of each column. If no run has it, the most frequent similar metric is used.
 _COLUMNS = {"tg": "tg32@d0", "pp": "pp2048@d0", "ttft": "ttft_p50"}
-#: The chance of a false report of a machine, over all comparisons of a history.
+#: The probability of falsely reporting a machine, over all comparisons of a history.
 _CHANCE = 0.001
 
 
@@ -45,13 +44,13 @@ class Step:
     """A change of level of a metric.
 
     Attributes:
-        series: The label of its series.
+        series: The label of the series.
         metric: The metric, with the value of the last run.
         run: The first run with the new level.
-        before: The level before it.
-        after: The new level.
+        before: The level before the change.
+        after: The level after the change.
         is_red: Whether the new level is worse than allowed.
-        stands: Whether the last level is worse than allowed, too.
+        stands: Whether the last level of the series is also worse than allowed.
     """
 
     series: str
@@ -65,14 +64,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Flaky:
-    """A check that is red and green on one build and machine.
+    """A check that both fails and passes on one build and machine.
 
     Attributes:
         id: The test's id.
         machine: The machine's name.
         engine: The engine and its version.
-        red: The names of the runs in which it is red.
-        runs: The number of runs that decided it.
+        red: The names of the runs in which it failed.
+        runs: The number of runs in which it failed or passed.
     """
 
     id: str
@@ -84,7 +83,7 @@ class Flaky:
 
 @dataclass(frozen=True)
 class Line:
-    """Runs of one question on one machine, oldest first."""
+    """Runs of one build, configuration, model, profile and plan on one machine, oldest first."""
 
     label: str
     runs: tuple[PastRun, ...]
@@ -97,7 +96,7 @@ class Line:
             metric: The metric's name.
 
         Returns:
-            The runs that have the metric, and its levels over them as (start, end, median).
+            The runs that contain the metric, and its levels over these runs (start, end, median).
         """
         runs = [past for past in self.runs if metric in past.run.metrics]
         if not runs:
@@ -108,7 +107,7 @@ class Line:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Every change of a level."""
+        """All changes of level."""
         names: dict[str, None] = {}
         for past in self.runs:
             names |= dict.fromkeys(past.run.metrics)
@@ -139,7 +138,7 @@ class Line:
 
     @cached_property
     def fallen(self) -> list[Change]:
-        """The metrics of the last run that are worse than at their best.
+        """The metrics of the last run that are worse than their best level.
 
         They are judged by the rules of the regression level.
         """
@@ -150,7 +149,7 @@ class Line:
 
     @cached_property
     def first_red(self) -> list[PastRun]:
-        """Each run that is red after one that is not, or after none."""
+        """The failed runs whose predecessor did not fail, or that have no predecessor."""
         first = []
         was_red = False
         for past in self.runs:
@@ -163,7 +162,7 @@ class Line:
 
 
 def _worse_by(metric: StoredMetric, before: float, after: float) -> float:
-    """The share by which a level is worse than one before; negative where it is better."""
+    """Return by which fraction a level is worse than an earlier one; negative if it is better."""
     ratio = after / before
     if metric.higher_is_better:
         return 1 - ratio
@@ -176,7 +175,7 @@ class History:
 
     Attributes:
         runs: The runs, oldest first.
-        left_out: A line for each file that may have been meant as a run, with the reason.
+        left_out: One line per file that looks like a run but cannot be read, with the reason.
     """
 
     runs: tuple[PastRun, ...]
@@ -201,8 +200,8 @@ class History:
         """Return the name of the machine of a run.
 
         Args:
-            past: The run. If the runs are of several machines of one kind, the name has the first
-                characters of which one it is.
+            past: The run. If there are several machines of its kind, the name includes the first
+                characters of the machine's identity.
         """
         kind, unit = past.machine
         if self._machines_of_kind[kind] > 1:
@@ -215,7 +214,7 @@ class History:
 
     @cached_property
     def lines(self) -> list[Line]:
-        """The series. The label of one has what tells it from the others."""
+        """The series. A label contains only the properties in which the series differ."""
         groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
         for past in self.runs:
             groups[(*past.question, self.machine(past))].append(past)
@@ -232,7 +231,7 @@ class History:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """All changes of level, those that are red first, then the latest."""
+        """All changes of level: first those that are worse than allowed, then the latest."""
         steps: list[Step] = []
         for line in self.lines:
             steps += line.steps
@@ -240,9 +239,9 @@ class History:
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that are red and green on one build and machine, the reddest first.
+        """Checks that both fail and pass on one build and machine, the most failing first.
 
-        Runs without a fingerprint are left out.
+        Runs without a fingerprint are ignored.
         """
         groups: dict[tuple[str, str, tuple[str, str]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
@@ -259,9 +258,9 @@ class History:
 
     @cached_property
     def starts(self) -> list[str]:
-        """Builds whose starts on one machine differ by more than is allowed, one line each.
+        """One line per build whose starts on one machine differ by more than allowed.
 
-        One start shows neither a regression nor an improvement of them. A run is one start.
+        One start of such a build shows neither a regression nor an improvement. A run is one start.
         """
         groups: dict[tuple[str, str, tuple[str, str]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
@@ -276,7 +275,7 @@ class History:
         return lines
 
     def _starts_line(self, name: str, runs: Sequence[PastRun]) -> str | None:
-        """Return how much starts differ; None if they differ by no more than is allowed."""
+        """Return how much starts differ; None if they differ by no more than allowed."""
         last = runs[-1]
         unit = last.run.metrics[name].unit
         limits = comparison.limits_of(last.run.file.profile)
@@ -296,7 +295,7 @@ class History:
 
     @cached_property
     def apart(self) -> list[str]:
-        """Machines that differ from their kind by more than their runs differ, one line each."""
+        """One line per machine that differs from others of its kind by more than runs differ."""
         groups: dict[tuple[str, str, tuple[str, ...]], list[PastRun]] = defaultdict(list)
         for past in self.runs:
             for name in sorted(past.run.metrics, key=lambda name: not _is_decoding(name)):
@@ -323,7 +322,7 @@ def _is_decoding(name: str) -> bool:
 
 
 def _plain_rates(names: Iterable[str], direction: str) -> list[str]:
-    """The rates of one stream in an empty context in one direction."""
+    """Return the rates of one stream in an empty context: decode (tg) or prefill (pp)."""
     plain = []
     for name in names:
         rate = metric_names.rate(name)
@@ -339,10 +338,11 @@ def _apart_text(name: str, level: machines.MachineLevel) -> str:
 
 
 def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
-    """Read the runs of folders and files. Copies of one run are taken once.
+    """Read the runs in folders and files. Copies of a run are ignored.
 
     Args:
-        arguments: Folders, searched to the bottom, and files. A name is that of their machine.
+        arguments: Folders, which are searched recursively, and files; each with an optional name
+            of the machine.
 
     Raises:
         UsageError: A file that was named is no result, or there is no run.
@@ -372,7 +372,7 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
 
 
 def _files(path: Path) -> list[Path]:
-    """The report directories and files of results in a folder; a file is itself."""
+    """Return the report directories and result files in a folder; for a file, the file itself."""
     if not path.is_dir():
         return [path]
     folders = {file.parent for file in path.rglob(verdict_file.NAME)}
@@ -385,7 +385,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def write(history: History, target: Path) -> list[Path]:
-    """Write the page of a history, and summary.json beside it.
+    """Write the page of a history, and summary.json next to it.
 
     Args:
         history: The runs.
@@ -395,7 +395,7 @@ def write(history: History, target: Path) -> list[Path]:
         The two paths.
 
     Raises:
-        UsageError: The target is a folder, or its folder is not there.
+        UsageError: The target is a folder, or its folder does not exist.
     """
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise UsageError(f"--html {target}: expected a file in a folder that is there")

@@ -1,8 +1,8 @@
-"""junit.xml: a suite for each level, the verdicts as properties.
+"""junit.xml: one suite per level, with the verdicts as properties.
 
 FAIL is a ``failure``. INVALID and INCONCLUSIVE are an ``error`` with the verdict as its type. Tests
-that did not run are ``skipped``. A run that is not PASS although no test failed has a suite ``run``
-with an ``error``.
+that did not run are ``skipped``. If a run is not PASS although no test failed, a suite ``run``
+contains an ``error``.
 """
 
 import re
@@ -19,7 +19,7 @@ from sm121.run.verdict_file import TestReport
 
 NAME = "junit.xml"
 _FORBIDDEN = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-#: Characters that a parser replaces by a blank in an attribute, or takes for its end.
+#: Characters that a parser would replace by a blank in an attribute, or treat as its end.
 _ENTITIES = {'"': "&quot;", "\t": "&#9;", "\n": "&#10;", "\r": "&#13;"}
 
 
@@ -37,8 +37,8 @@ def xml(report: StoredReport) -> str:
         suites.setdefault(test.level, []).append(case)
     has_failed = any(_element(test) in ("failure", "error") for test in run.tests)
     if run.verdict is not Verdict.PASS and not has_failed:
-        # A certificate was refused, or nothing was executed. Readers of this format look at cases
-        # alone, and would show the run as green.
+        # A certificate was refused, or nothing was executed. Readers of this format only evaluate
+        # test cases, and would show the run as passed.
         sentence = headline.of(run).sentence
         judged = TestReport(id="run::verdict", level="run", verdict=run.verdict, message=sentence)
         element = "failure" if run.verdict is Verdict.FAIL else "error"
@@ -56,8 +56,8 @@ def _element(test: TestReport) -> str:
 
 
 def _escaped(value: object) -> Markup:
-    """Text that XML can hold: most control characters are excluded, even as references."""
-    if isinstance(value, Markup):  # of a macro
+    """Return text that XML can contain: most control characters are invalid, even as references."""
+    if isinstance(value, Markup):  # the output of a macro
         return value
     text = _FORBIDDEN.sub(lambda match: printable(match[0]), str(value))
     return Markup(saxutils.escape(text, _ENTITIES))  # noqa: S704 - it is escaped

@@ -19,20 +19,19 @@ from sm121.report import metric_names, metric_verdicts
 from sm121.run.details import Samples
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
-#: Rates above their bound that are named.
+#: Maximum number of rates above their bound that are named.
 _MOST_ABOVE = 3
-#: Before the names of the differences that ``--ab`` measures: they have a table of their own.
-#: After the rates, in this order; any other metric comes last.
+#: The order of these metrics after the rates; all others come last.
 _TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
-#: The lowest grade of a gate: a PASS without another word.
+#: The lowest grade of a gate, which a PASS does not mention.
 _LOWEST_GRADE = "minimum"
 
 
 def names(run: VerdictFile, most: int = MOST) -> list[str]:
-    """Return the metrics that a reader of the run needs first, in the order of the table.
+    """Return the most important metrics of a run, in the order of the table.
 
-    Metrics that did not pass are chosen first, then those with a gate, then rates of one stream by
-    depth, other rates, and times. The price of rounding has a line of its own.
+    Metrics that did not pass are chosen first, then metrics with a gate, then rates of one stream
+    by depth, other rates, and times. The price of rounding is shown in its own line instead.
 
     Args:
         run: The verdict file.
@@ -57,7 +56,7 @@ def rows(run: VerdictFile, most: int = MOST) -> list[NumberRow]:
 
 
 def not_shown(run: VerdictFile, most: int = MOST) -> list[str]:
-    """Return the metrics with a gate that did not pass and for which the table has no row left.
+    """Return the metrics whose gate did not pass, but for which the table has no row left.
 
     Args:
         run: The verdict file.
@@ -72,13 +71,13 @@ def not_shown(run: VerdictFile, most: int = MOST) -> list[str]:
 
 
 def markdown(table: Sequence[NumberRow]) -> str:
-    """Return the rows as a table of Markdown.
+    """Return the rows as a Markdown table.
 
     Args:
         table: The rows.
 
     Returns:
-        The table with a header; an empty text for no rows.
+        The table with a header; empty if there are no rows.
     """
     if not table:
         return ""
@@ -89,14 +88,14 @@ def markdown(table: Sequence[NumberRow]) -> str:
 
 
 def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
-    """Return the rates of one stream as llama-benchy prints them; empty where none was measured.
+    """Return the rates of one stream as llama-benchy prints them; empty if none was measured.
 
-    Each cell is mean ± standard deviation of the rounds where the run has them, else the value
-    alone. The columns of quantities that this suite does not measure stay empty.
+    Each cell has the mean ± standard deviation over the rounds; without samples, only the value.
+    Columns that this suite does not measure are empty.
 
     Args:
         run: The verdict file.
-        samples: The raw samples by metric, of details.json.
+        samples: The raw samples by metric, from details.json.
     """
     of_one_stream = []
     for name, metric in run.metrics.items():
@@ -143,7 +142,7 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
 
 def _verdict(run: VerdictFile, name: str) -> str:
     judged = metric_verdicts.of_run(run, name)
-    if judged.verdict is not run.metrics[name].verdict:  # by a comparison: its own gate holds
+    if judged.verdict is not run.metrics[name].verdict:  # a comparison decided
         return judged.text
     own = run.metrics[name].configuration_gate
     if own is not None:
@@ -164,13 +163,13 @@ def _interval(metric: MetricReport) -> str:
 
 
 def share(metric: MetricReport) -> str:
-    """Return the share of the memory's bound that a rate reached.
+    """Return which fraction of the memory's bound a rate reached.
 
     Args:
         metric: The metric's entry in verdict.json.
 
     Returns:
-        ``80 % of 74.2``, or an empty text where the bound is not known.
+        ``80 % of 74.2``; empty if the bound is unknown.
     """
     if metric.roofline is None:
         return ""
@@ -184,10 +183,10 @@ def bound_doubt(run: VerdictFile) -> str | None:
     """Return why the bound of the rates is too low.
 
     Args:
-        run: The verdict file. The bandwidth was measured at its first reading of the box.
+        run: The verdict file. The bandwidth was measured at the first reading of the box.
 
     Returns:
-        One line, or None where nothing shows that the bound is too low.
+        One line, or None if nothing shows that the bound is too low.
     """
     has_shares = False
     above = []
@@ -226,7 +225,7 @@ def _importance(run: VerdictFile, name: str) -> tuple[object, ...]:
 
 
 def _place(name: str, metric: MetricReport) -> tuple[int, int, int, str]:
-    """Rates by depth, decode before prefill; other rates; times; then the rest by name."""
+    """Return a sort key: rates by depth, decode first; other rates; times; the rest by name."""
     rate = metric_names.rate(name)
     if rate is not None:
         return (0, rate.streams, rate.depth, "" if rate.decoding else name)

@@ -1,7 +1,8 @@
-"""Machines that differ from others of their kind, by one metric over many runs.
+"""Machines that differ from others of their kind in one metric, over many runs.
 
-A value is taken relative to the level of its build over all machines that ran it, which hides a
-share of the noise. A machine is apart if the difference passes Welch's test and three floors.
+Each value is taken relative to the level of its build over all machines that ran the build; this
+removes a part of the noise. A machine is reported if the difference is significant by Welch's test
+and exceeds three minimums.
 """
 
 from collections import defaultdict
@@ -12,13 +13,14 @@ import numpy as np
 
 from sm121.report.past_run import PastRun
 
-#: Runs that a machine, and the others together, need.
+#: Minimum number of runs of a machine, and of all other machines together.
 FEWEST = 3
-#: The smallest difference of a machine, as a natural logarithm.
+#: Minimum difference of a machine that is reported, as a natural logarithm.
 _APART = 0.035
-#: A machine is apart by so many standard deviations of the others: one of 20 alike in 100 times.
+#: Minimum difference in standard deviations of the other machines' levels: with 20 equal machines,
+#: the probability that one exceeds it is 1 in 100.
 _SPREADS = 3.5
-#: The noise of runs that do not differ at all.
+#: The assumed noise of runs that do not differ at all.
 _LEAST_NOISE = 1e-9
 
 #: Logarithms of a metric's values, by machine.
@@ -27,13 +29,13 @@ _Logs = dict[tuple[str, str], list[float]]
 
 @dataclass(frozen=True)
 class MachineLevel:
-    """The level of a metric on one machine, compared with the others.
+    """The level of a metric on one machine, compared with the other machines.
 
     Attributes:
         last: The last run of the machine.
-        ratio: Its level divided by the level of the others.
-        chance: The p-value of the difference by Welch's test; 1 where the difference is not above
-            the floors.
+        ratio: The level of the machine divided by the level of the other machines.
+        chance: The p-value of the difference by Welch's test; 1 if the difference does not exceed
+            the minimums.
     """
 
     last: PastRun
@@ -45,11 +47,12 @@ def compare_machines(runs: Sequence[PastRun], name: str) -> Iterator[MachineLeve
     """Compare the machines of some runs with each other.
 
     Args:
-        runs: Runs of one kind of machine and one question, oldest first. All have the metric.
+        runs: Runs of one series (`PastRun.question`) on one kind of machine, oldest first. All
+            contain the metric.
         name: The metric.
 
     Yields:
-        The level of each machine that has enough runs and others to compare it with.
+        The level of each machine for which it and the other machines have enough runs.
     """
     relative = _relative_logs(runs, name)
     for machine, logs in relative.items():
@@ -63,7 +66,7 @@ def compare_machines(runs: Sequence[PastRun], name: str) -> Iterator[MachineLeve
 
 
 def _relative_logs(runs: Sequence[PastRun], name: str) -> _Logs:
-    """The logarithms of a metric's values relative to their builds, for builds of two machines."""
+    """Return the logarithms of values relative to their builds, for builds on several machines."""
     by_build: dict[tuple[str, str], _Logs] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         value = past.run.metrics[name].value
@@ -80,10 +83,10 @@ def _relative_logs(runs: Sequence[PastRun], name: str) -> _Logs:
 
 
 def _chance(logs: Sequence[float], rest: Sequence[float], others: _Logs) -> float:
-    """The p-value of the difference between one machine's values and those of all others."""
-    from scipy import stats  # a second, which every other command need not spend
+    """Return the p-value of the difference between one machine's values and all others'."""
+    from scipy import stats  # imported here: it takes a second, which other commands save
 
-    # The level of a build has a part of each machine's own noise: that part is put back.
+    # A build's level contains a part of each machine's own noise; correct for that.
     machines = len(others) + 1
     correction = np.sqrt(machines / (machines - 1))
     noise = (float(np.std(logs, ddof=1)) or _LEAST_NOISE) * correction

@@ -1,7 +1,8 @@
-"""Join the parts of a run, shards or workers, to one report.
+"""Merge the parts of a run (shards or workers) into one report.
 
-`sm121.run.merge` joins the verdict files. This module joins the folder around them and the matrix.
-The shards' folders are copied to ``shards/I`` of the merged report, unless they lie in it.
+`sm121.run.merge` merges the verdict files. This module merges the report directories and the
+matrices. The shards' folders are copied to ``shards/I`` of the merged report, unless they are
+already inside it.
 """
 
 import itertools
@@ -22,14 +23,14 @@ from sm121.run.merge import apart, contradiction, merge_shards
 from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
 
 _COPIES = "shards"
-#: Not evidence of this run, or made anew for the whole.
+#: Files that are no evidence of this run, or that are written again for the whole run.
 _NOT_COPIED = shutil.ignore_patterns("earlier", ".*", "report.html")
 _MATRIX = "matrix"
 
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """The report directory of a shard, its verdict file, and which part of the run it is."""
+    """The report directory of a shard, its verdict file, and its position among the shards."""
 
     directory: Path
     file: VerdictFile
@@ -40,14 +41,14 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
     """Read the shards of one run.
 
     Args:
-        directories: Their report directories.
+        directories: The report directories of the shards.
 
     Returns:
-        The shards by their number.
+        The shards, sorted by their number.
 
     Raises:
-        UsageError: A directory is no shard, the shards are not of one run, or two have the same
-            number.
+        UsageError: A directory is no shard, the shards belong to different runs, or two have the
+            same number.
     """
     shards = [_read_shard(directory) for directory in directories]
     for first, shard in itertools.combinations(shards, 2):
@@ -70,7 +71,7 @@ def _read_shard(directory: Path) -> ShardFolder:
 
 
 def _refuse_other_run(first: ShardFolder, shard: ShardFolder) -> None:
-    """Raise UsageError if two shards are of different runs."""
+    """Raise UsageError if two shards belong to different runs."""
     differences = []
     if shard.part.of != first.part.of:
         differences.append(f"number of shards than {first.directory}")
@@ -99,8 +100,8 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
         The verdict file of the whole run.
 
     Raises:
-        UsageError: The output is in a shard's own folder, or the shards' matrices cannot be read
-            or are not of one run.
+        UsageError: The output is inside a shard's folder, or the shards' matrices cannot be read
+            or belong to different runs.
     """
     whole = output.resolve()
     parts = {}
@@ -110,7 +111,7 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
             raise UsageError(f"--output {output}: expected another folder than that of a shard")
         if not directory.is_relative_to(whole):
             copy = whole / _COPIES / str(shard.part.index)
-            if copy.exists():  # of an earlier merge: nothing else makes this folder
+            if copy.exists():  # from an earlier merge: nothing else creates this folder
                 shutil.rmtree(copy)
             directory = shutil.copytree(directory, copy, symlinks=True, ignore=_NOT_COPIED)
         parts[directory.relative_to(whole).as_posix()] = shard.file
@@ -128,13 +129,13 @@ def join(
     Args:
         output: The report directory of the whole run.
         parts: The verdict file of each part, by its folder in that directory.
-        deaths: Decisions that no part could write down.
+        deaths: Results of tests that no part could store, since its process died.
 
     Returns:
-        The whole run, and what its report shows beside the verdicts.
+        The verdict file of the whole run, and its details.
 
     Raises:
-        UsageError: The parts' matrices cannot be read, or are not of one run.
+        UsageError: The parts' matrices cannot be read or belong to different runs.
     """
     merged = merge_shards(parts, deaths)
     write_matrix(output, parts)
@@ -174,11 +175,10 @@ def write_matrix(directory: Path, folders: Iterable[str]) -> MatrixFile | None:
         folders: The folders of the parts in that directory.
 
     Returns:
-        The matrix of the whole run; None where no part has one.
+        The matrix of the whole run; None if no part has one.
 
     Raises:
-        UsageError: A matrix cannot be read, or the parts are of different axes, engines or
-            profiles.
+        UsageError: A matrix cannot be read, or the parts have different axes, engines or profiles.
     """
     parts = []
     for folder in folders:
@@ -193,7 +193,7 @@ def write_matrix(directory: Path, folders: Iterable[str]) -> MatrixFile | None:
 
 
 def _read_matrix(directory: Path, folder: str) -> MatrixFile | None:
-    """Read the matrix of a part, its paths as seen from the whole; None where there is none."""
+    """Read a part's matrix, with paths relative to the whole run's directory; None without one."""
     try:
         raw = json.loads((directory / folder / _MATRIX / "matrix.json").read_text("utf-8"))
         part = lenient.validate(MatrixFile, raw)

@@ -1,11 +1,11 @@
-"""The parts of the names of metrics: ``tg32@d4096``, ``tg32_c4@d0``, ``ttft_p99``."""
+"""Parsing the names of metrics: ``tg32@d4096``, ``tg32_c4@d0``, ``ttft_p99``."""
 
 import re
 from dataclasses import dataclass
 
 from sm121.core import data_file
 
-#: ``_c4``: four streams at once; ``_q4``: four streams, more than the server runs at once.
+#: ``_c4``: four concurrent streams; ``_q4``: four streams, more than the server runs at a time.
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _IN_TURNS = "q"
 _DECODING = "tg"
@@ -17,28 +17,28 @@ _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["me
 
 @dataclass(frozen=True)
 class RateName:
-    """A rate of one or several streams at a depth."""
+    """The parts of the name of a rate."""
 
     #: ``tg32`` or ``pp2048``.
     kind: str
-    #: Tokens that are generated, or that the prompt has.
+    #: The number of generated tokens, or of prompt tokens.
     tokens: int
-    #: ``tg`` for generated tokens, ``pp`` for those of a prompt.
+    #: ``tg`` for generated tokens, ``pp`` for prompt tokens.
     direction: str
-    #: Tokens of context before it.
+    #: The number of context tokens before the prompt.
     depth: int
     streams: int
-    #: More streams than the server runs at once.
+    #: Whether there are more streams than the server runs at a time.
     in_turns: bool = False
 
     @property
     def decoding(self) -> bool:
-        """Whether it is of generated tokens."""
+        """Whether it is a rate of generated tokens."""
         return self.direction == _DECODING
 
     @property
     def plain(self) -> bool:
-        """Whether it is of one stream in an empty context: the rate that everybody quotes."""
+        """Whether it is the usual rate: with one stream in an empty context."""
         return self.depth == 0 and self.streams == 1
 
 
@@ -65,7 +65,7 @@ def rate(name: str) -> RateName | None:
 
 
 def quantity(name: str) -> str | None:
-    """Return the quantity of a quantile of time: ``ttft`` for ``ttft_p99``.
+    """Return the quantity of a time's quantile: ``ttft`` for ``ttft_p99``.
 
     Args:
         name: The name of a metric.
@@ -95,10 +95,10 @@ def fraction(name: str) -> float | None:
 
 
 def words(name: str) -> str:
-    """Return the name of a metric for people.
+    """Return a readable name of a metric.
 
     Args:
-        name: The name of a metric. One that is not known is returned as it is.
+        name: The name of a metric. An unknown name is returned unchanged.
     """
     named = rate(name)
     if named is not None:
@@ -114,7 +114,7 @@ def words(name: str) -> str:
 
 
 def quantity_words(quantity: str) -> str:
-    """Return the name of a quantity for people: that of a time without its quantile.
+    """Return a readable name of a quantity. The name of a time omits its quantile.
 
     Args:
         quantity: A result of `quantity`.

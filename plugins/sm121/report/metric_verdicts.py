@@ -1,4 +1,4 @@
-"""The verdict on a metric in words, for every table, page and comparison of a run."""
+"""The verdict on a metric as text, for all tables, pages and comparisons."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,30 +9,30 @@ from sm121.measure import gate, statistics
 from sm121.report import metric_names
 from sm121.run.verdict_file import ChangeReport, ConfigurationGate, MetricReport, VerdictFile
 
-#: The side with which B of ``--ab`` is compared. Such a change is no verdict on this run.
+#: The reference of ``--ab`` comparisons. Their changes are no verdict on this run.
 OF_AB = "A"
-#: The words for more of a unit where less is better.
+#: By unit: the word for a worse value, if it is not "slower".
 _MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
 _MEASURED = "measured"
-#: Digits after the point of a percentage at most.
+#: Maximum number of decimal digits of a percentage.
 _MOST_DIGITS = 5
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict on a metric, in all that was required of it."""
+    """The verdict on a metric, over all of its requirements."""
 
     verdict: Verdict
-    #: One or two words for a chip or a column.
+    #: One or two words for a badge or a column.
     word: str
     #: The word with its reason or grade.
     text: str
-    #: It has a number, and nothing was required of it.
+    #: Whether the metric has a value but no requirement.
     is_measured: bool = False
 
     @property
     def shade(self) -> Literal["measured"] | Verdict:
-        """The class of its chip on a page."""
+        """The CSS class of the verdict's badge on a page."""
         if self.is_measured:
             return "measured"
         return self.verdict
@@ -43,7 +43,7 @@ def of_metric(name: str, metric: MetricReport) -> Judged:
 
     Args:
         name: The metric's name, such as ``ttft_p99``.
-        metric: Its entry in verdict.json.
+        metric: The metric's entry in verdict.json.
     """
     verdict = metric.verdict
     why = no_evidence(name, metric)
@@ -83,16 +83,16 @@ def of_run(run: VerdictFile, name: str) -> Judged:
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:
-    """Return why the PASS of a percentile shows nothing.
+    """Return why the PASS of a percentile's gate shows little.
 
-    Too few requests could not have shown that its gate does not hold.
+    With too few requests, a violation of the gate could not have been detected.
 
     Args:
         name: The metric's name, such as ``ttft_p99``.
         metric: Its entry in verdict.json.
 
     Returns:
-        The reason; None for any other metric.
+        The reason; None if there is enough evidence, or for any other metric.
     """
     fraction = metric_names.fraction(name)
     sure = metric.confidence
@@ -108,13 +108,13 @@ def no_evidence(name: str, metric: MetricReport) -> str | None:
 
 
 def bound(metric: MetricReport) -> str:
-    """Return the rate that the memory allows, with three digits.
+    """Return the maximum rate that the memory allows, with three digits.
 
     Args:
         metric: The metric's entry in verdict.json.
 
     Returns:
-        The rate in the metric's unit; an empty text where it is not known.
+        The rate in the metric's unit; empty if it is unknown.
     """
     if metric.bound is None:
         return ""
@@ -146,7 +146,7 @@ def by(change: ChangeReport) -> str:
     """Return how much worse a metric is: ``5.1 % slower than``.
 
     Args:
-        change: The change. The percentage has the digits that tell it from the allowed one.
+        change: The change. The percentage has enough digits to differ from the allowed one.
     """
     word = _MORE.get(change.unit, "slower")
     if change.worse is None:
@@ -163,6 +163,6 @@ def percent(fraction: float, digits: int = 1) -> str:
 
     Args:
         fraction: The fraction: 0.051 for 5.1 %.
-        digits: Digits after the point at most.
+        digits: The maximum number of decimal digits.
     """
     return f"{round(100 * fraction, digits):.10g} %"

@@ -15,11 +15,11 @@ from sm121.run.verdict_file import MetricReport
 SPARKRUN_KEY = "sparkrun_benchmark"
 #: The first columns of llama-benchy's CSV.
 BENCHY_CSV_COLUMNS = "model,test_name,"
-#: A name of a test in llama-benchy's CSV: ``pp2048 @ d4096 (c2)``.
+#: The name of a test in llama-benchy's CSV: ``pp2048 @ d4096 (c2)``.
 _BENCHY_CSV_TEST = re.compile(
     r"(?P<kind>(?:pp|tg)\d+)(?: @ d(?P<depth>\d+))?(?: \(c(?P<streams>\d+)\))?"
 )
-#: llama-benchy uses one of the two and does not write which: they differ by 1.6 % and more.
+#: llama-benchy uses one of two clocks, and does not store which: they differ by 1.6 % and more.
 _BENCHY_CLOCK = "llama-benchy (token ids or evenly spread usage)"
 _BENCH_NOTE = "the engine's own loop: no server, no network, no sampling"
 
@@ -37,10 +37,10 @@ def read_llama_benchy(name: str, data: dict[str, Any]) -> Source:
     rows: dict[str, ComparedRow] = {}
     for run in data["benchmarks"]:
         if run.get("is_context_prefill_phase"):
-            continue  # the prefix itself, not the prompt at that depth
+            continue  # the rate of the prefix itself, not of the prompt at that depth
         depth = int(run["context_size"])
         streams = int(run["concurrency"])
-        # pp is measured again with every response size: the first one stands.
+        # pp is measured again with each response size: use the first one.
         prefill = _rate_name(f"pp{run['prompt_size']}", streams, depth)
         if run["prompt_size"] and run.get("pp_throughput"):
             rows.setdefault(prefill, _benchy_row(prefill, "tok/s", run["pp_throughput"]))
@@ -62,7 +62,7 @@ def read_llama_benchy(name: str, data: dict[str, Any]) -> Source:
 
 def _benchy_notes(data: dict[str, Any]) -> list[str]:
     notes = []
-    if "latency_mode" in data:  # sparkrun joins files of several calls, and leaves the mode out
+    if "latency_mode" in data:  # sparkrun merges files of several calls, and omits the mode
         latency = f"{data['latency_ms']:.3g} ms"
         notes.append(f"latency mode {data['latency_mode']}, {latency} taken off pp")
     if data.get("prefix_caching_enabled"):
@@ -109,7 +109,7 @@ def _csv_item(line: dict[str, str], column: str) -> dict[str, str]:
 
 
 def _rate_name(kind: str, streams: int, depth: int) -> str:
-    """The name that this suite gives to a rate: ``tg32_c4@d0``."""
+    """Return this suite's name of a rate: ``tg32_c4@d0``."""
     suffix = f"_c{streams}" if streams > 1 else ""
     return f"{kind}{suffix}@d{depth}"
 
@@ -127,7 +127,8 @@ def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> ComparedRow:
 def read_sparkrun(name: str, text: str) -> Source:
     """Return the results that ``sparkrun benchmark`` writes: a recipe, and llama-benchy's JSON.
 
-    The form is ``export_results`` of spark-arena/sparkrun, src/sparkrun/benchmarking/base.py.
+    The format is that of ``export_results`` in spark-arena/sparkrun,
+    src/sparkrun/benchmarking/base.py.
 
     Args:
         name: The name of the source.
@@ -157,7 +158,7 @@ def read_llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
 
     Args:
         name: The name of the source.
-        data: The tests of the file, one at least.
+        data: The tests in the file; at least one.
 
     Raises:
         KeyError, TypeError, ValueError: A test lacks a value, or has an unreadable one.
@@ -187,7 +188,7 @@ def read_llama_bench(name: str, data: Sequence[dict[str, Any]]) -> Source:
 
 def _bench_metric(prompt: int, generated: int, depth: int) -> str:
     if prompt and generated:
-        return f"pp{prompt}+tg{generated}@d{depth}"  # both in one rate, as -pg gives it
+        return f"pp{prompt}+tg{generated}@d{depth}"  # one rate for both, as with -pg
     if prompt:
         return f"pp{prompt}@d{depth}"
     return f"tg{generated}@d{depth}"

@@ -1,7 +1,7 @@
 """report.html: one file with the results of a run, their reasons and the evidence.
 
-The template escapes all text of models, logs and names. None of it can be run: the page's policy
-allows only the page's own scripts, by hash.
+The template escapes all text from models, logs and names. Even unescaped, such text could not run
+as a script: the page's content security policy only allows its own scripts, by hash.
 """
 
 import base64
@@ -51,18 +51,18 @@ from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import VerdictFile
 
 NAME = "report.html"
-#: Bytes of a page. A larger one is cut.
+#: Maximum size of a page in bytes; larger pages are truncated.
 _MOST_BYTES = 2_000_000
-#: Entries of each list on a cut page.
+#: Maximum number of entries of each list on a truncated page.
 _FEW = 100
-#: Characters of each text on a cut page.
+#: Maximum number of characters of each text on a truncated page.
 _SHORT = 200
 
 
 def html(report: StoredReport) -> str:
     """Return the page of a run, of at most 2 MB.
 
-    A page that would be larger is cut. A note at its beginning names the files that have all.
+    A larger page is truncated; a note at its beginning names the files with the complete data.
 
     Args:
         report: The stored report.
@@ -74,7 +74,7 @@ def html(report: StoredReport) -> str:
 
 
 def _html(shown: StoredReport, whole: StoredReport) -> str:
-    """Return the page of what is shown of a run; counts and the verdict are those of the whole."""
+    """Render ``shown``; counts and the verdict come from the whole report."""
     run = shown.run
     figures = _charts(shown)
     groups = findings.grouped(shown)
@@ -116,7 +116,7 @@ def _figures_by_id(charts: Mapping[str, list[Chart]]) -> dict[str, Figure]:
 
 
 def _cut(report: StoredReport) -> StoredReport:
-    """Return the beginning of each list and each text; tests that did not hold come first."""
+    """Truncate all lists and texts of a report; tests that did not pass come first."""
     run = report.run.model_dump(mode="json")
     bad = {test.id for test in findings.failures(report.run)}
     run["tests"].sort(key=lambda test: test["id"] not in bad)
@@ -153,10 +153,10 @@ def write_all(directory: Path, known: Details) -> StoredReport:
         known: The details of the run.
 
     Returns:
-        The whole report.
+        The complete report.
 
     Raises:
-        UsageError: There is no sound verdict.json.
+        UsageError: There is no valid verdict.json.
     """
     details.write(known, directory)
     report = stored.read(directory)
@@ -167,7 +167,7 @@ def write_all(directory: Path, known: Details) -> StoredReport:
 
 
 def write(report: StoredReport) -> Path:
-    """Write report.html into the report's directory.
+    """Write report.html to the report's directory.
 
     Args:
         report: The stored report.
@@ -181,7 +181,7 @@ def write(report: StoredReport) -> Path:
 
 
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
-    """The charts of a report, by the section of the page."""
+    """Return the charts of a report, by section of the page."""
     run = report.run
     others = references.load()
     rates = []
@@ -208,15 +208,15 @@ def asset(name: str) -> str:
     """Return the text of a file of this package.
 
     Args:
-        name: Its path in the package, such as ``templates/report.css``.
+        name: The path of the file in the package, such as ``templates/report.css``.
     """
     return (files("sm121.report") / name).read_text("utf-8")
 
 
 def inlined(*styles: str) -> dict[str, str]:
-    """Return the styles and scripts of a page, and the policy that allows nothing else.
+    """Return the styles and scripts of a page, and a content security policy for them.
 
-    Plotly draws by styles of attributes, so the policy allows these. Nothing is loaded.
+    Plotly sets style attributes, so the policy allows inline styles. It allows no loading of files.
 
     Args:
         *styles: The names of the page's style sheets.
@@ -225,7 +225,7 @@ def inlined(*styles: str) -> dict[str, str]:
         The values ``style``, ``plotly``, ``script`` and ``policy`` of a template.
     """
     style = "".join(asset(f"templates/{name}.css") for name in styles)
-    # plotly.js in its own words; only what would end the script element is written otherwise.
+    # plotly.js is unchanged, except that texts which would end the script element are escaped.
     plotly = re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
     script = asset("templates/report.js")
     policy = (
@@ -246,7 +246,7 @@ def inlined(*styles: str) -> dict[str, str]:
 
 @cache
 def hashes(*texts: str) -> str:
-    """Return the hashes by which a policy allows scripts or styles.
+    """Return the hashes with which a policy allows scripts or styles.
 
     Args:
         *texts: The contents of the elements.
@@ -259,7 +259,7 @@ def hashes(*texts: str) -> str:
 
 
 def _shown(value: object) -> object:
-    """Write out the characters that a screen obeys, except for lines and tabs."""
+    """Escape control characters in texts, except for newlines and tabs."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     if value.isprintable():
@@ -272,7 +272,7 @@ def _shown(value: object) -> object:
 
 @cache
 def environment() -> Environment:
-    """Return the templates of pages."""
+    """Return the template environment of pages."""
     environment = templates.environment(_shown, escapes=True)
     environment.globals.update(
         number=number,

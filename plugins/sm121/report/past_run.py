@@ -1,4 +1,4 @@
-"""A stored run as the history has it, and the reader of one."""
+"""A stored run in the form that the history uses, and its reader."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ from sm121.run.engine_report import EngineReport
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import VerdictFile
 
-#: Verdicts with which a number counts neither way.
+#: Verdicts with which a metric's value is ignored.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
 _COMMIT_DIGITS = 9
 
@@ -24,13 +24,13 @@ class PastRun:
     """One stored run.
 
     Attributes:
-        path: Its report directory or its file.
-        run: Its numbers. Tests and environment are left out.
-        machine: The kind of machine, and which one of it.
-        verdict: Its verdict; None in a file of a tool that has no verdicts.
-        commit: The engine's commit, shortened; empty where it is not known.
-        checks: Whether each check passed that decided, by the test's id.
-        exact: The digest that runs of one build and one set of options share; None without a
+        path: The run's report directory or file.
+        run: The run's numbers, without tests and environment.
+        machine: The kind of machine, and the identity of this one.
+        verdict: The verdict; None in a file of a tool that has no verdicts.
+        commit: The engine's commit, shortened; empty if it is unknown.
+        checks: By test id: whether the check passed. Only checks that passed or failed.
+        exact: A digest that runs with the same build and options share; None without a
             fingerprint.
     """
 
@@ -44,7 +44,7 @@ class PastRun:
 
     @property
     def is_red(self) -> bool:
-        """Whether its verdict is FAIL."""
+        """Whether the verdict is FAIL."""
         return self.verdict is Verdict.FAIL
 
     @property
@@ -55,7 +55,7 @@ class PastRun:
 
     @property
     def question(self) -> tuple[str, ...]:
-        """The build, configuration, model, profile and plan, which runs of one series share."""
+        """The build, configuration, model, profile and plan, which all runs of a series share."""
         file = self.run.file
         build = builds.named(file.engine.identity)
         name = f"{file.engine.name} {build.name}" if build is not None else file.engine.name
@@ -65,7 +65,7 @@ class PastRun:
 
     @property
     def when(self) -> str:
-        """The time of its start, as text that sorts; empty where it is not known."""
+        """The time of the start, as text that can be sorted; empty if it is unknown."""
         return self.run.file.started.replace(" ", "T", 1)
 
 
@@ -74,7 +74,7 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
 
     Args:
         file: A report directory, its verdict.json, or a file of results.
-        machine: The name of its machine; None to take it from the run.
+        machine: The name of the run's machine; None to take it from the run.
         name: The name of the run.
 
     Raises:
@@ -108,7 +108,7 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
                 samples=(),
                 value=report.value,
             )
-    # A verdict.json of another name has a verdict; the files of other tools have none.
+    # A renamed verdict.json has a verdict; the files of other tools have none.
     verdict: Verdict | None = stored.verdict
     if verdict is Verdict.NOT_RUN:
         verdict = None
@@ -118,7 +118,7 @@ def read_past_run(file: Path, machine: str | None, name: str) -> PastRun:
 def _past(
     name: str, path: Path, run: StoredRun, machine: str | None, verdict: Verdict | None
 ) -> PastRun:
-    """Keep only what is shown of a run: a thousand have gigabytes of tests."""
+    """Keep only the shown parts of a run: the tests of a thousand runs have gigabytes."""
     file = run.file
     small = file.model_copy(update={"tests": [], "environment": {}, "memory": None, "box": None})
     metrics = {key: replace(metric, samples=()) for key, metric in run.metrics.items()}
@@ -135,7 +135,7 @@ def _past(
 
 
 def _machine(file: VerdictFile, named: str | None) -> tuple[str, str]:
-    """The kind of machine and which one of it; a machine named by the user is one of its kind."""
+    """Return the kind and identity of a machine; a name from the user is its own kind."""
     if named:
         return named, ""
     parts = file.fingerprint.machine if file.fingerprint is not None else {}
@@ -155,7 +155,7 @@ def _checks(file: VerdictFile) -> dict[str, bool]:
 
 
 def _exact(file: VerdictFile) -> str | None:
-    """The digest of a run's build and options; None without a fingerprint."""
+    """Return a digest of a run's build and options; None without a fingerprint."""
     fingerprint = file.fingerprint
     if fingerprint is None:
         return None

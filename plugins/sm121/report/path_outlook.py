@@ -1,4 +1,4 @@
-"""The outlook of a server by the kernel path in its log: its highest rate, and the next command."""
+"""Conclusions from the kernel path in a server's log: the maximum rate, and the next command."""
 
 import re
 import shlex
@@ -15,41 +15,41 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.machine import roofline
 
 _ARCH = "sm121"
-#: Values that the log of every start has.
+#: Values of the kernel path that the log of every start should show.
 _MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
-#: A configuration reads fewer bytes than another if they are below this share.
+#: A configuration counts as reading fewer bytes than another if it reads less than this fraction.
 _FEWER = 0.99
 
 
 class Bound(data_file.Record):
-    """The most tokens a second of one stream on a healthy GB10."""
+    """The maximum tokens per second of one stream on a healthy GB10."""
 
     bytes_per_token: int
-    """The bytes that the server reads for a token, by its model, its layers and their formats."""
+    """The bytes that the server reads per token, from its model, its layers and their formats."""
     gb_s: float
-    """The highest bandwidth of the memory of a healthy machine."""
+    """The maximum memory bandwidth of a healthy machine, in GB/s."""
     tok_s: float
     text: str
-    """The bound in one line."""
+    """The bound as one line of text."""
 
 
 class LogSource(NamedTuple):
-    """The origin of a log: a file or a container; neither is standard input."""
+    """The origin of a log: a file or a container; standard input if both are None."""
 
     file: Path | None = None
     container: str | None = None
 
 
 def bound(path: KernelPath) -> Bound | None:
-    """Return the bound of a server by its log.
+    """Return the bound of a server's rate, from its log.
 
     Args:
-        path: The kernel path in its log.
+        path: The kernel path in the log.
 
     Returns:
-        The bound; None where the log does not show a known model, its experts and which layers are
-        quantised, or where the server speculates.
+        The bound; None if the log does not show a known model, its experts and which layers are
+        quantised, or if the server speculates.
     """
     config = roofline.read_config(path.log.model) if path.log.model is not None else None
     own = profile.load(profile.for_architecture(_ARCH))
@@ -82,7 +82,7 @@ def bound(path: KernelPath) -> Bound | None:
 def _fewer_bytes(
     own: profile.Profile, path: KernelPath, config: dict[str, object], total: float
 ) -> str:
-    """The configuration of the profile that reads the fewest bytes, if it reads fewer."""
+    """Return a text on the profile's configuration with the fewest bytes, if they are fewer."""
     try:
         judged = own.judging(None, builds.identity(path.log.version, build=path.log.build))
     except UsageError:
@@ -108,7 +108,7 @@ def missing(path: KernelPath) -> list[str]:
         path: The kernel path.
 
     Returns:
-        Names of its fields, such as ``version``.
+        The names of the path's fields, such as ``version``.
     """
     return [name for name in _MAIN if kernel_path.shown(path, name) is None]
 
@@ -128,12 +128,12 @@ def remedies(path: KernelPath, engine: str) -> list[str]:
 
 
 def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSource) -> str:
-    """Return the next step, as a command where one follows from the path.
+    """Return the next step, as a command if the path suggests one.
 
     Args:
         path: The kernel path.
         engine: The engine's name.
-        cause: The cause of the server's death, if its log has one.
+        cause: The cause of the server's death, if the log shows one.
         source: The origin of the log.
     """
     if cause is not None:
@@ -157,7 +157,7 @@ def next_step(path: KernelPath, engine: str, cause: Cause | None, source: LogSou
 
 
 def _is_judged(model: str | None) -> bool:
-    """Whether a model may be that of a shipped profile: by its name, or where it is not known."""
+    """Whether a model may be a shipped profile's model: its name matches, or is unknown."""
     if model is None:
         return True
     served = {profile.load(name).model.served_name for name in profile.shipped()}

@@ -1,4 +1,4 @@
-"""The chart of the rates by depth: measured, required, of other engines, and the memory's bound."""
+"""The chart of rate by depth: measured values, limits, other engines, and the memory bound."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from sm121.report.chart import Chart, Figure, figure_of, scatter
 from sm121.report.references import ReferenceEngine, References
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
-#: Metrics of one stream: by kind (``tg32``), then by depth.
+#: Metrics with one stream: by kind (``tg32``), then by depth.
 Measured = Mapping[str, Mapping[int, MetricReport]]
 
 _COLUMNS = (
@@ -27,30 +27,31 @@ _COLUMNS = (
     "verdict",
 )
 _DASHES = ("dot", "dash", "dashdot", "longdash")
-#: How often colours and dashes repeat, so that many engines have lines.
+#: How often colours and dashes repeat, so that they suffice for many engines.
 _REPEATS = 3
-#: A roofline so many times above everything else is a label, not a line that squeezes the rest.
+#: A roofline that is higher than everything else by this factor is drawn as a label: a line would
+#: compress the rest of the plot.
 _FAR = 1.6
-#: Empty above the highest thing in a plot, as a share of it.
+#: Headroom above the highest value in a plot, as a fraction of that value.
 _HEADROOM = 0.12
-#: A plot whose lowest thing is above this share of the highest does not begin at 0.
+#: The axis does not begin at 0 if the lowest value exceeds this fraction of the highest one.
 _NOT_FROM_ZERO = 0.55
-#: Verdicts with which a number counts neither way.
+#: Verdicts with which a metric's value is ignored.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: Height of a label beside a bar, as a share of a plot's.
+#: Height of a label beside a bar, as a fraction of the plot's height.
 _LABEL = 0.07
-#: Shift in pixels of the label of a minimum, away from the measured point.
+#: Distance in pixels by which a minimum's label is moved away from the measured point.
 _AWAY = 9
 
 
 @dataclass(frozen=True)
 class _Grade:
-    """How a grade of a gate is drawn."""
+    """The drawing style of a gate's grade."""
 
     name: str
-    #: Its name in the legend.
+    #: The grade's name in the legend.
     legend: str
-    #: The word beside its first bar.
+    #: The word beside the grade's first bar.
     word: str
     colour: str
 
@@ -71,7 +72,7 @@ _GRADES = (
 
 @dataclass(frozen=True)
 class _Limit:
-    """The limit of one grade at one depth."""
+    """The limit that one grade sets at one depth."""
 
     depth: int
     value: float
@@ -80,26 +81,26 @@ class _Limit:
 
 @dataclass(frozen=True)
 class _Label:
-    """The label of one bar, before bars that are near each other share one."""
+    """The label of one bar, before the labels of neighbouring bars are joined."""
 
     value: float
     text: str
     colour: str
-    #: Shift in pixels where the label stands alone.
+    #: Vertical shift in pixels of a label that is not joined with others.
     shift: int
 
 
 def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart | None:
-    """Return the chart of the decode or prefill rates of one stream by depth.
+    """Return the chart of the decode or prefill rates with one stream by depth.
 
     Args:
         run: The verdict file.
-        references: Rates of other engines. They are drawn if they are of the same machine and
-            model.
-        decoding: Whether the chart is of decode rates.
+        references: Rates of other engines. They are drawn if they were measured on the same
+            machine with the same model.
+        decoding: Whether the chart shows decode rates; else it shows prefill rates.
 
     Returns:
-        The chart, or None if no such rate was measured.
+        The chart; None if no such rate was measured.
     """
     measured = _rates_of(run, decoding=decoding)
     values = [metric.value for metric in _metrics(measured) if metric.value is not None]
@@ -156,7 +157,7 @@ def _figure(
     ends: tuple[float, float],
     far: str,
 ) -> Figure:
-    """The traces with axes and labels. ``ends``: of the vertical axis, in tok/s."""
+    """Return the figure with axes and labels. ``ends``: range of the vertical axis, in tok/s."""
     bottom, top = ends
     figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
     layout = figure["layout"]
@@ -170,7 +171,7 @@ def _figure(
 
 
 def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
-    """The rates of one stream; a kind with a gate first, then the one with the shortest name."""
+    """Return the rates with one stream; kinds with a gate first, then sorted by length of name."""
     measured: dict[str, dict[int, MetricReport]] = {}
     for name, metric in run.metrics.items():
         rate = metric_names.rate(name)
@@ -242,7 +243,7 @@ def _measured_trace(kind: str, by_depth: Mapping[int, MetricReport], colour: str
 
 
 def _distance(low: float | None, high: float | None) -> float:
-    """The distance between a value and an end of its interval; 0 where it has none."""
+    """Return the distance between a value and an end of its interval; 0 without an interval."""
     if low is None or high is None:
         return 0.0
     return high - low
@@ -257,7 +258,7 @@ def _point_text(kind: str, depth: int, metric: MetricReport) -> str:
 
 
 def _hollow(metric: MetricReport) -> str | None:
-    """The name of a point that decides nothing; None for one that was compared with a gate."""
+    """Return why a point is drawn hollow; None if its value was compared with a gate."""
     if metric.verdict in _COUNTS_NOT:
         return f"{metric.verdict.value}: counts neither way"
     if metric.gated:
@@ -306,10 +307,10 @@ def _limits(measured: Measured, grade: _Grade) -> list[_Limit]:
 
 
 def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list[Figure]:
-    """The number of each bar beside it, the first one of a grade in words.
+    """Return a label with the limit beside each bar; a grade's first label also has its name.
 
-    The number of a minimum stands on the side of its bar where the measured point is not. Bars that
-    are near each other share a label. ``span``: how much of the axis is shown, in tok/s.
+    The label of a minimum is on the side of the bar that faces away from the measured point. Bars
+    that are close to each other share a label. ``span``: length of the visible axis, in tok/s.
     """
     by_depth: dict[int, list[_Label]] = {}
     for grade in _GRADES:
@@ -325,7 +326,7 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
             annotations.append(
                 {
                     **chart.LOOKS["gate"],
-                    "x": depths.index(depth),  # not its name: a number
+                    "x": depths.index(depth),  # a number is a position here
                     "y": statistics.fmean(label.value for label in together),
                     "xshift": chart.LOOKS["bar"]["size"] // 2 + 3,
                     "yshift": together[0].shift if len(together) == 1 else 0,
@@ -346,7 +347,7 @@ def _label_shift(grade: _Grade, limit: _Limit) -> int:
 
 
 def _near(labels: Sequence[_Label], distance: float) -> list[list[_Label]]:
-    """Labels from the lowest on, those together that are less than a distance apart."""
+    """Return the labels in ascending order, grouped where neighbours are closer than a distance."""
     groups: list[list[_Label]] = []
     ordered = sorted(labels, key=lambda label: (label.value, label.text, label.colour))
     for label in ordered:
@@ -360,14 +361,14 @@ def _near(labels: Sequence[_Label], distance: float) -> list[list[_Label]]:
 def _with_looks(
     engines: Sequence[ReferenceEngine],
 ) -> Iterator[tuple[ReferenceEngine, str, str]]:
-    """Each engine with the colour and the dash of its line."""
+    """Yield each engine with the colour and the dash style of its line."""
     yield from zip(engines, chart.OTHERS * _REPEATS, _DASHES * _REPEATS, strict=False)
 
 
 def _reference_trace(
     engine: ReferenceEngine, measured: Measured, colour: str, dash: str
 ) -> Figure | None:
-    """One line for an engine, of the first measured kind that it has; None where it has none."""
+    """Return an engine's line for the first measured kind that it has; None if it has none."""
     by_kind: dict[str, list[tuple[int, float]]] = {}
     for metric, value in engine.values.items():
         rate = metric_names.rate(metric)
@@ -403,7 +404,7 @@ def _reference_rows(
 
 
 def _reaches(trace: Figure) -> list[float]:
-    """The values that the axis of a trace must show: the ends of its intervals."""
+    """Return the values that the axis must include for a trace: the ends of its intervals."""
     values = trace["y"]
     error = trace.get("error_y", {})
     none = [0.0] * len(values)
@@ -417,7 +418,7 @@ def _reaches(trace: Figure) -> list[float]:
 
 
 def _axis(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis that shows some values."""
+    """Return the two ends of an axis that shows some values."""
     low = min(values)
     high = max(values)
     if low < _NOT_FROM_ZERO * high:
@@ -433,7 +434,7 @@ def _ceiling(metric: MetricReport) -> float | None:
 
 
 def _bounds(measured: Measured) -> dict[int, float]:
-    """The rate that the memory allows, by depth."""
+    """Return the maximum rate that the memory bandwidth allows, by depth."""
     bounds: dict[int, float] = {}
     for by_depth in measured.values():
         for depth, metric in by_depth.items():

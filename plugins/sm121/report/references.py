@@ -1,4 +1,4 @@
-"""The rates of other engines on the same machine and model, as the documents have them."""
+"""The documented rates of other engines on the same machine with the same model."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from sm121.run.verdict_file import VerdictFile
 
 
 class ReferenceTarget(DataTable):
-    """Machine and model of all numbers."""
+    """The machine and the model with which all values were measured."""
 
     arch: str
     model: str
@@ -18,34 +18,34 @@ class ReferenceTarget(DataTable):
 
 
 class ReferenceEngine(DataTable):
-    """One engine in one configuration."""
+    """The values of one engine in one configuration."""
 
     name: str
     engine: str
     tool: str
-    """The tool that measured it. Each has its own clock (docs/tables/accuracy.md)."""
+    """The tool that measured the engine. Each tool has its own clock (docs/tables/accuracy.md)."""
     source: str = Field(min_length=3)
     configurations: tuple[str, ...] = ()
-    """The configurations of the profile that it measured."""
+    """The profile's configurations that were measured."""
     values: Mapping[str, float]
-    """By metric, in tok/s or ms."""
+    """The measured values by metric, in tok/s or ms."""
     deviations: Mapping[str, float] = Field(default_factory=dict)
 
 
 class References(DataTable):
-    """The whole file."""
+    """The content of references.toml."""
 
     target: ReferenceTarget
     reference: tuple[ReferenceEngine, ...] = Field(min_length=1)
 
     def comparable(self, run: VerdictFile) -> str | None:
-        """Return why the numbers cannot be compared with those of a run.
+        """Return why the values cannot be compared with a run's.
 
         Args:
             run: The verdict file.
 
         Returns:
-            The reason; None for a run of the same machine and model.
+            The reason; None if machine and model are the same.
         """
         if run.arch != self.target.arch:
             return f"they are of {self.target.arch}, this run is of {run.arch or 'unknown'}"

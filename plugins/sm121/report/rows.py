@@ -1,4 +1,4 @@
-"""Rows of a table that compares A and B, with a column for each."""
+"""Rows of a table that compares A and B in two columns."""
 
 import textwrap
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from sm121.core import data_file
 from sm121.run.verdict_file import LevelReport
 
-#: Characters of a value or a message that stands beside another.
+#: Maximum number of characters in a cell of such a table.
 _MOST_TEXT = 500
-#: The first counts of a level are always shown.
+#: Number of a level's counts that are always shown: the first ones.
 _ALWAYS = 2
-#: Parts of a kernel path whose names are not words.
+#: Readable names of a kernel path's parts, if they differ from the field names.
 _WORDS = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["path"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A test, a value of the path, a part of the record."""
+    """One row: a test, a part of the kernel path, or an entry of the environment record."""
 
     name: str
     a: str
@@ -26,7 +26,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether the two values are not the same."""
+        """Whether the two values differ."""
         return self.a != self.b
 
 
@@ -35,8 +35,8 @@ def of_path(part: str, one: object, two: object) -> Row:
 
     Args:
         part: The part's name.
-        one: Its value in A; None where the log does not prove it.
-        two: Its value in B.
+        one: The part's value in A; None if the log does not prove it.
+        two: The part's value in B, likewise.
     """
     note = ""
     if one is not None and two is None:
@@ -47,19 +47,19 @@ def of_path(part: str, one: object, two: object) -> Row:
 
 
 def words(part: str) -> str:
-    """Return the name of a part of a kernel path for people.
+    """Return the readable name of a part of a kernel path.
 
     Args:
-        part: The name of its field.
+        part: The name of the part's field.
     """
     return _WORDS.get(part, part.replace("_", " "))
 
 
 def shown(value: object, also: Iterable[object] = ()) -> str:
-    """Return a value of a kernel path for people.
+    """Return a value of a kernel path as readable text.
 
     Args:
-        value: The value; None is ``not proven``.
+        value: The value; None becomes ``not proven``.
         also: Further values of the same part.
     """
     if value is None:
@@ -71,10 +71,10 @@ def shown(value: object, also: Iterable[object] = ()) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return at most 500 characters of a text, cut between words if possible.
+    """Truncate a text to 500 characters, between two words if possible.
 
     Args:
-        text: Any text.
+        text: The text.
     """
     if len(text) <= _MOST_TEXT:
         return text
@@ -83,13 +83,13 @@ def shortened(text: str) -> str:
 
 
 def counts_shown(levels: Iterable[LevelReport]) -> list[str]:
-    """Return the counts that tables of levels have: two always, others if one level has them.
+    """Return the columns of a table of levels: two always, others if any level has that count.
 
     Args:
         levels: The levels of a run.
 
     Returns:
-        Names of fields of a level.
+        Names of fields of `LevelReport`.
     """
     reports = list(levels)
     counts = [name for name in LevelReport.model_fields if name != "verdict"]

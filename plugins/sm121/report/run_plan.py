@@ -1,7 +1,7 @@
-"""What a run would ask: made by ``pytest --collect-only``, shown by it and by ``sm121 plan``.
+"""The plan of a run: made by ``pytest --collect-only``, shown by it and by ``sm121 plan``.
 
-``sm121 plan`` starts ``pytest --collect-only`` with the variable `VARIABLE`. The plugin writes an
-`Answer` to the file that it names.
+``sm121 plan`` starts ``pytest --collect-only`` with the environment variable `VARIABLE`. The plugin
+writes an `Answer` to the file that this variable names.
 """
 
 import os
@@ -11,27 +11,27 @@ from sm121.core.data_file import Record
 from sm121.core.profile_fields import LEVELS
 from sm121.core.templates import one_line, rendered
 
-#: The variable with the path of the file that gets the answer.
+#: The environment variable with the path of the file for the answer.
 VARIABLE = "SM121_PLAN_FILE"
 
 
 class Machine(Record):
-    """This machine."""
+    """The machine on which pytest runs."""
 
-    #: Its architecture; None: the suite has no name for it.
+    #: The machine's architecture; None if the suite has no name for it.
     arch: str | None
     #: How the architecture was detected.
     evidence: str
-    #: The name of its GPU, or of its CPU where it has no GPU.
+    #: The name of the machine's GPU, or of its CPU if it has no GPU.
     processor: str | None
     cores: int | None
     memory_gib: int | None
-    #: A line for each known fault of it.
+    #: One line per known fault of the machine.
     faults: list[str]
 
 
 class StartedEngine(Record):
-    """The engine that would be started."""
+    """The engine that the run would start."""
 
     name: str
     version: str | None
@@ -40,70 +40,70 @@ class StartedEngine(Record):
 
 
 class SpannedNodes(Record):
-    """The machines of a server that spans several."""
+    """The machines of a server that spans several machines."""
 
     count: int
     tensor_parallel: int
-    #: None: the server is attached.
+    #: None if the server is attached.
     launcher: str | None
     transports: list[str]
-    #: The command of each other node, as a shell reads it.
+    #: The shell command for each of the other nodes.
     commands: list[str]
 
 
 class PlanTime(Record):
-    """A plan of the profile, and how long it takes."""
+    """A plan of the profile, and its duration."""
 
     name: str
     checks: int
-    #: How many of the checks were timed on this machine.
+    #: Number of checks whose duration was measured on this machine.
     timed: int
-    #: The time of each level that it has; None: not known.
+    #: The duration of each of the plan's levels; None if it is unknown.
     levels: dict[str, str | None]
-    #: The time of all of it; None: not known.
+    #: The duration of the whole plan; None if it is unknown.
     time: str | None
 
 
 class ShippedTimes(Record):
-    """What ships about the time that a profile takes, with its sources."""
+    """The durations of a profile that are shipped with the suite, and their sources."""
 
     start: str
     start_source: str
-    #: The source of each plan, by its name.
+    #: By the name of a plan: the source of its duration.
     plans: dict[str, str]
 
 
 class PlannedTarget(Record):
-    """What would be judged, and how long it takes."""
+    """The configuration that the run would test, and the durations."""
 
     arch: str
     profile: str
     configuration: str
-    #: The address of the attached server; None: a server would be started.
+    #: The address of the attached server; None if the run would start a server.
     attached_at: str | None
     engine: StartedEngine
     nodes: SpannedNodes | None
-    #: What is known before a start, a line each.
+    #: Known facts about the configuration before a start, one line each.
     facts: list[str]
-    #: Why the times of earlier runs could not be read; None: they could.
+    #: Why the durations of earlier runs could not be read; None if they could.
     problem: str | None
     plans: list[PlanTime]
-    #: None: nothing ships about this profile.
+    #: None if the suite ships no durations for this profile.
     shipped: ShippedTimes | None
 
 
 class RunPlan(Record):
-    """What a run would ask."""
+    """The plan of a run."""
 
-    #: How many checks would run, by level.
+    #: Number of checks that would run, by level.
     checks: dict[str, int]
-    #: The ids of the tests that would not run, by the reason.
+    #: By reason: the ids of the tests that would not run.
     not_run: dict[str, list[str]]
     #: The ids of the deselected tests.
     deselected: list[str]
-    #: None: the run was not opened, since it has no test of a level.
+    #: None if the machine was not examined, since no test of a level is selected.
     machine: Machine | None
-    #: None: no profile is known for the target.
+    #: None if no profile is known for the target.
     target: PlannedTarget | None
 
     @property
@@ -113,14 +113,14 @@ class RunPlan(Record):
 
 
 class Answer(Record):
-    """What pytest answers ``sm121 plan``: a plan, or why the request is refused."""
+    """The answer that pytest gives ``sm121 plan``: a plan, or why the request is refused."""
 
     plan: RunPlan | None = None
     refusal: str | None = None
 
 
 def text(plan: RunPlan) -> str:
-    """Return a plan as text for people.
+    """Return a plan as readable text.
 
     Args:
         plan: The plan.
@@ -129,7 +129,7 @@ def text(plan: RunPlan) -> str:
 
 
 def tell(answer: Answer) -> None:
-    """Write an answer for ``sm121 plan``. Do nothing if another command started pytest.
+    """Write an answer for ``sm121 plan``. Do nothing if pytest was started otherwise.
 
     Args:
         answer: The answer.
@@ -143,10 +143,10 @@ def read(file: Path) -> Answer:
     """Read the answer of pytest.
 
     Args:
-        file: The file that `VARIABLE` named.
+        file: The file that `VARIABLE` names.
 
     Returns:
-        The answer; an empty one if pytest ended without one.
+        The answer; an empty one if pytest wrote none.
     """
     if not file.is_file():
         return Answer()

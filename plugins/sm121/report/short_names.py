@@ -1,10 +1,10 @@
-"""Short forms of long names: anchors of tests, names of kernels."""
+"""Short forms of long names: HTML anchors of tests, names of kernels."""
 
 import re
 from collections.abc import Iterable
 
 _MOST_ANCHOR = 80
-#: A kernel's name that is longer is folded.
+#: Maximum number of characters of a kernel's name; longer names are shortened.
 MOST_KERNEL = 56
 _NOT_IN_ANCHOR = re.compile(r"[^a-z0-9]+")
 _ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)|\{[^{}]*\}")
@@ -12,13 +12,13 @@ _SPACES = re.compile(r"\s+")
 
 
 def anchors(ids: Iterable[str]) -> dict[str, str]:
-    """Return an anchor for each test, which is the same in every run.
+    """Return an HTML anchor for each test. A test has the same anchor in every run.
 
     Args:
-        ids: The tests of a run.
+        ids: The ids of a run's tests.
 
     Returns:
-        The anchors by the tests' ids.
+        The anchors, by the id of the test.
     """
     anchor_of: dict[str, str] = {}
     counts: dict[str, int] = {}
@@ -32,7 +32,7 @@ def anchors(ids: Iterable[str]) -> dict[str, str]:
 
 
 def kernel(name: str) -> str:
-    """Return a kernel's name without its arguments, and without the namespaces that do not fit.
+    """Shorten a kernel's name: remove its arguments, then the outer namespaces that do not fit.
 
     Args:
         name: The name as a profiler prints it.
@@ -48,7 +48,7 @@ def kernel(name: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """A name without its brackets, removed from the innermost outwards."""
+    """Return a name without bracketed parts; nested brackets are removed from the inside out."""
     while True:
         shorter = _ARGUMENTS.sub("", name)
         if shorter == name:

@@ -1,8 +1,8 @@
-"""A file of results: its rows, and the tool that measured them.
+"""A file with results: its rows, and the tool that measured them.
 
-Each source keeps the clock that it was measured with, since a number is only as good as that:
-``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
-own loop without server and network.
+Each source states the clock with which it was measured, since the accuracy of a value depends on
+it: ``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the
+engine's own loop without server and network.
 """
 
 from collections.abc import Mapping
@@ -32,45 +32,45 @@ KERNELS = (
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One measured quantity of one source."""
+    """One measured metric of one source."""
 
     metric: str
     report: MetricReport
-    #: The source's own figure of its scatter, where it has no interval: a standard deviation.
+    #: The standard deviation that the source states; None if it states none or has an interval.
     deviation: float | None = None
     verdict: str | None = None
 
     @property
     def word(self) -> str | None:
-        """Its verdict, ``measured`` without a gate; None from a tool that has no verdicts."""
+        """The row's verdict, or ``measured`` without a gate; None if the tool has no verdicts."""
         if self.verdict is None:
             return None
         return metric_verdicts.of_metric(self.metric, self.report).word
 
     @property
     def counts(self) -> bool:
-        """Whether nothing is known that speaks against its number."""
+        """Whether the row has a value that no verdict invalidates."""
         return self.report.value is not None and self.verdict in (None, "PASS", "FAIL")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of results."""
+    """A file with results."""
 
     name: str
     engine: str
     model: str
-    #: The tool that measured it.
+    #: The tool that measured the results.
     tool: str
     rows: tuple[ComparedRow, ...]
     notes: tuple[str, ...] = ()
-    #: The verdict.json of a run of this suite, as far as the file has one.
+    #: The verdict.json, if the results come from a run of this suite.
     run: VerdictFile | None = None
-    #: The time of the measurement, as its file has it; empty where it has none.
+    #: The time of the measurement, in the form that the file uses; empty if the file has none.
     started: str = ""
 
     def row(self, metric: str) -> ComparedRow | None:
-        """Return the row of a metric, or None.
+        """Return the row of a metric; None if the source lacks it.
 
         Args:
             metric: The metric's name, such as ``tg32@d0``.
@@ -79,7 +79,7 @@ class Source:
 
     @property
     def failed(self) -> list[TestReport]:
-        """The tests that failed and were not excused, the gravest first."""
+        """The failed tests without a waiver, most severe first."""
         if self.run is None:
             return []
         failed = [test for test in self.run.tests if test.counted is Verdict.FAIL]
@@ -88,7 +88,7 @@ class Source:
 
     @property
     def kernels(self) -> Mapping[str, str]:
-        """The parts of the kernel path that its log proves."""
+        """The parts of the kernel path that the server's log proves."""
         if self.run is None:
             return {}
         path = self.run.engine.path

@@ -1,4 +1,4 @@
-"""A stored report directory, written by this version of the suite or by another one."""
+"""A stored report directory, written by this or another version of the suite."""
 
 import json
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class StoredReport:
-    """Everything that a report is made from. Parts that were not run are None or empty."""
+    """All inputs of a report. Parts that were not run are None or empty."""
 
     run: VerdictFile
     directory: Path
@@ -39,10 +39,10 @@ def read(directory: Path) -> StoredReport:
     """Read a report directory.
 
     Args:
-        directory: The directory, or its verdict.json.
+        directory: The report directory, or the verdict.json in it.
 
     Raises:
-        UsageError: There is no sound verdict.json.
+        UsageError: There is no valid verdict.json.
     """
     directory = stored_run.folder_of(directory)
     run = stored_run.file_of(directory)

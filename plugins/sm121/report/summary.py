@@ -18,22 +18,23 @@ _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
     | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
 )
-#: GitHub would notify the people that a model's output names; a backslash does not prevent that.
+#: GitHub would notify users whose names appear in a model's output. A backslash does not prevent
+#: that.
 _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
-#: A pull request is read, a report is searched: the rest is in report.html.
+#: Maximum number of failures in the summary. report.html has all of them.
 _MOST_FAILURES = 5
 _MOST_LENGTH = 200
 
 
 class Markdown(str):
-    """Text that is Markdown already. It must not contain a model's output."""
+    """Text that is already Markdown. It must not contain a model's output."""
 
 
 def plain(value: object) -> str:
-    """Return a value as plain text on one line of Markdown.
+    """Escape a value as one line of plain text in Markdown.
 
     Args:
-        value: Any value: it may come from a log or a model. `Markdown` is returned as it is.
+        value: Any value, even from a log or a model. `Markdown` is returned unchanged.
     """
     if isinstance(value, Markdown):
         return value
@@ -43,7 +44,7 @@ def plain(value: object) -> str:
 
 
 def _fenced(command: str) -> Markdown:
-    """A block of code from which a command can be copied. The command may have backticks."""
+    """Return a code block with a command to copy. The command may contain backticks."""
     line = printable(" ".join(command.splitlines()))
     longest = max(re.findall("`+", line), key=len, default="")
     fence = longest + "```"
@@ -51,13 +52,13 @@ def _fenced(command: str) -> Markdown:
 
 
 def link(environment: Mapping[str, str]) -> str:
-    """Return the address of a job's files in GitHub Actions or GitLab.
+    """Return the URL of a CI job's artifacts in GitHub Actions or GitLab.
 
     Args:
-        environment: The variables of the process.
+        environment: The environment variables of the process.
 
     Returns:
-        The address; an empty text elsewhere.
+        The URL; an empty string outside these two.
     """
     server = environment.get("GITHUB_SERVER_URL")
     if server:
@@ -76,9 +77,9 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
     """Return the summary of a run.
 
     Args:
-        run: The verdict file of a run, finished or not.
-        report: The stored report of the same run, which has the command and the next step; None
-            while the run goes on.
+        run: The verdict file of a run, which may be in progress.
+        report: The stored report of the same run, for the command and the next step; None while
+            the run is in progress.
     """
 
     def judged(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Write a feature's test log and its row of BENCHMARK_RESULTS.md, in the plan's own templates."""
+"""Write a feature's test log and its row in BENCHMARK_RESULTS.md, from the plan's templates."""
 
 import datetime
 import re
@@ -16,7 +16,7 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
 _TEMPLATE = "testlog.md.j2"
-#: New rows go below the line that ends the table's head, the latest first.
+#: The last line of the table's header. New rows are inserted directly below it.
 _MARK = "|--------|------|--------|------|-------|--------|----------|----------|---------|-------|"
 _HEAD = f"""# Benchmark results
 
@@ -40,8 +40,8 @@ def log(
     Args:
         report: The run.
         feature: The name of the feature.
-        branch: The name of the branch. None: the engine's commit or version.
-        baseline: Another run, for the second column of the numbers.
+        branch: The name of the branch. None for the engine's commit or version.
+        baseline: The run with which the values are compared, in a column of their own.
     """
     run = report.run
     return templates.rendered(
@@ -62,12 +62,12 @@ def log(
 
 
 def entry(report: StoredReport, *, feature: str, evidence: Evidence | None = None) -> str:
-    """Return the run's row of BENCHMARK_RESULTS.md.
+    """Return the run's row for BENCHMARK_RESULTS.md.
 
     Args:
         report: The run.
         feature: The name of the feature.
-        evidence: The files of the run that the row links to.
+        evidence: The run's files to which the row links.
     """
     run = report.run
     path = run.engine.path
@@ -90,21 +90,21 @@ def entry(report: StoredReport, *, feature: str, evidence: Evidence | None = Non
 
 
 def write(report: StoredReport, text: str, folder: Path, *, feature: str) -> list[Path]:
-    """Write the test log under ``TEST_LOGS/``, and add the run once to both tables of the plan.
+    """Write the test log to ``TEST_LOGS/``, and add the run to both tables of the plan.
 
-    These are BENCHMARK_RESULTS.md and FEATURE_MATRIX.md.
+    The tables are BENCHMARK_RESULTS.md and FEATURE_MATRIX.md. A run is added only once.
 
     Args:
         report: The run.
         text: The test log.
-        folder: The folder to write to.
+        folder: The output folder.
         feature: The name of the feature.
 
     Returns:
-        The files that were written.
+        The paths of the written files.
 
     Raises:
-        UsageError: BENCHMARK_RESULTS.md exists and has no place for a row.
+        UsageError: BENCHMARK_RESULTS.md exists, but does not contain the table.
     """
     name = re.sub(r"\W+", "-", feature).strip("-") or "run"
     logs = folder / "TEST_LOGS"
@@ -129,7 +129,7 @@ def _run_id(run: VerdictFile, feature: str) -> str:
 
 
 def _metric(run: VerdictFile, kind: str) -> MetricReport | None:
-    """A rate at the first depth, or a time."""
+    """Return a metric by its name, or a rate by its kind at the smallest measured depth."""
     if kind in run.metrics:
         return run.metrics[kind]
     depths = {}
@@ -157,7 +157,7 @@ def _cell(metric: MetricReport | None) -> str:
 
 
 def _rows(run: VerdictFile, baseline: VerdictFile | None) -> list[tuple[str, str, str, str]]:
-    """Each metric: its name, the baseline's value, this run's, and by how much it changed."""
+    """Return per metric: its name, the baseline's value, this run's value, and the change."""
     rows = []
     for name, metric in run.metrics.items():
         before = None

@@ -1,6 +1,6 @@
-"""The timelines of single requests: the sending, each chunk, and the longest waits.
+"""The timelines of single requests: the send time, each chunk, and the longest gaps.
 
-They are made from the records that a run keeps beside its verdict.
+They are made from the records that a run stores beside its verdict.
 """
 
 import json
@@ -16,19 +16,19 @@ from pydantic import TypeAdapter
 from sm121.client.timed_answer import TimedAnswer
 from sm121.measure import timing
 
-#: Records that a page is made from, in bytes of all cells together; a soak's can be gigabytes.
+#: Maximum total size in bytes of the records on a page. A soak can write gigabytes of records.
 _MOST_BYTES = 48 * 2**20
 _MOST_CELLS = 32
-#: Gaps that are marked, of an answer that has more than so many.
+#: Number of gaps that are marked, in an answer with more gaps than that.
 _MARKED = 3
-#: A record of this version or of one with other fields.
+#: Validates a record, also one with the fields of another version.
 _ANSWER = TypeAdapter(TimedAnswer)
 _RECORDS = ("records/*.jsonl", "shards/*/records/*.jsonl")
 _FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-\d+)?\.jsonl")
 
 
 class Gap(NamedTuple):
-    """A wait between two chunks, in milliseconds since the sending, behind so many tokens."""
+    """A wait between two chunks: begin in ms since the sending, length in ms, tokens before it."""
 
     begins_ms: float
     ms: float
@@ -37,21 +37,21 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestPath:
-    """One request, in milliseconds since its sending."""
+    """One request. All times are in milliseconds since it was sent."""
 
-    #: ``median`` or ``slowest``: by the time to its end.
+    #: ``median`` or ``slowest``, by the time to the end of the answer; ``only`` for a single one.
     which: str
     chunks_ms: tuple[float, ...]
     end_ms: float
     tokens: int
-    #: The median gap between chunks; None with fewer than two of them.
+    #: The median gap between chunks; None with fewer than two chunks.
     gap_ms: float | None
     gaps: tuple[Gap, ...]
     error: str | None = None
 
     @property
     def first_ms(self) -> float:
-        """The wait before the first chunk; until the end where none came."""
+        """The time of the first chunk; the end of the request if none arrived."""
         if self.chunks_ms:
             return self.chunks_ms[0]
         return self.end_ms
@@ -67,7 +67,7 @@ class CellPaths:
 
 
 class RequestPaths(NamedTuple):
-    """The cells of a report directory, and a line for each file that is not shown."""
+    """The cells of a report directory, and one line per file that is not shown."""
 
     cells: list[CellPaths]
     left_out: list[str]
@@ -80,7 +80,8 @@ def read(directory: Path) -> RequestPaths:
         directory: The report directory of a run or of merged shards.
 
     Returns:
-        The cells by depth and number of streams. A page has at most 32 cells of 48 MiB together.
+        The cells, sorted by depth and number of streams: at most 32 cells, with at most 48 MiB of
+        records together.
     """
     room = _MOST_BYTES
     cells: list[CellPaths] = []
@@ -102,7 +103,7 @@ def read(directory: Path) -> RequestPaths:
 
 
 def _record_files(directory: Path) -> list[tuple[int, int, Path]]:
-    """The depth, the number of streams and the path of each file of records."""
+    """Return the depth, the number of streams and the path of each file with records."""
     files = []
     for pattern in _RECORDS:
         for file in directory.glob(pattern):
@@ -113,7 +114,7 @@ def _record_files(directory: Path) -> list[tuple[int, int, Path]]:
 
 
 def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:
-    """None for a cell without a long answer."""
+    """Return the requests of a file with records; None without a long answer."""
     with file.open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
     long_records = [record for record in records if record["kind"] == "long"]

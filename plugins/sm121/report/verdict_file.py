@@ -1,4 +1,4 @@
-"""The published name of `sm121.run.verdict_file` (docs/python-api.md)."""
+"""The public name of `sm121.run.verdict_file` (docs/python-api.md)."""
 
 from sm121.run.verdict_file import VerdictFile, read
 
