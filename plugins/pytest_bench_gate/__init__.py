@@ -1,6 +1,7 @@
-"""pytest plugin: a test holds samples against a limit and against a stored run, by intervals.
+"""pytest plugin: test the interval of a benchmark's median against a limit and a stored run.
 
-`plugin` has the hooks. This module imports neither pytest nor them: PYTEST_DONT_REWRITE.
+The hooks are in `plugin`. This module imports neither pytest nor the hooks. The marker
+PYTEST_DONT_REWRITE disables pytest's assertion rewriting for this module.
 """
 
 import os
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(pluginmanager: "pytest.PytestPluginManager") -> None:
-    """Load the hooks, and pytest-benchmark where pytest does not load it by itself."""
+    """Load the hooks, and pytest-benchmark if pytest does not autoload plugins."""
     if os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         pluginmanager.import_plugin("benchmark", consider_entry_points=True)
     pluginmanager.import_plugin("pytest_bench_gate.plugin")

@@ -1,4 +1,4 @@
-"""The end of a run with gates: its exit status, and its numbers on the screen."""
+"""The end of a run with gates: the exit status, and the table in the terminal summary."""
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -12,29 +12,29 @@ from pytest_bench_gate.run import GateRun
 if TYPE_CHECKING:
     from pytest_bench_gate.judging import Judged
 
-#: The property of a test whose gate could not be judged here; its value is the reason.
+#: Name of the user property of a test whose gate could not be judged; its value is the reason.
 NOT_RUN = "bench_gate_not_run"
-#: Missing metrics that have a line of their own.
+#: Maximum number of missing metrics that are listed one per line.
 _MOST_MISSING = 6
 
 
 class Closing:
-    """Sets the exit status, and shows the numbers.
+    """Sets the exit status, and shows the metrics in the terminal summary.
 
     Args:
         config: The configuration of the run.
-        run: The key of its gates.
+        run: The stash key of the run's gates.
     """
 
     def __init__(self, config: pytest.Config, run: pytest.StashKey[GateRun]) -> None:
         self._config = config
         self._run = run
         self._has_run = False
-        #: Why tests with gates did not run, and how many.
+        #: By reason: the number of tests with gates that did not run.
         self._not_run: dict[str, int] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what did not run. Reports of workers come here, too."""
+        """Record tests that did not run. The reports of workers arrive here, too."""
         if report.when == "call" and not report.skipped:
             self._has_run = True
         if report.when == "setup":
@@ -45,9 +45,9 @@ class Closing:
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> None:
-        """Set the status of a run that ended well: no gate was judged, or a benchmark got worse.
+        """Change the status of a successful run if no gate was judged or a benchmark regressed.
 
-        pytest-benchmark has compared by now what ``--benchmark-compare-fail`` asks for.
+        At this point, pytest-benchmark has made the comparisons of ``--benchmark-compare-fail``.
         """
         if exitstatus != pytest.ExitCode.OK:
             return
@@ -62,9 +62,9 @@ class Closing:
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter"
     ) -> Generator[None, object, object]:
-        """Show the numbers, in the place of a traceback of pytest-benchmark.
+        """Show the metrics. They replace the traceback of pytest-benchmark's own error.
 
-        It raises what it has shown as "Performance has regressed".
+        pytest-benchmark raises `PerformanceRegression` after it has printed the regression itself.
         """
         run = self._config.stash.get(self._run, None)
         shown = [] if run is None else list(lines(run))
@@ -85,10 +85,10 @@ class Closing:
 
 
 def lines(run: GateRun) -> Iterable[str]:
-    """Return the closing lines: a table of numbers, missing metrics, and the compared runs.
+    """Return the lines of the summary: the table of metrics, missing metrics, compared runs.
 
     Args:
-        run: The gates of the run, which has ended.
+        run: The gates of the finished run.
     """
     if run.judged:
         from sm121.measure import number_table
@@ -112,7 +112,7 @@ def lines(run: GateRun) -> Iterable[str]:
 
 
 def _most_telling(metrics: "Sequence[Judged]", most: int) -> "tuple[list[Judged], list[Judged]]":
-    """Return the metrics of the table and the others: those that did not hold come first."""
+    """Return the metrics for the table, and the rest. Metrics that did not pass have priority."""
     ordered = sorted(metrics, key=lambda metric: not metric.facts)
     chosen = ordered[:most]
     shown = [metric for metric in metrics if metric in chosen]

@@ -1,4 +1,4 @@
-"""The fixture `gate`: what a test calls."""
+"""The object that a test gets as fixture `gate`."""
 
 import math
 import sys
@@ -19,28 +19,29 @@ from sm121.core.verdict import Inconclusive, Verdict
 from sm121.measure import statistics
 from sm121.measure.gate import Decision
 
-#: How much worse than a stored run a metric may be, as a fraction.
+#: Default tolerance for a regression against a stored run, as a fraction.
 WORSE_BY = 0.05
-#: Beside a metric of a test that runs again: to measure until it passes is no measurement.
+#: Note on a metric of a rerun test. A rerun is not measured again: repeating a measurement until it
+#: passes would make the gate useless.
 _RERUN = "of the first run of this test: a rerun decides nothing"
 
 
 class Gate:
-    """Judges a metric, stores it, and compares it with a stored run if that was asked for.
+    """Judges a metric, stores it, and compares it with a stored run if the user requested that.
 
     Args:
         run: The gates of the run.
         test: The id of the test.
-        benchmark: pytest-benchmark's fixture of the test.
+        benchmark: The test's ``benchmark`` fixture (pytest-benchmark).
     """
 
     def __init__(self, run: GateRun, test: str, benchmark: BenchmarkFixture) -> None:
         self._run = run
         self._test = test
         self._benchmark = benchmark
-        #: Whether a metric had samples of its own: then the test need not call ``benchmark``.
+        #: Whether the test passed samples of its own. Then it need not call ``benchmark``.
         self.has_samples = False
-        #: The names with which the test has called it.
+        #: The names of the metrics for which the test has called this object.
         self.called: list[str] = []
 
     def __call__(
@@ -58,19 +59,19 @@ class Gate:
         """Judge a metric by the interval of its median.
 
         Args:
-            metric: Its name, once in a run.
-            samples: Its rounds, in the order of measuring. None: the rounds of ``benchmark``, which
-                the test has called.
-            minimum: The least median: higher is better.
-            maximum: The largest median: lower is better.
-            better: What is better for a metric without a limit, which is only compared.
-            unit: The unit, for people; of the time of a benchmark ``s``, ``ms``, ``us`` or ``ns``.
-            per_round: What a round of ``benchmark`` does, such as 32 tokens: the metric is a rate.
-            worse_by: How much worse than a stored run it may be, as a fraction.
+            metric: The metric's name, unique in the run.
+            samples: The values of the metric, one per round, in the order of measurement. None for
+                the rounds of ``benchmark``, which the test must have called.
+            minimum: The minimum median. Implies that higher is better.
+            maximum: The maximum median. Implies that lower is better.
+            better: The better direction, for a metric without a limit (only compared).
+            unit: The unit to show. For the times of ``benchmark``: ``s``, ``ms``, ``us`` or ``ns``.
+            per_round: The work in a round of ``benchmark``, such as 32 tokens, to get a rate.
+            worse_by: Maximum regression against a stored run, as a fraction.
 
         Raises:
             Unmet: The metric fails.
-            Inconclusive: The rounds allow no decision. More are needed.
+            Inconclusive: The rounds are too few for a decision.
         """
         __tracebackhide__ = True  # a failure shows the line of the test
         self._refuse_name(metric)
@@ -174,7 +175,7 @@ class Gate:
             values = [float(sample) for sample in samples]
         except (TypeError, ValueError, OverflowError) as error:
             wrong = error
-        if wrong is not None:  # out of the block, else pytest shows both errors
+        if wrong is not None:  # outside the except block, else pytest shows both errors
             _refuse(metric, "numbers as samples", str(wrong))
         if not values:
             _refuse(metric, "at least one sample", "none")
@@ -188,7 +189,7 @@ class Gate:
         return Samples(values)
 
     def _times(self, metric: str, unit: str, higher: bool) -> Samples:
-        """Return the times of the rounds of the test's benchmark in a unit."""
+        """Return the durations of the benchmark's rounds in a unit."""
         if higher:
             _refuse(metric, "a maximum for a time, or per_round for a rate", "neither")
         if unit not in storing.SECONDS:
@@ -199,7 +200,7 @@ class Gate:
         return Samples.of_benchmark([each / storing.SECONDS[unit] for each in seconds])
 
     def _rates(self, metric: str, per_round: float | None, higher: bool) -> Samples:
-        """Return the rates of the rounds of the test's benchmark."""
+        """Return the rates of the benchmark's rounds."""
         if not _is_number(per_round) or not 0.0 < per_round < float("inf"):
             _refuse(metric, "a positive number as per_round", repr(per_round))
         if not higher:
@@ -219,7 +220,7 @@ class Gate:
 
 
 def _raise_what_fell(judged: Judged, note: str = "") -> None:
-    """Fail the test if a metric did not hold. ``note``: beside what was measured."""
+    """Fail the test if a metric did not pass. ``note`` is appended to the evidence."""
     __tracebackhide__ = True
     facts = judged.facts
     if facts and note:
@@ -231,7 +232,7 @@ def _raise_what_fell(judged: Judged, note: str = "") -> None:
 
 
 def _text_of(metric: str, unit: object) -> str:
-    """Return the unit as it is shown; empty for None."""
+    """Return the unit to show; an empty string for None."""
     if unit is None:
         return ""
     if not isinstance(unit, str) or printable(unit) != unit:
@@ -249,10 +250,10 @@ def _limit(metric: str, unit: str, minimum: float | None, maximum: float | None)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, Real) and not isinstance(value, bool)  # of numpy, too
+    return isinstance(value, Real) and not isinstance(value, bool)  # includes numpy's
 
 
 def _refuse(metric: object, expected: str, got: str) -> NoReturn:
-    """Fail the test with one line on a wrong call."""
+    """Fail the test with one line about a wrong call."""
     __tracebackhide__ = True
     pytest.fail(f"gate({metric!r}): expected {expected}, got {got}", pytrace=False)

@@ -1,4 +1,4 @@
-"""The stored runs that a run is compared with, from the storage of pytest-benchmark."""
+"""The stored runs with which a run is compared, from the storage of pytest-benchmark."""
 
 import fnmatch
 import math
@@ -12,25 +12,26 @@ import pytest
 
 #: The key of a metric in the ``extra_info`` of a benchmark.
 KEY = "bench_gate"
-#: The version of what is stored under it.
+#: The version of the format that is stored under that key.
 VERSION = 1
 OPTION = "--benchmark-compare"
 _STORE = "Store one first, of a build that you trust: pytest --benchmark-autosave"
-#: Descriptions of the machine that change on one machine, or that a run may be about.
+#: Keys of ``machine_info`` that are not compared: they can change on one machine, or be the very
+#: difference that a run is to measure.
 _NOT_THE_MACHINE = ("node", "release", "processor")
-#: What pytest-benchmark tells of a processor that stays the same.
+#: Keys of the CPU's description in ``machine_info`` that are constant on one machine.
 _OF_THE_PROCESSOR = ("arch", "brand_raw", "count")
-#: The tests that ``-k``, ``-m`` and others took out.
+#: Ids of the tests that ``-k``, ``-m`` and other options deselected.
 DESELECTED = pytest.StashKey[set[str]]()
-#: Whether ``--lf`` left tests out. pytest does not say which.
+#: Whether ``--lf`` deselected tests. pytest does not report which ones.
 LAST_FAILED = pytest.StashKey[bool]()
-#: The ``machine_info`` of this run; it takes pytest-benchmark a second.
+#: The ``machine_info`` of this run, kept because pytest-benchmark takes a second to collect it.
 MACHINE = pytest.StashKey[Mapping[str, Any]]()
 
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """A metric of a stored run."""
+    """A metric in a stored run."""
 
     #: The name of the run.
     run: str
@@ -40,36 +41,36 @@ class StoredMetric:
     value: float
     ci_low: float
     ci_high: float
-    #: The id of its test.
+    #: The id of the metric's test.
     test: str
 
     @property
     def kind(self) -> str:
-        """The quantity in words."""
+        """The unit and the better direction, in words."""
         return kind(self.unit, self.higher_is_better)
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A stored run that has metrics of gates."""
+    """A stored run that has metrics with gates."""
 
-    #: Its number, or the name of its file where that has none.
+    #: The run's number, or the stem of its file name if that has no number.
     name: str
     file: str
-    #: By name.
+    #: The run's metrics by name.
     metrics: Mapping[str, StoredMetric]
-    #: Its paths, ``-k`` and ``-m``.
+    #: The paths, ``-k`` and ``-m`` of the run.
     asked: tuple[str, ...]
-    #: The machine, as far as two runs must have it in common.
+    #: The properties of the machine that two comparable runs must share.
     machine: Mapping[str, Any]
-    #: Why nothing may be compared with it; None if it may.
+    #: Why no run may be compared with this one; None if it may be used.
     unfit: str | None = None
 
     def why_not(self, machine: Mapping[str, Any]) -> str | None:
-        """Return why a run on a machine is not compared with it; None if it may be.
+        """Return why a run on another machine cannot be compared with this one; None if it can.
 
         Args:
-            machine: The machine of the other run.
+            machine: The properties of the other run's machine.
         """
         if self.unfit is not None:
             return self.unfit
@@ -83,15 +84,15 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class History:
-    """The stored runs that this run is compared with, oldest first; at least one."""
+    """The stored runs with which this run is compared, oldest first; at least one."""
 
     runs: Sequence[StoredRun]
 
     def find(self, metric: str) -> StoredMetric | None:
-        """Return the latest stored metric of a name; None if there is none.
+        """Return a metric from the latest stored run that has it; None if none has it.
 
         Args:
-            metric: The name.
+            metric: The metric's name.
         """
         for run in reversed(self.runs):
             if metric in run.metrics:
@@ -99,15 +100,15 @@ class History:
         return None
 
     def missing(self, config: pytest.Config, measured: Mapping[str, object]) -> list[StoredMetric]:
-        """Return the metrics of the latest run that should have been measured and were not.
+        """Return the metrics of an earlier run that this run should have measured, but did not.
 
-        The latest run that was asked for the same paths, ``-k`` and ``-m`` counts, else the latest.
-        What a selection leaves out is not missing. With ``--lf`` nothing is, unless no
-        test had failed and all run.
+        The earlier run is the latest one with the same paths, ``-k`` and ``-m``, else the latest
+        one. Metrics of deselected tests are not missing. With ``--lf``, no metric is missing,
+        unless no test had failed, so that all tests run.
 
         Args:
             config: The configuration of the run.
-            measured: The metrics of this run by name.
+            measured: This run's metrics by name.
         """
         same = [run for run in self.runs if run.asked == asked(config)]
         latest = (same or self.runs)[-1]
@@ -119,10 +120,10 @@ class History:
 
 
 def kind(unit: str, higher_is_better: bool) -> str:
-    """Return a quantity in words.
+    """Describe the unit and the better direction in words.
 
     Args:
-        unit: Its unit; empty for none.
+        unit: The unit; empty if the metric has none.
         higher_is_better: Whether higher is better.
     """
     direction = "higher" if higher_is_better else "lower"
@@ -130,16 +131,16 @@ def kind(unit: str, higher_is_better: bool) -> str:
 
 
 def load(config: pytest.Config) -> History | None:
-    """Read the runs that ``--benchmark-compare`` names.
+    """Read the stored runs that ``--benchmark-compare`` selects.
 
     Args:
         config: The configuration of the run.
 
     Returns:
-        The runs; None if the option is not given, or no stored run has a metric of a gate.
+        The runs; None without the option, or if no stored run has a metric with a gate.
 
     Raises:
-        pytest.UsageError: No run can be compared with.
+        pytest.UsageError: None of the runs is comparable with this one.
     """
     named = config.getoption("benchmark_compare", None)
     session = getattr(config, "_benchmarksession", None)
@@ -165,13 +166,13 @@ def load(config: pytest.Config) -> History | None:
 
 
 def require(config: pytest.Config) -> None:
-    """Refuse a comparison with nothing, before any test runs.
+    """Reject a request for a comparison if no stored run has gates, before any test runs.
 
     Args:
         config: The configuration of a run that has a test with a gate.
 
     Raises:
-        pytest.UsageError: No stored run has a metric of a gate.
+        pytest.UsageError: Always. The message tells how to store a run.
     """
     named = config.getoption("benchmark_compare", None)
     storage = config._benchmarksession.storage  # type: ignore[attr-defined]
@@ -188,7 +189,7 @@ def require(config: pytest.Config) -> None:
 
 
 def asked(config: pytest.Config) -> tuple[str, ...]:
-    """Return what a run was asked for: its paths from the root folder, ``-k`` and ``-m``.
+    """Return the selection of a run: its paths relative to the root folder, ``-k`` and ``-m``.
 
     Args:
         config: The configuration of the run.
@@ -203,10 +204,10 @@ def asked(config: pytest.Config) -> tuple[str, ...]:
 
 
 def machine_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a machine, as far as two runs must have it in common.
+    """Return the properties of a machine that two comparable runs must share.
 
     Args:
-        info: The ``machine_info`` of pytest-benchmark. What a project adds to it counts, too.
+        info: The ``machine_info`` of pytest-benchmark, including keys that a project added.
     """
     machine = {}
     for name, value in info.items():
@@ -224,7 +225,7 @@ def _of_pair(pair: tuple[object, Mapping[str, Any]]) -> StoredRun | None:
 
 
 def _run(path: str, data: Mapping[str, Any]) -> StoredRun | None:
-    """Return a stored run; None if it has no metric of a gate."""
+    """Return a stored run; None if it has no metric with a gate."""
     stem = Path(path).stem
     number = stem.partition("_")[0]
     name = number if number.isdecimal() else stem
@@ -249,7 +250,7 @@ def _run(path: str, data: Mapping[str, Any]) -> StoredRun | None:
 def _metrics(
     name: str, stored: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, StoredMetric], str | None]:
-    """Return the metrics of a run by name, and why nothing is compared with it; None if it may."""
+    """Return a run's metrics by name, and why it cannot be compared with; None if it can."""
     metrics = {}
     unfit: str | None = None
     for entry in stored:
@@ -276,7 +277,7 @@ def _metrics(
 
 
 def _is_selected(config: pytest.Config, test: str) -> bool:
-    """Whether this run was asked for a test, which may be gone."""
+    """Whether the selection of this run includes a test, which may no longer exist."""
     if test in config.stash.get(DESELECTED, ()):
         return False
     if config.stash.get(LAST_FAILED, False):
@@ -289,7 +290,7 @@ def _is_selected(config: pytest.Config, test: str) -> bool:
 
 
 def _is_ignored(config: pytest.Config, test: str) -> bool:
-    """Whether ``--ignore`` or ``--ignore-glob`` leaves out the file of a test."""
+    """Whether ``--ignore`` or ``--ignore-glob`` excludes the file of a test."""
     folder = config.invocation_params.dir
     ignored = [(folder / path).resolve() for path in config.getoption("ignore") or ()]
     patterns = [str(folder / pattern) for pattern in config.getoption("ignore_glob") or ()]

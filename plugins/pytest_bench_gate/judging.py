@@ -1,4 +1,4 @@
-"""Judges samples against a limit and against a stored metric, as the gates of the suite do."""
+"""Judge samples against a limit and a stored metric, by the same rules as the suite's gates."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -14,30 +14,32 @@ from sm121.measure.gate import Decision
 from sm121.measure.number_table import NumberRow
 from sm121.measure.statistics import Estimate
 
-#: More rounds than these are never proposed.
+#: Maximum number of rounds that a message proposes.
 _MOST_ROUNDS = 100_000
-#: More rounds of a benchmark are divided into so many blocks: the last planned look of a gate.
+#: If a benchmark has more rounds than this, they are divided into this number of blocks. It is the
+#: sample size of the last planned interim test of a gate.
 _BLOCKS = 104
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The rounds of a metric, in the order of measuring."""
+    """The values of a metric, in the order of measurement."""
 
     values: list[float]
-    #: Whether each value stands for a block of rounds.
+    #: Whether each value summarises a block of rounds.
     in_blocks: bool = False
 
     @classmethod
     def of_benchmark(cls, rounds: list[float], per_round: float | None = None) -> "Samples":
-        """Return the rounds of a benchmark, which may have thousands of some microseconds.
+        """Return the values of a benchmark, which can have thousands of very short rounds.
 
-        Neighbours of these are not independent, so a block of them is one value: its median, and of
-        a rate what it did over its time.
+        Neighbouring short rounds are not independent. Many rounds are therefore grouped in blocks
+        with one value each: the median duration, or for a rate the block's work divided by its
+        duration.
 
         Args:
-            rounds: The times of the rounds; of a rate none is 0.
-            per_round: What a round does, for a rate; None: its time is the value.
+            rounds: The durations of the rounds, in seconds; all above 0 for a rate.
+            per_round: The amount of work in a round, for a rate. None if the value is a duration.
         """
         count = len(rounds)
         if count <= _BLOCKS:
@@ -73,14 +75,14 @@ class Limit:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A metric against the same one of a stored run."""
+    """The comparison of a metric with the same metric of a stored run."""
 
     #: The name of the stored run.
     run: str
     verdict: Verdict
-    #: How much worse it is, as a fraction; negative if it is better. None: another quantity.
+    #: The regression as a fraction; negative for an improvement. None if unit or direction differ.
     worse: float | None
-    #: The requirement and what was measured.
+    #: The requirement and the evidence.
     fact: Fact
 
     @property
@@ -94,7 +96,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Judged:
-    """A metric of this run, and the verdict on it."""
+    """A metric of this run and its verdict."""
 
     metric: str
     unit: str
@@ -102,14 +104,14 @@ class Judged:
     estimate: Estimate
     #: The id of the test.
     test: str
-    #: Whether all samples are equal: those of a count, or of a counter that does not move.
+    #: Whether all samples are equal, as for a constant count or a counter that is stuck.
     is_constant: bool = False
     limit: Limit | None = None
-    #: By the limit; None without one.
+    #: The decision by the limit; None without a limit.
     decision: Decision | None = None
-    #: None if nothing was compared.
+    #: None if the metric was not compared with a stored run.
     comparison: Comparison | None = None
-    #: Whether a stored run was there to compare with, and does not have it.
+    #: Whether the run was compared with stored runs that lack this metric.
     is_new: bool = False
 
     @property
@@ -124,7 +126,7 @@ class Judged:
 
     @property
     def facts(self) -> list[Fact]:
-        """What did not hold; empty if everything did."""
+        """The requirements that did not pass."""
         facts = []
         if self.decision is not None and self.decision.verdict is not Verdict.PASS:
             facts.append(self.decision.fact)
@@ -139,7 +141,7 @@ class Judged:
 
     @property
     def row(self) -> NumberRow:
-        """Its row of the closing table."""
+        """The metric's row in the table of the summary."""
         verdict = self.word
         if self.comparison is not None:
             verdict += f" ({self.comparison.text})"
@@ -163,10 +165,10 @@ class Judged:
 
 
 def decide(samples: Samples, limit: Limit) -> Decision:
-    """Decide on samples: PASS, FAIL, or INCONCLUSIVE with the rounds that it takes.
+    """Judge samples by a limit: PASS, FAIL, or INCONCLUSIVE with the number of rounds needed.
 
     Args:
-        samples: The rounds, at least one.
+        samples: The samples, at least one.
         limit: The limit.
     """
     count = len(samples.values)
@@ -188,8 +190,8 @@ def too_few(metric: str, samples: Samples) -> Decision | None:
     """Return INCONCLUSIVE for a metric without a limit that has too few rounds to be stored.
 
     Args:
-        metric: Its name.
-        samples: The rounds, at least one.
+        metric: The metric's name.
+        samples: The samples, at least one.
     """
     count = len(samples.values)
     if count >= gate.FIRST_LOOK:
@@ -201,14 +203,14 @@ def too_few(metric: str, samples: Samples) -> Decision | None:
 def compare(samples: Samples, metric: Judged, stored: StoredMetric, allowed: float) -> Comparison:
     """Compare samples with a stored metric.
 
-    The metric passes if it clears the limit that follows from the better end of the stored interval
-    and fails if it misses the one that follows from the worse end.
+    Each end of the stored interval, reduced by the tolerance, is a limit. The metric passes if it
+    meets the limit from the better end, and fails if it misses the limit from the worse end.
 
     Args:
-        samples: The rounds.
+        samples: The samples of this run.
         metric: The metric of this run.
-        stored: The stored one.
-        allowed: How much worse it may be, as a fraction.
+        stored: The same metric in the stored run.
+        allowed: The tolerance for a regression, as a fraction.
     """
     if (stored.unit, stored.higher_is_better) != (metric.unit, metric.higher_is_better):
         here = history.kind(metric.unit, metric.higher_is_better)
@@ -258,7 +260,7 @@ def _interval(estimate: Estimate) -> str:
 
 
 def _more_rounds(samples: Samples, limit: Limit) -> str:
-    """Return how many rounds it takes at least: those of the first look that may decide."""
+    """Return the minimum number of rounds, in words: that of the first interim test to decide."""
     if samples.in_blocks:
         return "measure for longer: --benchmark-max-time"
     threshold, higher_is_better = gate.threshold_of(limit)

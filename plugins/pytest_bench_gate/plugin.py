@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pytest_bench_gate.gates import Gate
 
 _RUN = pytest.StashKey[GateRun]()
-#: The fixture of a test.
+#: The value of a test's `gate` fixture.
 _GATE = pytest.StashKey["Gate"]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse what pytest-benchmark ends with a traceback for. Watch the run."""
+    """Reject options with which pytest-benchmark would crash. Register the summary of the run."""
     requests.refuse_what_crashes(config)
     config.stash[history.DESELECTED] = set()
     if not requests.is_worker(config):
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist starts its workers
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse a comparison with stored gates by workers: none of them would measure."""
+    """Reject a comparison with stored gates in a run with workers, which do not judge gates."""
     config = session.config
     if requests.starts_workers(config) and history.load(config) is not None:
         raise pytest.UsageError(f"{history.OPTION}: {requests.WITH_WORKERS}")
@@ -40,9 +40,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_benchmark_compare_machine_info(
     config: pytest.Config, machine_info: Mapping[str, Any]
 ) -> Generator[None, object, object]:
-    """Keep the description of the machine.
+    """Store the description of the machine.
 
-    pytest-benchmark 5.3 fails to warn of another machine if its storage is outside the folder.
+    The ValueError is a bug of pytest-benchmark 5.3: its warning about another machine fails if the
+    storage is outside the working directory.
     """
     config.stash[history.MACHINE] = machine_info
     try:
@@ -52,13 +53,13 @@ def pytest_benchmark_compare_machine_info(
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Note the tests that ``-k``, ``-m`` and others take out."""
+    """Record the tests that ``-k``, ``-m`` and other options deselect."""
     for item in items:
         item.config.stash[history.DESELECTED].add(item.nodeid)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Read the stored runs. A wrong request is refused before any test runs."""
+    """Read the stored runs. Reject invalid options before any test runs."""
     config = session.config
     if requests.is_worker(config) or config.option.collectonly:
         return
@@ -75,7 +76,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Fail a run that lacks a metric, after the last test: nothing is stored yet."""
+    """Fail a run with missing metrics, after the last test and before the run is stored."""
     result = yield
     run = session.config.stash.get(_RUN, None)
     if run is not None:
@@ -84,16 +85,16 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-@pytest.hookimpl(tryfirst=True)  # before the mark of --benchmark-skip, so that the run counts it
+@pytest.hookimpl(tryfirst=True)  # before --benchmark-skip skips the test, so that it is counted
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test whose gate cannot be judged here."""
+    """Skip a test whose gate cannot be judged in this process."""
     if _has_gate(item):
         _skip_unable(item)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail a test that takes the gate and does not call it: it has judged nothing."""
+    """Fail a test that requests `gate` and does not call it: such a test judges nothing."""
     result = yield
     made = item.stash.get(_GATE, None)
     if made is not None and not made.called and "gate" in _arguments_of(item):
@@ -106,8 +107,8 @@ def gate(
     request: pytest.FixtureRequest, benchmark: "BenchmarkFixture"
 ) -> "Generator[Gate, None, None]":
     """Judges samples, or the rounds of ``benchmark``, against a limit and against a stored run."""
-    _skip_unable(request.node)  # of a test that takes the fixture by its name
-    from pytest_bench_gate.gates import Gate  # numpy and scipy: other runs do without them
+    _skip_unable(request.node)  # for a test that calls request.getfixturevalue("gate")
+    from pytest_bench_gate.gates import Gate  # imports numpy and scipy, needed only here
 
     run = request.config.stash[_RUN]
     if run.stored is None and requests.is_compared(request.config):
@@ -116,7 +117,7 @@ def gate(
     request.node.stash[_GATE] = made
     yield made
     if made.has_samples or not made.called:
-        benchmark.skipped = True  # so that pytest-benchmark does not warn that it was not called
+        benchmark.skipped = True  # else pytest-benchmark warns that `benchmark` was not called
 
 
 def _skip_unable(item: pytest.Item) -> None:
@@ -127,13 +128,13 @@ def _skip_unable(item: pytest.Item) -> None:
 
 
 def _arguments_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the fixtures that a test takes itself, and not by other fixtures."""
+    """Return the names of the fixtures that a test requests directly."""
     names: tuple[str, ...] = item._fixtureinfo.argnames  # type: ignore[attr-defined]
     return names
 
 
 def _has_gate(item: pytest.Item) -> bool:
-    """Whether a test uses this fixture, and not another one of that name."""
+    """Whether a test uses this plugin's `gate`, and not another fixture with that name."""
     if "gate" not in getattr(item, "fixturenames", ()):
         return False
     definitions = item._fixtureinfo.name2fixturedefs.get("gate", ())  # type: ignore[attr-defined]

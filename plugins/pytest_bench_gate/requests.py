@@ -1,4 +1,4 @@
-"""Refuses options of pytest-benchmark that would compare nothing, before any test runs."""
+"""Reject options of pytest-benchmark that would compare nothing, before any test runs."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import pytest
 from pytest_bench_gate.history import OPTION
 
 _FAIL = "--benchmark-compare-fail"
-#: How an address of a storage of pytest-benchmark begins.
+#: Prefixes of the storage URLs that pytest-benchmark supports.
 _STORAGES = ("file://", "elasticsearch+")
-#: Why workers judge no gate.
+#: Why gates are not judged in a run with workers.
 WITH_WORKERS = "no time is measured while other workers run. Leave out -n"
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process is a worker of pytest-xdist.
+    """Check whether this process is a worker of pytest-xdist.
 
     Args:
         config: The configuration of the run.
@@ -23,7 +23,7 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def starts_workers(config: pytest.Config) -> bool:
-    """Whether this process starts workers of pytest-xdist.
+    """Check whether this process starts workers of pytest-xdist.
 
     Args:
         config: The configuration of the run.
@@ -32,7 +32,7 @@ def starts_workers(config: pytest.Config) -> bool:
 
 
 def is_compared(config: pytest.Config) -> bool:
-    """Whether the run is to be compared with a stored one.
+    """Check whether the user requested a comparison with a stored run.
 
     Args:
         config: The configuration of the run.
@@ -41,14 +41,14 @@ def is_compared(config: pytest.Config) -> bool:
 
 
 def refuse_what_crashes(config: pytest.Config) -> None:
-    """Refuse a value for which pytest-benchmark ends with a traceback when it is configured.
+    """Reject values with which pytest-benchmark would crash during its configuration.
 
     Args:
         config: The configuration of the run.
 
     Raises:
-        pytest.UsageError: ``--benchmark-compare`` has a path of which there is no file, or
-            ``--benchmark-storage`` an address of no known kind.
+        pytest.UsageError: ``--benchmark-compare`` has a path that does not exist, or
+            ``--benchmark-storage`` has a URL of an unsupported kind.
     """
     storage = config.getoption("benchmark_storage", None)
     if isinstance(storage, str) and "://" in storage and not storage.startswith(_STORAGES):
@@ -67,13 +67,13 @@ def refuse_what_crashes(config: pytest.Config) -> None:
 
 
 def refuse(config: pytest.Config) -> None:
-    """Refuse options that contradict each other.
+    """Reject options that contradict each other.
 
     Args:
         config: The configuration of a run that has a test with a gate.
 
     Raises:
-        pytest.UsageError: Nothing would be compared.
+        pytest.UsageError: With these options, no gate would be compared.
     """
     if not is_compared(config):
         if config.getoption("benchmark_compare_fail", None):
@@ -87,7 +87,7 @@ def refuse(config: pytest.Config) -> None:
 
 
 def why_not_run(config: pytest.Config) -> str | None:
-    """Return why no gate is judged in this process; None if gates are.
+    """Return why gates are not judged in this process; None if they are.
 
     Args:
         config: The configuration of the run.

@@ -1,4 +1,4 @@
-"""The gates of a run: what was judged, what it was compared with, and what is missing."""
+"""The gates of a run: judged metrics, the stored runs for comparison, and missing metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +19,14 @@ class GateRun:
 
     Args:
         config: The configuration of the run.
-        stored: The runs that it is compared with; None if it is compared with none.
+        stored: The stored runs for comparison; None if the run is not compared.
     """
 
     config: pytest.Config
     stored: History | None
-    #: By the name of the metric.
+    #: The judged metrics by name.
     judged: "dict[str, Judged]" = field(default_factory=dict)
-    #: What is stored of each metric.
+    #: The entries of the metrics in pytest-benchmark's storage.
     entries: list[dict[str, Any]] = field(default_factory=list)
     missing: Sequence[StoredMetric] = ()
     asked: tuple[str, ...] = ()
@@ -35,14 +35,14 @@ class GateRun:
         self.asked = history.asked(self.config)
 
     def compared(self, judged: "Judged", samples: "Samples", worse_by: float) -> "Judged":
-        """Return a metric with its comparison, if the run is compared.
+        """Compare a metric with the stored runs, if the run is compared.
 
         Args:
             judged: The metric.
-            samples: Its rounds.
-            worse_by: How much worse it may be, as a fraction.
+            samples: The metric's samples.
+            worse_by: The tolerance for a regression, as a fraction.
         """
-        from pytest_bench_gate import judging  # numpy and scipy: other runs do without them
+        from pytest_bench_gate import judging  # imports numpy and scipy, needed only here
 
         if self.stored is None:
             return judged
@@ -54,13 +54,13 @@ class GateRun:
         return replace(judged, comparison=judging.compare(samples, judged, before, worse_by))
 
     def end(self, *, failed: bool) -> None:
-        """Look for missing metrics, and note in what is stored whether the run passed.
+        """Find the missing metrics, and mark in the stored entries whether the run passed.
 
         Args:
             failed: Whether a test failed.
         """
         if self.stored is not None:
             self.missing = self.stored.missing(self.config, self.judged)
-        fell = any(judged.facts for judged in self.judged.values())  # its test may have caught it
+        fell = any(judged.facts for judged in self.judged.values())  # even if the test caught it
         for entry in self.entries:
             entry["passed"] = not (failed or self.missing or fell)

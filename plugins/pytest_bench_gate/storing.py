@@ -1,4 +1,4 @@
-"""Metrics in the form of pytest-benchmark's storage."""
+"""Conversion of metrics to the format of pytest-benchmark's storage."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from pytest_bench_gate.history import KEY, VERSION
 from pytest_bench_gate.judging import Judged
 from sm121.measure import statistics
 
-#: The units of a time, in seconds.
+#: Units of time, each in seconds.
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 @dataclass
 class _Benchmark:
-    """What pytest-benchmark reads of a benchmark's fixture."""
+    """The attributes of a ``benchmark`` fixture that pytest-benchmark reads."""
 
     name: str
     fullname: str
@@ -31,18 +31,18 @@ class _Benchmark:
 
 
 class _Stored(Metadata):
-    """A benchmark that is stored, and neither shown nor compared by pytest-benchmark."""
+    """A benchmark that pytest-benchmark stores, but neither shows nor compares."""
 
     def __bool__(self) -> bool:
         return False
 
 
 def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
-    """Return what is stored of a metric. ``passed`` is of the run, and is set at its end.
+    """Return the stored entry of a metric. Its ``passed`` is set when the run ends.
 
     Args:
         judged: The metric.
-        asked: What the run was asked for.
+        asked: The selection of the run: its paths, ``-k`` and ``-m``.
     """
     limit = judged.limit
     return {
@@ -64,14 +64,15 @@ def described(judged: Judged, asked: Sequence[str]) -> dict[str, Any]:
 
 
 def store(config: pytest.Config, entry: dict[str, Any], samples: Sequence[float]) -> None:
-    """Add a metric with samples of its own to the benchmarks of the run.
+    """Add a metric that has samples of its own to the run's benchmarks.
 
-    A rate is stored as the time of one, so that ``pytest-benchmark compare`` shows it as OPS.
+    A rate is stored as its inverse in seconds, so that ``pytest-benchmark compare`` shows the rate
+    as OPS.
 
     Args:
         config: The configuration of the run.
-        entry: What is stored of the metric.
-        samples: Its rounds.
+        entry: The stored entry of the metric.
+        samples: The metric's samples.
     """
     name = entry["metric"]
     benchmark = _Benchmark(name, f"{entry['test']}::{name}", {KEY: entry})
