@@ -1,7 +1,8 @@
 """pytest plugin: tests name the architecture that they need, and are skipped elsewhere.
 
-`plugin` has the hooks. This module imports neither pytest nor them, so that `names` and `detection`
-can be imported by a program without pytest, and before pytest starts: PYTEST_DONT_REWRITE.
+The hooks are in `plugin`. This module imports neither pytest nor the hooks, so that a program can
+import `names` and `detection` without pytest, or before pytest starts. The marker
+PYTEST_DONT_REWRITE disables pytest's assertion rewriting for this module.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytest_gpu_arch.names import CPU, GPUS
 
-#: The line of a CPU build in torch/version.py.
+#: The line in torch/version.py that shows a CPU build.
 _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
 
@@ -18,8 +18,8 @@ class Detection:
     """The architecture of this machine.
 
     Attributes:
-        name: One of `names.NAMES`, or None for a GPU that has no name there.
-        evidence: The source of the answer, in words.
+        name: One of `names.NAMES`; None for a GPU whose architecture is not in that list.
+        evidence: The source of the result, in words.
     """
 
     name: str | None
@@ -29,8 +29,8 @@ class Detection:
 def detect() -> Detection:
     """Detect the architecture of the first device.
 
-    torch answers where it is installed and sees a GPU, else NVML. Without a GPU the architecture is
-    `CPU`, and the evidence is what both of them reported.
+    The source is torch if it is installed and detects a GPU, else NVML. Without a GPU, the
+    architecture is `CPU`, and the evidence has the reports of both sources.
     """
     failures: list[str] = []
     for probe in (_torch_capability, _nvml_capability):
@@ -44,17 +44,17 @@ def detect() -> Detection:
 
 
 def _torch_capability() -> tuple[tuple[int, int] | None, str]:
-    """Return the compute capability by torch, or None, and the evidence in words."""
+    """Return the compute capability that torch reports, or None; and the evidence in words."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, "torch is not installed"
-    # Importing torch takes seconds; a CPU build can be told by the file that says how it was built.
+    # Importing torch takes seconds. Its version.py shows a CPU build without an import.
     version_file = Path(spec.origin).with_name("version.py")
     if version_file.is_file() and _CPU_BUILD.search(version_file.read_text("utf-8")):
         return None, "torch is a CPU build"
     try:
         import torch
-    except (ImportError, OSError, RuntimeError) as error:  # a CUDA build on a machine without it
+    except (ImportError, OSError, RuntimeError) as error:  # a CUDA build on a machine without CUDA
         return None, f"torch cannot be imported ({str(error).splitlines()[0]})"
     if not torch.cuda.is_available():
         return None, f"torch {torch.__version__} sees no CUDA device"
@@ -63,7 +63,7 @@ def _torch_capability() -> tuple[tuple[int, int] | None, str]:
 
 
 def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
-    """Return the compute capability by NVML, or None, and the evidence in words."""
+    """Return the compute capability that NVML reports, or None; and the evidence in words."""
     import pynvml
 
     try:
@@ -82,7 +82,7 @@ def opened_nvml() -> Iterator[None]:
     """Initialise NVML for a block, and shut it down afterwards.
 
     Raises:
-        pynvml.NVMLError: There is no driver.
+        pynvml.NVMLError: No driver is installed.
     """
     import pynvml
 
@@ -94,7 +94,7 @@ def opened_nvml() -> Iterator[None]:
 
 
 def gpu_count() -> int:
-    """Return the number of NVIDIA GPUs; 0 where NVML finds none."""
+    """Return the number of NVIDIA GPUs that NVML finds; 0 without a driver."""
     import pynvml
 
     try:

@@ -1,4 +1,4 @@
-"""The markers that an expression of ``-m`` selects."""
+"""Evaluation of a ``-m`` expression: the markers that it selects."""
 
 import itertools
 import re
@@ -10,12 +10,13 @@ from pytest_gpu_arch.names import NAMES
 
 _OPERATORS = frozenset({"and", "or", "not"})
 _WORD = re.compile(r"[A-Za-z_]\w*")
-#: Names of an expression that are tried in all combinations; of more, only so many.
+#: Maximum number of names in an expression that are tried in all combinations. Further names are
+#: ignored.
 _MOST_WORDS = 10
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
-    """Return the architectures that an expression of ``-m`` selects by name.
+    """Return the architectures that a ``-m`` expression selects by name.
 
     ``sm121 and smoke`` selects sm121; ``not sm121`` and ``smoke`` select none.
 
@@ -26,20 +27,20 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
 
 
 def asked_for(expression: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return those of some markers that an expression of ``-m`` selects.
+    """Return those of some markers that a ``-m`` expression selects.
 
     ``not slow`` selects none.
 
     Args:
         expression: The expression, which pytest can parse.
-        names: The markers.
+        names: The markers to check.
     """
     words = words_of(expression)
     return tuple(name for name in names if name in words and _matters(expression, name))
 
 
 def _matters(expression: str, name: str) -> bool:
-    """Whether an expression selects some test with a marker, and not without it."""
+    """Whether some set of markers is selected with a marker, and not selected without it."""
     others = sorted(words_of(expression) - {name})[:_MOST_WORDS]
     for count in range(len(others) + 1):
         for present in itertools.combinations(others, count):
@@ -53,13 +54,13 @@ def words_of(expression: str) -> set[str]:
     """Return the names of markers in an expression.
 
     Args:
-        expression: The expression of ``-m``.
+        expression: The ``-m`` expression.
     """
     return set(_WORD.findall(expression)) - _OPERATORS
 
 
 def evaluate(expression: str, names: Collection[str]) -> bool:
-    """Whether an expression of ``-m`` selects a test.
+    """Check whether a ``-m`` expression selects a test.
 
     Args:
         expression: The expression.
@@ -69,11 +70,11 @@ def evaluate(expression: str, names: Collection[str]) -> bool:
 
 
 def evaluate_with(expression: str, has: Callable[[str], bool]) -> bool:
-    """Whether an expression of ``-m`` or ``-k`` selects a test.
+    """Check whether a ``-m`` or ``-k`` expression selects a test.
 
     Args:
         expression: The expression.
-        has: Whether the test has a word of it.
+        has: Returns whether the test has the marker or keyword with a name.
     """
 
     def matcher(candidate: str, /, **_keywords: str | int | bool | None) -> bool:

@@ -1,4 +1,4 @@
-"""The markers, and which tests they skip."""
+"""The architecture markers, and the selection of tests to skip."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,12 @@ from pytest_gpu_arch import names, target
 from pytest_gpu_arch.target import Target
 
 _MARKERS = frozenset({*names.NAMES, names.ANY_GPU})
-#: Set by another plugin on a test that it skips itself.
+#: Stash key of a test that another plugin skips itself; set by that plugin.
 LEFT_ALONE = pytest.StashKey[bool]()
 
 
 def lines() -> list[str]:
-    """Return the markers as pytest shows them."""
+    """Return the markers' descriptions for ``pytest --markers``."""
     gpus = [f"{name}: needs a GPU of {name}; skipped elsewhere" for name in names.GPUS]
     return [
         "cpu: needs a machine without a GPU; skipped elsewhere",
@@ -25,14 +25,13 @@ def lines() -> list[str]:
 def of(item: pytest.Item) -> frozenset[str]:
     """Return the architecture markers of a test.
 
-    Those of the test itself count, else those of its class, else those of its module: the closest
-    ones win.
+    Markers of the test itself override those of its class, which override those of its module.
 
     Args:
         item: The test.
 
     Returns:
-        Some of `names.NAMES` and `names.ANY_GPU`; empty: the test runs anywhere.
+        Some of `names.NAMES` and `names.ANY_GPU`; empty if the test runs on any machine.
     """
     for node in reversed(item.listchain()):
         found = _MARKERS & {mark.name for mark in node.own_markers}
@@ -42,7 +41,7 @@ def of(item: pytest.Item) -> frozenset[str]:
 
 
 def skip_elsewhere(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Skip the tests that do not apply to the target. Only a marked test looks for a GPU.
+    """Skip the tests that do not apply to the target. Detect the GPU only if a test is marked.
 
     Args:
         config: The configuration of the run.
@@ -58,7 +57,7 @@ def skip_elsewhere(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def why_not(wanted: frozenset[str], chosen: Target) -> str | None:
-    """Return why a test is skipped; None: it runs.
+    """Return why a test is skipped; None if it runs.
 
     Args:
         wanted: The architecture markers of the test.
@@ -66,5 +65,5 @@ def why_not(wanted: frozenset[str], chosen: Target) -> str | None:
     """
     if not names.has(wanted, chosen.arch):
         return f"needs {names.listed(wanted)}; {chosen.where}"
-    # It could run, but not on what the user asked for.
+    # The test could run here, but the user requested another architecture.
     return chosen.obstacle

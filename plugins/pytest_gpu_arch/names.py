@@ -4,15 +4,15 @@ from collections.abc import Iterable
 
 CPU = "cpu"
 
-#: The GPU architectures that have a name here, by their compute capability.
+#: The supported GPU architectures, sorted by compute capability.
 GPUS = ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121")
 
 NAMES: tuple[str, ...] = (CPU, *GPUS)
 
-#: The marker of a test that any GPU may run. It is the name of no architecture.
+#: The marker of a test that runs on any GPU. It is not the name of an architecture.
 ANY_GPU = "gpu"
 
-#: Names of chips, with their architecture.
+#: Names of chips and their architectures.
 ALIASES = {"gb10": "sm121"}
 
 
@@ -20,7 +20,7 @@ def parse(name: str) -> str:
     """Return the name of an architecture.
 
     Args:
-        name: One of `NAMES`, or one of `ALIASES` in any case.
+        name: One of `NAMES`, or one of `ALIASES` in upper or lower case.
 
     Raises:
         ValueError: The name is neither.
@@ -33,7 +33,7 @@ def parse(name: str) -> str:
 
 
 def listed(markers: Iterable[str]) -> str:
-    """Return architectures in words, as ``sm120 or sm121``.
+    """Return a list of architectures in words, such as ``sm120 or sm121``.
 
     Args:
         markers: Some of `NAMES` and `ANY_GPU`.
@@ -50,8 +50,8 @@ def has(markers: frozenset[str], arch: str | None) -> bool:
     """Check whether markers allow an architecture.
 
     Args:
-        markers: Some of `NAMES` and `ANY_GPU`. A named GPU beside `ANY_GPU` narrows it.
-        arch: One of `NAMES`; None for a GPU that has no name here.
+        markers: Some of `NAMES` and `ANY_GPU`. If a GPU is named, `ANY_GPU` has no effect.
+        arch: One of `NAMES`; None for a GPU that is not in that list.
     """
     if arch in markers:
         return True

@@ -1,4 +1,4 @@
-"""The option of the command line."""
+"""The command-line option ``--arch``."""
 
 import os
 import traceback
@@ -12,21 +12,22 @@ def add_options(add: Callable[..., object]) -> None:
     """Add ``--arch``.
 
     Args:
-        add: Adds an option: ``addoption`` of a group of pytest, or ``add_argument`` of argparse.
+        add: A function that adds an option: ``addoption`` of a pytest option group, or
+            ``add_argument`` of argparse.
     """
     add(_NAME, metavar="NAME", help="architecture of the target (default: detected)")
 
 
 def of_a_conftest(error: BaseException) -> str | None:
-    """Return a line on an option of the same name in a conftest.py.
+    """Return an error message about an option of the same name in a conftest.py.
 
     Args:
-        error: What ended the import of a conftest.py, or the collection of a folder.
+        error: The error that ended the import of a conftest.py or the collection of a folder.
 
     Returns:
-        The line, with the file; None if the error is another one.
+        The message with the file; None if the error has another cause.
     """
-    if not isinstance(error, ValueError) or f"'{_NAME}'" not in str(error):  # of argparse
+    if not isinstance(error, ValueError) or f"'{_NAME}'" not in str(error):  # argparse raises it
         return None
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     others = [file for file in files if file.name == "conftest.py"]

@@ -14,7 +14,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_load_initial_conftests() -> Generator[None, object, object]:
-    """Say in one line that a conftest.py has an option of the same name."""
+    """Report in one line that a conftest.py has an option of the same name."""
     try:
         return (yield)
     except ValueError as error:
@@ -29,27 +29,27 @@ def pytest_exception_interact(
     call: pytest.CallInfo[object],
     report: pytest.CollectReport | pytest.TestReport,
 ) -> None:
-    """Say the same of a conftest.py in a folder below, which pytest loads when it collects."""
+    """Report the same about a conftest.py in a subfolder, which pytest loads at collection."""
     if not isinstance(report, pytest.CollectReport) or call.excinfo is None:
         return
     line = options.of_a_conftest(call.excinfo.value)
     if line is None:
         return
-    if hasattr(node.config, "workerinput"):  # xdist shows its error, and no refusal
+    if hasattr(node.config, "workerinput"):  # xdist shows a report's error, but no UsageError
         report.longrepr = line
         return
     raise pytest.UsageError(line) from call.excinfo.value
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers. A wrong ``--arch`` is refused here."""
+    """Register the markers. Reject an invalid ``--arch``."""
     for line in markers.lines():
         config.addinivalue_line("markers", line)
     target.named(config)
     status.watch(config)
 
 
-@pytest.hookimpl(trylast=True)  # after -m and -k: a test that they remove looks for no GPU
+@pytest.hookimpl(trylast=True)  # after -m and -k: deselected tests need no GPU detection
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the tests that do not apply to the target."""
     markers.skip_elsewhere(config, items)

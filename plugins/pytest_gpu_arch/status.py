@@ -1,4 +1,4 @@
-"""The end of a run that was asked for an architecture: status 5 if no test ran on it."""
+"""The exit status of a run with a requested architecture: 5 if no test ran on it."""
 
 from collections.abc import Generator
 
@@ -7,16 +7,17 @@ import pytest
 from pytest_gpu_arch import names, target
 from pytest_gpu_arch.target import Target
 
-#: Set by another plugin that decides the exit status of the run itself.
+#: Stash key that another plugin sets if it decides the exit status of the run itself.
 DECIDED_ELSEWHERE = pytest.StashKey[bool]()
-#: Options with which pytest shows something and runs no test.
+#: Options with which pytest shows information and runs no test.
 _SHOWING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
-#: Other ends of a run, as an interrupt, say themselves that not all ran.
+#: The exit statuses of a complete run. Other statuses, such as an interrupt, already show that not
+#: all tests ran.
 _WHOLE = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def only_shows(config: pytest.Config) -> bool:
-    """Check whether pytest only shows something, as with ``--collect-only``.
+    """Check whether pytest only shows information, as with ``--collect-only``.
 
     Args:
         config: The configuration of the run.
@@ -25,9 +26,9 @@ def only_shows(config: pytest.Config) -> bool:
 
 
 def watch(config: pytest.Config) -> None:
-    """Watch a run for tests that run on what was asked for.
+    """Register the check that a test ran on the requested architecture.
 
-    A worker of pytest-xdist has nothing to say: the first process sees the tests of all of them.
+    Workers of pytest-xdist do not register it: the controller receives the reports of all workers.
 
     Args:
         config: The configuration of the run.
@@ -39,7 +40,7 @@ def watch(config: pytest.Config) -> None:
 
 
 class NotRun:
-    """Ends a run with status 5 if an architecture was asked for and no test ran on it."""
+    """Ends a run with status 5 if an architecture was requested and no test ran on it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -47,14 +48,14 @@ class NotRun:
         self._line: str | None = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test that ran. An expected failure ran, too."""
+        """Record that a test ran. An expected failure counts as a test that ran."""
         if report.when == "call" and (not report.skipped or hasattr(report, "wasxfail")):
             self._has_run = True
 
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> None:
-        """Set the status. A test that failed keeps status 1."""
+        """Set the exit status. A run with failed tests keeps status 1."""
         if exitstatus not in _WHOLE or not target.is_asked_for(self._config):
             return
         self._line = _not_run(target.of(self._config), has_run=self._has_run)
@@ -73,7 +74,7 @@ class NotRun:
 
 
 def _not_run(chosen: Target, *, has_run: bool) -> str | None:
-    """Return the line of a run in which no test ran on what was asked for; None for another."""
+    """Return the message if no test ran on the requested architecture, else None."""
     if chosen.obstacle is not None:
         machine = names.listed(chosen.missing)
         return f"NOT_RUN: {chosen.obstacle}. Run the tests on a machine with {machine}"

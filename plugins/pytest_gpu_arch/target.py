@@ -1,4 +1,4 @@
-"""The architecture that the tests of a run are for."""
+"""The target of a run: the architecture for which its tests run."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ from pytest_gpu_arch.expression import asked_for
 
 @dataclass(frozen=True)
 class Known:
-    """What another plugin knows of the target. It says so in `KNOWN` when pytest is configured.
+    """Another plugin's information about the target. It is stored in `KNOWN` at configuration.
 
     Attributes:
-        arch: The architecture, as a file of that plugin names it; None: it names none.
-        is_remote: The tests send requests to another machine, so this one decides nothing.
+        arch: The architecture from a file of that plugin; None if the file names none.
+        is_remote: Whether the tests send requests to another machine, so that this machine's GPU is
+            irrelevant.
     """
 
     arch: str | None = None
@@ -23,13 +24,13 @@ class Known:
 
 @dataclass(frozen=True)
 class Target:
-    """The architecture that the tests of a run are for.
+    """The architecture for which the tests of a run are executed.
 
     Attributes:
-        arch: The architecture; None for a GPU that has no name here.
-        where: The source of the answer, in words: this machine, or another one.
-        asked: The architectures that the user asked for by ``--arch`` or ``-m``.
-        missing: Those of them that are not there; empty: one is.
+        arch: The architecture; None for a GPU that is not in `names.NAMES`.
+        where: The source of the result, in words: this machine or another one.
+        asked: The architectures that the user requested with ``--arch`` or ``-m``.
+        missing: The requested architectures, if none of them is available; else empty.
     """
 
     arch: str | None
@@ -39,7 +40,7 @@ class Target:
 
     @property
     def obstacle(self) -> str | None:
-        """Why no test runs on what the user asked for, in words; None: it is there."""
+        """Why no test can run on the requested architecture; None if it is available."""
         if not self.missing:
             return None
         return f"{names.listed(self.missing)} was asked for; {self.where}"
@@ -56,7 +57,7 @@ def named(config: pytest.Config) -> str | None:
         config: The configuration of the run.
 
     Raises:
-        pytest.UsageError: There is no such architecture.
+        pytest.UsageError: The name is unknown.
     """
     value: str | None = config.getoption("--arch")
     if value is None:
@@ -68,7 +69,7 @@ def named(config: pytest.Config) -> str | None:
 
 
 def of(config: pytest.Config) -> Target:
-    """Return the target of a run. The first call looks for a GPU.
+    """Return the target of a run. The first call detects the GPU.
 
     Args:
         config: The configuration of the run.
@@ -79,7 +80,7 @@ def of(config: pytest.Config) -> Target:
 
 
 def is_asked_for(config: pytest.Config) -> bool:
-    """Check whether the user asked for an architecture, without looking for a GPU.
+    """Check whether the user requested an architecture, without detecting the GPU.
 
     Args:
         config: The configuration of the run.
