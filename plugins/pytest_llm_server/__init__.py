@@ -1,6 +1,6 @@
-"""pytest plugin: tests get a server of a language model, which is started, watched and stopped.
+"""pytest plugin: provide tests with an LLM server, which is started, monitored and stopped.
 
-`plugin` has the options and the hooks, `fixtures` the fixtures. Nothing of `sm121` is imported
+`plugin` has the options and hooks, `fixtures` has the fixtures. No module of `sm121` is imported
 before a test uses one of the fixtures.
 """
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ServerFailed(Exception):
-    """A server did not start, died, or left something behind. The message has the cause."""
+    """A server did not start, died, or did not stop cleanly. The message has the cause."""
 
 
 def pytest_addoption(pluginmanager: "pytest.PytestPluginManager") -> None:

@@ -1,4 +1,4 @@
-"""A server that did not start, or died: a crash bundle, and an error that names it."""
+"""Reports on a server that did not start, died or hangs: a crash bundle and an error."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from sm121.evidence.failure import Cause
 
 
 def of_start(error: StartError) -> Cause:
-    """Return the cause of a start that failed: a hang if the log shows no cause.
+    """Return the cause of a failed start: a hang if the log shows no cause.
 
     Args:
         error: The error of the start.
@@ -32,20 +32,21 @@ def of_start(error: StartError) -> Cause:
 
 
 def of_death(managed: ManagedServer) -> Cause:
-    """Return the cause by the log of a server that died.
+    """Return the cause of a server's death, from its log.
 
     Args:
-        managed: The server. It may end some seconds after its engine, and its log says more then.
+        managed: The server. Its process may exit some seconds after its engine; the function waits
+            for that, since the log is complete only then.
     """
     until(lambda: managed.launch.exit_status is not None, DYING_S)
     return failure.classify(managed.launch.log, managed.launch.exit_status)
 
 
 def of_hang(summary: str) -> Cause:
-    """Return the cause of a server that runs and does not answer.
+    """Return the cause for a server that runs and does not answer.
 
     Args:
-        summary: What it does not do.
+        summary: The symptom, in words.
     """
     return Cause(
         kind="hang",
@@ -67,12 +68,12 @@ def report(
     """Write a crash bundle, and return the error for the test.
 
     Args:
-        managed: The server, which did not start, has died or hangs.
+        managed: The server that did not start, died or hangs.
         what: The event, without the cause.
-        cause: The cause by the log.
-        test: The id of the test that ran; None: between two tests.
-        cgroup_before: The counters of the control group before the start.
-        redact: Removes the secrets of a text.
+        cause: The cause that the log shows.
+        test: The id of the running test; None between two tests.
+        cgroup_before: The memory counters of the cgroup before the start.
+        redact: Removes secrets from a text.
     """
     exits = managed.launch.exits()
     kernel = kernel_messages.since(managed.launch.at)

@@ -1,4 +1,4 @@
-"""Starts the servers of the fixtures."""
+"""The object that a test gets as fixture `llm_server_factory`."""
 
 import contextlib
 import math
@@ -21,11 +21,11 @@ _NO_MODEL = (
 
 
 class LlmServerFactory:
-    """Starts servers, one for each ``with`` block.
+    """Starts servers, one per ``with`` block.
 
     Args:
-        run: The run of pytest.
-        folder: The folder of logs and crash bundles.
+        run: The pytest run.
+        folder: The folder for logs and crash bundles.
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
@@ -41,21 +41,22 @@ class LlmServerFactory:
         engine: str | None = None,
         ready_within_s: float | None = None,
     ) -> AbstractContextManager[LlmServer]:
-        """Start a server for a ``with`` block, and stop it at its end.
+        """Start a server for a ``with`` block, and stop it at the end of the block.
 
-        The server of the fixture `llm_server` is stopped before, unless the test uses it, too. With
-        ``--base-url`` nothing is started: the test is skipped.
+        The server of the fixture `llm_server` is stopped first, unless the test uses that fixture,
+        too. With ``--base-url``, the test is skipped instead.
 
         Args:
-            model: The model: a folder, or a name of the hub. None: that of the run, whose arguments
-                then come before these.
-            arguments: The arguments of the engine.
-            environment: Variables of the engine, beside those of this process.
-            engine: ``vllm``, ``sglang`` or ``llama-cpp``. None: that of the run.
-            ready_within_s: How long the start may take, in seconds. None: as of the run.
+            model: The model: a folder or a Hugging Face name. None for the model of the run, whose
+                engine arguments then precede ``arguments``.
+            arguments: Command-line arguments of the engine.
+            environment: Environment variables of the engine, in addition to those of this process.
+            engine: ``vllm``, ``sglang`` or ``llama-cpp``. None for the engine of the run.
+            ready_within_s: Maximum duration of the start in seconds. None for the limit of the run.
 
         Raises:
-            ServerFailed: It did not start, died, or left something behind.
+            ServerFailed: The server did not start, died, or did not stop cleanly; or an argument is
+                invalid.
         """
         __tracebackhide__ = True
         asked = self._run.servers().asked
@@ -82,17 +83,18 @@ class LlmServerFactory:
         )
 
     def of_the_run(self) -> AbstractContextManager[LlmServer]:
-        """Give the server of the run for a ``with`` block: started, or running already.
+        """Provide the server of the run for a ``with`` block: started or attached.
 
         Raises:
-            ServerFailed: The run names no model, or as of `__call__`.
+            ServerFailed: No model is named, no server answers at ``--base-url``, or one of the
+                errors of `__call__`.
         """
         __tracebackhide__ = True
         asked = self._run.servers().asked
         if asked.base_url is not None:
             try:
                 server = self._run.servers().attach(asked.base_url, self._run.option)
-            except UsageError as error:  # in a worker of xdist, which cannot refuse the run
+            except UsageError as error:  # in an xdist worker, which cannot abort the run
                 raise ServerFailed(str(error)) from None
             return contextlib.nullcontext(server)
         return self._started(asked.model, asked.arguments, {}, asked.engine, asked.ready_within_s)
@@ -119,7 +121,7 @@ class LlmServerFactory:
 
 
 def _texts(arguments: Iterable[object]) -> tuple[str, ...]:
-    """Return the arguments of an engine, which are all texts."""
+    """Return the arguments of an engine. Raise ServerFailed if one is not a string."""
     __tracebackhide__ = True
     texts: list[str] = []
     if isinstance(arguments, Iterable) and not isinstance(arguments, str):
@@ -132,7 +134,7 @@ def _texts(arguments: Iterable[object]) -> tuple[str, ...]:
 
 
 def _refuse_nul(name: str, texts: Iterable[str]) -> None:
-    """Refuse what no command line can have."""
+    """Reject texts with a NUL character, which a command line cannot contain."""
     __tracebackhide__ = True
     for text in texts:
         if "\0" in text:
@@ -140,7 +142,7 @@ def _refuse_nul(name: str, texts: Iterable[str]) -> None:
 
 
 def _refuse_environment(environment: object) -> None:
-    """Refuse what is no mapping of texts. A value may be a secret, and is not shown."""
+    """Reject anything but a mapping of strings. Values are not shown, as they may be secret."""
     __tracebackhide__ = True
     if not isinstance(environment, Mapping):
         kind = type(environment).__name__

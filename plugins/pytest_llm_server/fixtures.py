@@ -19,7 +19,7 @@ def llm_server_factory(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> "LlmServerFactory":
     """Starts a server of any model, with any arguments, for a ``with`` block."""
-    from pytest_llm_server.factory import LlmServerFactory  # other runs do not import the suite
+    from pytest_llm_server.factory import LlmServerFactory  # imports the suite, needed only here
 
     return LlmServerFactory(run.of(pytestconfig), tmp_path_factory.getbasetemp() / "llm-server")
 

@@ -1,4 +1,4 @@
-"""The options of the command line, and the settings of pytest.ini."""
+"""The command-line options, and the settings in pytest.ini."""
 
 import math
 import os
@@ -14,23 +14,23 @@ import pytest
 _BASE_URL = "--base-url"
 _ENGINE = "vllm"
 _READY_WITHIN_S = "300"
-#: The suite has options of its own for an attached server.
+#: The suite's plugin, which has a ``--base-url`` of its own for an attached server.
 _SUITE = "sm121.plugin"
-#: Whether ``--base-url`` is the address of a server of a model. Another plugin may have an option
-#: of that name, for a web page.
+#: Whether ``--base-url`` is the address of an LLM server. Another plugin may have an option of that
+#: name for a web site.
 _MEANS_A_SERVER = pytest.StashKey[bool]()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The server that the user asked for.
+    """The server that the user requested.
 
     Attributes:
-        base_url: The address of a running server; None: the plugin starts one.
+        base_url: The address of a running server; None if the plugin starts a server.
         engine: The name of the engine to start.
-        model: The model to start, or the served model to use of a running server. None: not named.
-        arguments: The arguments of the engine.
-        ready_within_s: How long a start may take, in seconds.
+        model: The model to start, or the served model of a running server. None if it is not named.
+        arguments: Command-line arguments of the engine.
+        ready_within_s: Maximum duration of a start in seconds.
     """
 
     base_url: str | None
@@ -41,7 +41,7 @@ class Asked:
 
 
 def add(parser: pytest.Parser) -> None:
-    """Add the options whose names no other plugin has, and the settings.
+    """Add the ``--llm-...`` options and the settings.
 
     Args:
         parser: pytest's parser.
@@ -72,7 +72,7 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
     """Add ``--base-url``, unless another plugin or a conftest.py has an option of that name.
 
     Args:
-        config: The configuration of the run. Every plugin has added its options.
+        config: The configuration of the run, to which all plugins have added their options.
         parser: pytest's parser.
     """
     _, unknown = parser.parse_known_and_unknown_args([f"{_BASE_URL}=http://localhost"])
@@ -85,13 +85,13 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
 
 
 def of_a_conftest(error: ValueError) -> str | None:
-    """Return a line on an option of a conftest.py that has the name of one of the plugin's.
+    """Return an error message about a conftest.py option with the name of a plugin's option.
 
     Args:
         error: The error that ended the import of a conftest.py.
 
     Returns:
-        The line, with the file; None if the error is another one.
+        The message with the file; None if the error has another cause.
     """
     name = re.search(r"'(--llm-[a-z-]+)'", str(error))
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
@@ -106,13 +106,13 @@ def of_a_conftest(error: ValueError) -> str | None:
 
 
 def read(config: pytest.Config) -> Asked:
-    """Read what the user asked for: the command line, else pytest.ini.
+    """Read the user's options from the command line, else from pytest.ini.
 
     Args:
         config: The configuration of the run.
 
     Raises:
-        pytest.UsageError: A value is wrong.
+        pytest.UsageError: A value is invalid.
     """
     base_url = None
     if config.stash.get(_MEANS_A_SERVER, False):
@@ -135,13 +135,13 @@ def read(config: pytest.Config) -> Asked:
 
 
 def wrong_start(engine: str, arguments: Sequence[str]) -> str | None:
-    """Return why an engine cannot be started so, in one line; None if nothing is known against it.
+    """Return why an engine cannot be started with some arguments; None without a known reason.
 
     Args:
         engine: The name of the engine.
-        arguments: Its arguments.
+        arguments: The command-line arguments of the engine.
     """
-    from sm121.engines import registry  # other runs do not import the suite
+    from sm121.engines import registry  # imports the suite, needed only here
 
     if engine not in registry.names():
         return (
@@ -168,7 +168,7 @@ def _arguments(config: pytest.Config) -> tuple[str, ...]:
     if text is None:
         try:
             return tuple(config.getini("llm_args"))
-        except (ValueError, pytest.UsageError) as error:  # by the version of pytest
+        except (ValueError, pytest.UsageError) as error:  # depends on pytest's version
             raise pytest.UsageError(f"llm_args in pytest.ini: {error}") from error
     try:
         return tuple(shlex.split(text))

@@ -1,4 +1,4 @@
-"""The options, and the hooks before a run begins. `run` has the hooks of a run."""
+"""The options, and the hooks before a run begins. The hooks during a run are in `run`."""
 
 from collections.abc import Generator
 
@@ -8,15 +8,15 @@ from pytest_llm_server import options, run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options whose names are the plugin's own."""
+    """Add the ``--llm-...`` options and the settings."""
     options.add(parser)
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)  # the innermost: then others refuse unknown options
+@pytest.hookimpl(wrapper=True, trylast=True)  # before pytest rejects unknown options
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser
 ) -> Generator[None, object, object]:
-    """Add ``--base-url`` when every other plugin and conftest.py has added its options."""
+    """Add ``--base-url`` after all other plugins and conftest.py files have added their options."""
     try:
         result = yield
     except ValueError as error:
@@ -29,5 +29,5 @@ def pytest_load_initial_conftests(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin the run."""
+    """Register the hooks of the run."""
     run.begin(config)

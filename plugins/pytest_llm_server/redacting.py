@@ -1,21 +1,21 @@
-"""Takes keys out of what pytest shows, which cuts long texts in their middle."""
+"""Removal of API keys from pytest's output, which truncates long texts in the middle."""
 
 from collections.abc import Iterable
 
 from sm121.core.redaction import REDACTED
 
-#: What pytest writes in place of the middle of a long text.
+#: The marker that pytest inserts where it has truncated a text.
 _CUT = "..."
-#: Characters of the shortest piece of a key that is replaced beside a cut.
+#: Minimum number of characters of a key fragment beside a truncation that is replaced.
 _LEAST = 6
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
-    """Return a text without secrets, and without pieces of them beside ``...``.
+    """Remove secrets from a text, and fragments of secrets beside ``...``.
 
     Args:
         text: The text.
-        secrets: The secrets.
+        secrets: The secrets to remove.
     """
     for secret in secrets:
         parts = text.replace(secret, REDACTED).split(_CUT)
@@ -23,7 +23,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
         clean = []
         for index, part in enumerate(parts):
             start = _beginning(part, secret) if index > 0 else 0
-            # The end of a text is the beginning of its mirror image.
+            # Reversed, so that the end of the part is checked like a beginning.
             end = _beginning(part[::-1], secret[::-1]) if index < last else 0
             shown = part[start : len(part) - end]
             if start:
@@ -36,7 +36,7 @@ def redacted(text: str, secrets: Iterable[str]) -> str:
 
 
 def _beginning(part: str, secret: str) -> int:
-    """Return how many characters a part has at its beginning that are a piece of a secret."""
+    """Return the length of the secret's fragment with which a part begins; 0 if it is short."""
     length = 0
     while length < len(part) and part[: length + 1] in secret:
         length += 1

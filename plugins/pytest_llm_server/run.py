@@ -1,4 +1,4 @@
-"""A run of pytest: which tests use a server, and when the server is looked at."""
+"""The hooks of a pytest run: find the tests that use a server, and check the server's health."""
 
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
@@ -20,45 +20,46 @@ _RUN = pytest.StashKey["Run"]()
 
 @dataclass(frozen=True)
 class _SetUp:
-    """A fixture that is set up."""
+    """A fixture that has been set up."""
 
     definition: pytest.FixtureDef[Any]
     request: Any
 
 
 class Run:
-    """The hooks of a run, in pytest's order, and what its fixtures use.
+    """The hooks of a run, in pytest's order, and the functions that the fixtures use.
 
     Args:
         config: The configuration of the run.
-        timer: The time limit of the test that runs.
+        timer: The timeout of the running test.
     """
 
     def __init__(self, config: pytest.Config, timer: Timer) -> None:
         self._config = config
         self._timer = timer
         self._servers: Servers | None = None
-        #: The test that runs; None between two tests.
+        #: The running test; None between two tests.
         self._item: pytest.Item | None = None
-        #: Its id from its setup to the end of its call, once its servers were alive; else None.
+        #: The id of the running test during its setup and call, after its servers were found alive;
+        #: else None.
         self._test: str | None = None
         self._set_up: dict[str, _SetUp] = {}
-        #: A server died in the test that runs.
+        #: Whether a server died during the running test.
         self._has_died = False
 
     def servers(self) -> "Servers":
-        """Return the servers of the run. pytest reads every property of a plugin, so it is none."""
+        """Return the run's servers. Not a property: pytest reads all properties of a plugin."""
         if self._servers is None:
-            from pytest_llm_server.servers import Servers  # other runs do not import the suite
+            from pytest_llm_server.servers import Servers  # imports the suite, needed only here
 
             asked = options.read(self._config)
             self._servers = Servers(asked, self._timer, lambda: self._test)
         return self._servers
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Refuse wrong options and a running server that does not answer, before the first test.
+        """Reject invalid options and an attached server that does not answer, before any test.
 
-        A worker of xdist cannot refuse a run: its tests fail.
+        A worker of xdist cannot abort a run. Its tests fail instead.
         """
         is_worker = hasattr(self._config, "workerinput")
         if is_worker or self._config.option.collectonly:
@@ -77,24 +78,24 @@ class Run:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Note which test runs."""
+        """Record which test runs."""
         self._item = item
         try:
             return (yield)
         finally:
             self._item = None
 
-    @pytest.hookimpl(tryfirst=True)  # pytest's own ends the call
+    @pytest.hookimpl(tryfirst=True)  # pytest's own hook ends the call
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> None:
-        """Note the fixtures that may have to end before the session does."""
+        """Record the fixtures that may have to be finished before the end of the session."""
         if fixturedef.argname in _FIXTURES:
             self._set_up[fixturedef.argname] = _SetUp(fixturedef, request)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fail a test whose server died before it; look again if a fixture fails."""
+        """Fail a test if its server died before it. Check the servers again after the setup."""
         __tracebackhide__ = True
         if not _uses_one(item):
             return (yield)
@@ -103,7 +104,7 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Fail a test during which a server died."""
+        """Fail a test if a server died during it."""
         __tracebackhide__ = True
         if not _uses_one(item):
             return (yield)
@@ -111,7 +112,7 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self) -> Generator[None, object, object]:
-        """End the fixtures of a server that died. The next test that wants them starts another."""
+        """Finish the fixtures of a dead server. The next test that needs it starts a new one."""
         try:
             return (yield)
         finally:
@@ -119,11 +120,11 @@ class Run:
                 self._has_died = False
                 self._end(_FACTORY)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own, which judges xfail
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own hook, which judges xfail
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Fail a test with xfail whose server died, and take keys of servers out of the report."""
+        """Fail an xfail test whose server died. Remove the servers' API keys from the report."""
         report = yield
         has_died = call.excinfo is not None and isinstance(call.excinfo.value, ServerFailed)
         if has_died and hasattr(report, "wasxfail") and not _names_errors(item):
@@ -135,7 +136,7 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, Any]:
-        """Tell in one line that a conftest.py below has an option of the plugin."""
+        """Report in one line that a conftest.py in a subfolder has an option of this plugin."""
         report = yield
         call: pytest.CallInfo[Any] | None = getattr(report, "call", None)
         if call is not None and call.excinfo is not None:
@@ -149,23 +150,23 @@ class Run:
         """Return the value of an option; None if no plugin has it.
 
         Args:
-            name: The name, with its dashes.
+            name: The name with its leading dashes.
         """
         return self._config.getoption(name, None)
 
     def make_room(self) -> None:
-        """Stop the server of `llm_server`, unless the test that runs uses it."""
+        """Stop the server of `llm_server`, unless the running test uses it."""
         if self._item is None or _SERVER not in _fixtures_of(self._item):
             self._end(_SERVER)
 
     def _end(self, fixture: str) -> None:
-        """End a fixture and all that use it, as pytest does if a parameter of it changes."""
+        """Finish a fixture and its dependants, like pytest after a change of its parameter."""
         set_up = self._set_up.pop(fixture, None)
         if set_up is not None:
             set_up.definition.finish(set_up.request)
 
     def _looked_at_its_end(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Look at the servers when a part of a test has ended, however it ended."""
+        """Check the servers after a phase of a test, whether it passed or failed."""
         __tracebackhide__ = True
         self._test = item.nodeid
         try:
@@ -180,7 +181,7 @@ class Run:
             self._test = None
 
     def _require_alive(self, error: BaseException | None = None) -> None:
-        """Raise ServerFailed if a server died. ``error``: the test's own."""
+        """Raise ServerFailed if a server died. ``error``: the error of the test itself."""
         __tracebackhide__ = True
         if self._servers is None:
             return
@@ -217,18 +218,18 @@ def _uses_one(item: pytest.Item) -> bool:
 
 
 def _fixtures_of(item: pytest.Item) -> Collection[str]:
-    names: Collection[str] = getattr(item, "fixturenames", ())  # a test of a text file has none
+    names: Collection[str] = getattr(item, "fixturenames", ())  # absent in doctests of text files
     return names
 
 
 def _names_errors(item: pytest.Item) -> bool:
-    """Whether a mark xfail of a test has ``raises=``: then pytest compares the errors."""
+    """Whether an xfail mark of a test has ``raises=``, so that pytest compares the error's type."""
     return any("raises" in mark.kwargs for mark in item.iter_markers("xfail"))
 
 
 def _redact(report: pytest.TestReport, servers: "Servers") -> None:
     report.sections = [(name, servers.redact(text)) for name, text in report.sections]
-    if isinstance(report.longrepr, tuple):  # of a skip
+    if isinstance(report.longrepr, tuple):  # a skipped test
         return
     content = report.longreprtext
     clean = servers.redact(content)

@@ -1,4 +1,4 @@
-"""A server as tests use it."""
+"""The server object that tests use."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class LlmServer:
     """A server that answers requests.
 
     Attributes:
-        log: Its log; None for a running server that the plugin did not start.
+        log: The path of the server's log; None for a server that the plugin did not start.
     """
 
     _endpoint: Endpoint
@@ -26,17 +26,17 @@ class LlmServer:
 
     @property
     def url(self) -> str:
-        """Its address, without ``/v1`` and without a slash at the end."""
+        """The server's address, without ``/v1`` and without a trailing slash."""
         return self._endpoint.base_url
 
     @property
     def api_key(self) -> str:
-        """The key that it requires."""
+        """The API key that the server requires."""
         return self._endpoint.api_key
 
     @property
     def model(self) -> str:
-        """The name of the model in requests."""
+        """The model name for requests."""
         return self._endpoint.served_name
 
     def client(self, *, timeout_s: float = _TIMEOUT_S) -> "openai.OpenAI":
@@ -51,7 +51,7 @@ class LlmServer:
         """Return an asynchronous OpenAI client. It never retries.
 
         Args:
-            timeout_s: The time limit of a read, in seconds.
+            timeout_s: The timeout of a single read, in seconds.
         """
         import openai  # takes half a second
 
@@ -64,7 +64,7 @@ class LlmServer:
         )
 
     def http(self, *, timeout_s: float = _TIMEOUT_S) -> "httpx.Client":
-        """Return an HTTP client of `url` for pages beside the API. It sends the key.
+        """Return an HTTP client for pages outside the API, relative to `url`. It sends the API key.
 
         Args:
             timeout_s: The time limit of a whole answer, in seconds.

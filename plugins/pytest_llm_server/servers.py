@@ -1,4 +1,4 @@
-"""The servers of a run of pytest: started or attached, looked at, stopped."""
+"""The servers of a pytest run: start or attach them, check their health, stop them."""
 
 import contextlib
 import logging
@@ -29,11 +29,11 @@ from sm121.evidence import cgroup
 from sm121.evidence.failure import Cause
 
 _log = logging.getLogger(__name__)
-#: A start that neither logs nor uses the processor for so long hangs, in seconds.
+#: A start hangs if the server neither logs nor uses the CPU for this duration, in seconds.
 _STALLED_AFTER_S = 90.0
-#: Between SIGTERM and SIGKILL, in seconds.
+#: Time between SIGTERM and SIGKILL, in seconds.
 _STOP_WITHIN_S = 20.0
-#: After a test that failed, a server that serves no token within these seconds hangs.
+#: After a failed test, a server hangs if it serves no token within this duration, in seconds.
 _ANSWERS_WITHIN_S = 10.0
 
 
@@ -42,11 +42,11 @@ class Start:
     """A server to start.
 
     Attributes:
-        model: The model: a folder, or a name of the hub.
-        arguments: The arguments of the engine.
-        environment: Variables of the engine, beside those of this process.
+        model: The model: a folder or a Hugging Face name.
+        arguments: Command-line arguments of the engine.
+        environment: Environment variables of the engine, in addition to those of this process.
         engine: The name of the engine.
-        ready_within_s: How long the start may take, in seconds.
+        ready_within_s: Maximum duration of the start in seconds.
     """
 
     model: str
@@ -57,12 +57,12 @@ class Start:
 
 
 class Servers:
-    """The servers that live, and what is known of their lives.
+    """The live servers of the run, and their state.
 
     Args:
-        asked: What the user asked for.
-        timer: The time limit of the test that runs.
-        test: Returns the id of the test that runs; None between two tests.
+        asked: The server that the user requested.
+        timer: The timeout of the running test.
+        test: Returns the id of the running test; None between two tests.
     """
 
     def __init__(self, asked: Asked, timer: Timer, test: Callable[[], str | None]) -> None:
@@ -76,14 +76,14 @@ class Servers:
         self._cgroup_before = cgroup.memory_events()
 
     def attach(self, url: str, option: Option) -> LlmServer:
-        """Return the running server at an address. It is probed once.
+        """Attach to the running server at an address. Only the first call probes it.
 
         Args:
             url: The address.
-            option: Returns the value of an option, or None.
+            option: Returns the value of a command-line option, or None.
 
         Raises:
-            UsageError: No server answers there, or it serves another model.
+            UsageError: No server answers at the address, or it serves another model.
         """
         if self._attached is not None:
             return self._attached
@@ -98,17 +98,18 @@ class Servers:
             log=None,
             naming="--llm-model",
         )
-        if attached.several_processes(url, key) is None:  # else each answer shows another process
+        # With several server processes, each answer may come from another one: none is watched.
+        if attached.several_processes(url, key) is None:
             self._lives.append(AttachedLife(server))
         self._attached = LlmServer(server.endpoint, None)
         return self._attached
 
     def started(self, start: Start, folder: Path) -> "StartedServer":
-        """Return the block of a server, which starts when the block begins.
+        """Return a context manager that starts a server when its block begins.
 
         Args:
             start: The server.
-            folder: The folder of its log and crash bundle.
+            folder: The folder for the server's log and crash bundle.
         """
         return StartedServer(self, start, folder)
 
@@ -117,13 +118,13 @@ class Servers:
 
         Args:
             start: The server.
-            folder: The folder of its log and crash bundle.
+            folder: The folder for the server's log and crash bundle.
 
         Returns:
-            Its life, which is looked at until `stop`.
+            The server's life, which is checked after each test until `stop`.
 
         Raises:
-            ServerFailed: It did not start.
+            ServerFailed: The server did not start.
         """
         __tracebackhide__ = True
         wrong = options.wrong_start(start.engine, start.arguments)
@@ -160,7 +161,7 @@ class Servers:
         return life
 
     def redact(self, text: str) -> str:
-        """Return a text without the keys of the servers.
+        """Remove the API keys of the servers from a text.
 
         Args:
             text: The text.
@@ -168,10 +169,11 @@ class Servers:
         return redacted(text, self._secrets)
 
     def look(self, *, test_failed: bool = False) -> ServerFailed | None:
-        """Return the error of a server that died since the last look, or hangs; None without one.
+        """Return the error of a server that died since the last check or hangs; None without one.
 
         Args:
-            test_failed: The test has failed: the servers have to answer a request for a token, too.
+            test_failed: Whether the test failed. Then each started server must also generate a
+                token.
         """
         for life in self._lives:
             failed = self._look_at(life, test_failed=test_failed)
@@ -180,7 +182,7 @@ class Servers:
         return None
 
     def _look_at(self, life: Life, *, test_failed: bool) -> ServerFailed | None:
-        """Look at one server. The time limit of the test does not run: a look may take longer."""
+        """Check one server. The test's timeout is suspended, since a check may take longer."""
         with self._timer.stopped():
             return self._fault_of(life, test_failed=test_failed)
 
@@ -203,12 +205,12 @@ class Servers:
         return None
 
     def _still_dead(self, life: Life) -> ServerFailed | None:
-        """Return an error as long as a running server of the user is gone."""
+        """Return an error in each further test while the attached server is gone."""
         if isinstance(life, ManagedLife):
-            return None  # the fixtures that use it end after the test
+            return None  # its fixtures are finished after the test
         if not life.answers():
             return ServerFailed("the attached server ended in an earlier test and does not answer")
-        life.state()  # the process that answers now is watched from here on
+        life.state()  # from now on, watch the process that answers now
         life.accounted = True
         return None
 
@@ -226,11 +228,11 @@ class Servers:
         """Stop a server.
 
         Args:
-            life: Its life.
-            error: The error that ends its block; None: it ends without one.
+            life: The server's life.
+            error: The error that ends the server's block; None if it ends without an error.
 
         Raises:
-            ServerFailed: It died and no test was told, or it left something behind.
+            ServerFailed: The server died and no test reported it, or it did not stop cleanly.
         """
         __tracebackhide__ = True
         was_reported = life.accounted
@@ -245,12 +247,12 @@ class Servers:
 
 
 class StartedServer(contextlib.AbstractContextManager[LlmServer]):
-    """The block of a server.
+    """The context manager of a started server.
 
     Args:
         servers: The servers of the run.
         start: The server.
-        folder: The folder of its log and crash bundle.
+        folder: The folder for the server's log and crash bundle.
     """
 
     def __init__(self, servers: Servers, start: Start, folder: Path) -> None:
@@ -263,7 +265,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
         """Start the server.
 
         Raises:
-            ServerFailed: It did not start.
+            ServerFailed: The server did not start.
         """
         __tracebackhide__ = True
         self._life = self._servers.start(self._start, self._folder)
@@ -280,7 +282,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
         """Stop the server.
 
         Raises:
-            ServerFailed: It died and no test was told, or it left something behind.
+            ServerFailed: The server died and no test reported it, or it did not stop cleanly.
         """
         __tracebackhide__ = True
         if self._life is not None:
@@ -288,7 +290,7 @@ class StartedServer(contextlib.AbstractContextManager[LlmServer]):
 
 
 def _left(report: StopReport) -> str:
-    """Return what a stopped server left, in words."""
+    """Return the error message for a server that did not stop cleanly."""
     left = [f"process {survivor}" for survivor in report.survivors]
     if not report.port_free:
         left.append("its port is not free")
@@ -300,7 +302,7 @@ def _left(report: StopReport) -> str:
 
 
 def _python(engine: str) -> str:
-    """Return the interpreter of an engine, or the path of one that is a program."""
+    """Return the Python interpreter for an engine, or the path of an engine's executable."""
     described = registry.engine(engine)
     if not isinstance(described, protocol.Program):
         return sys.executable

@@ -1,4 +1,4 @@
-"""The time limit that pytest-timeout sets for a test: it does not run while a server starts."""
+"""Suspension of a test's timeout (pytest-timeout), for example while a server starts."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,30 +11,30 @@ import pytest
 @dataclass(frozen=True)
 class _Limit:
     item: pytest.Item
-    #: pytest-timeout's own.
+    #: The settings object of pytest-timeout.
     settings: Any
 
 
 class Timer:
-    """Knows the time limit that runs, by the hooks of pytest-timeout."""
+    """Tracks the active timeout with the hooks of pytest-timeout."""
 
     def __init__(self) -> None:
         self._limit: _Limit | None = None
 
-    @pytest.hookimpl(optionalhook=True, tryfirst=True)  # pytest-timeout's own ends the call
+    @pytest.hookimpl(optionalhook=True, tryfirst=True)  # pytest-timeout's own hook ends the call
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> None:
-        """Note a limit that begins."""
+        """Record a timeout that begins."""
         self._limit = _Limit(item, settings)
 
     @pytest.hookimpl(optionalhook=True, tryfirst=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> None:
-        """Note its end."""
+        """Record that the timeout was cancelled."""
         del item
         self._limit = None
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the limit while the block lasts. The test has its whole time after it."""
+        """Suspend the timeout during the block. Afterwards, the test has its full timeout again."""
         limit = self._limit
         if limit is None:
             yield
