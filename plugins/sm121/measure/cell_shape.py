@@ -53,7 +53,7 @@ class CellShape:
 
     @property
     def title(self) -> str:
-        """A short name for people: ``pp2048 tg128 @ d0``."""
+        """A short name for output: ``pp2048 tg128 @ d0``."""
         title = f"pp{self.plan.prompt_tokens} tg{self.tokens} @ d{self.depth}"
         if self.concurrency > 1:
             title += f", {self.concurrency} streams"

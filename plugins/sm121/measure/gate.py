@@ -82,7 +82,7 @@ class Gate(Protocol):
 
     @property
     def unit(self) -> str:
-        """The unit of the thresholds, for people."""
+        """The unit of the thresholds, for messages."""
 
     @property
     def minimum(self) -> float | None:
@@ -386,7 +386,7 @@ def decide_tail(
     risk_of_pass = binomial_cdf(over, count, 1.0 - fraction)
     risk_of_fail = 1.0 - binomial_cdf(over - 1, count, 1.0 - fraction)
     interval = statistics.estimate_quantile(samples, fraction)
-    # The confidence that the quantile is within the bound replaces that of the interval.
+    # The confidence that the quantile is within the bound replaces the interval's confidence.
     estimate = replace(interval, confidence=1.0 - risk_of_pass)
     needed = requests_needed(fraction)
     described = f"{over} of {count} requests over the bound"

@@ -69,7 +69,7 @@ class Measurement:
         if self.unit not in UNITS:
             expected = ", ".join(UNITS)
             raise ValueError(f"{self.name}: unit: expected one of {expected}, got {self.unit!r}")
-        given: list[object] = [*self.samples]  # whatever the type says
+        given: list[object] = [*self.samples]  # callers may ignore the type
         for sample in given:
             if not isinstance(sample, numbers.Real):
                 raise ValueError(f"{self.name}: samples: expected numbers, got {sample!r}")

@@ -72,7 +72,7 @@ class Prompts:
         Args:
             tokens: The length of the prompt.
             text: The name of the text at its end; empty for random tokens. Random tokens end with a
-                whole character: after a part of one, vLLM's answer would repeat the prompt's text.
+                whole character: after a partial one, vLLM's answer would repeat the prompt's text.
         """
         if self.as_text:
             return self._text(tokens, text)

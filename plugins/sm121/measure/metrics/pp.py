@@ -17,11 +17,11 @@ from sm121.measure.validity import Findings
 
 @dataclass(frozen=True)
 class PrefillRate(Metric):
-    """``ppN@dD``, ``ppN_cC@dD``: prefill rate of one prompt or of C prompts, in tokens a second.
+    """``ppN@dD``, ``ppN_cC@dD``: prefill rate with one prompt or C prompts, in tokens a second.
 
-    The rate of one prompt is its length, depth included and not cached, over the time to the first
-    token, with nothing subtracted. The rate of several is the length of all prompts over the time
-    until each request has its first token. Source: llama-bench's pp, seen from a client.
+    The rate with one prompt is its length, including the uncached depth, divided by the time to the
+    first token; nothing is subtracted. The rate with several prompts is their total length divided
+    by the time until each request has its first token. Source: llama-bench's pp, at a client.
     """
 
     key: ClassVar[str] = "pp"
