@@ -60,8 +60,8 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     """Parse a completion.
 
     Args:
-        *parts: The JSON of one answer of /v1/completions, /v1/chat/completions or /v1/responses, or
-            the chunks of a stream of one of the first two.
+        *parts: The JSON answer of /v1/completions, /v1/chat/completions or /v1/responses; or the
+            chunks of a stream from /v1/completions or /v1/chat/completions.
 
     Returns:
         The completion. The texts, ids and positions of several choices are joined.
