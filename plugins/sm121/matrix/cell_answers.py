@@ -1,4 +1,4 @@
-"""Check the answers of a cell: known ones, and those of concurrent requests."""
+"""Check the answers of a cell: against known answers, and with concurrent requests."""
 
 import itertools
 from pathlib import Path
