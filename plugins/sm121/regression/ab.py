@@ -183,7 +183,7 @@ class Visit:
     metrics: dict[str, MetricOfStart] = field(default_factory=dict)
     #: The kernel path that the log shows; empty without a log.
     path: dict[str, Any] = field(default_factory=dict)
-    #: What the configuration requests of the kernel path, each request with its state.
+    #: The kernel path that the configuration requests: each request with its state.
     requested: list[str] = field(default_factory=list)
     #: The file name of the log.
     log: str | None = None

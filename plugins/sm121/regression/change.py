@@ -167,7 +167,7 @@ def signed(fraction: float, digits: int = 1) -> str:
 
 
 def relative_loss(now: float, before: float, higher_is_better: bool) -> float:
-    """Return how much worse a value is than the one before.
+    """Return how much worse a value is than the previous value.
 
     Args:
         now: The value now.

@@ -135,15 +135,15 @@ _Lines = Annotated[tuple[Annotated[str, Field(min_length=3)], ...], Field(min_le
 class Review(DataTable):
     """The critical review that the plan requires of each feature; no list may be empty."""
 
-    #: What must be true for the feature to help.
+    #: Assumptions that must hold for the feature to help.
     assumptions: _Lines
-    #: What it still wastes: memory accesses, launches, copies.
+    #: Remaining waste of the feature: memory accesses, launches, copies.
     inefficiencies: _Lines
-    #: What else could be tried.
+    #: Alternatives to the feature.
     alternatives: _Lines
-    #: What FlashInfer or vLLM still has to do for the feature.
+    #: Changes that the feature still needs in FlashInfer or vLLM.
     upstream_todos: _Lines
-    #: What would show whether it helps.
+    #: Experiments that would show whether the feature helps.
     experiments: _Lines
 
 
