@@ -12,11 +12,11 @@ from sm121.kernels.problem import Problem, ToleranceJudge, normal, off_edges
 from sm121.kernels.protocol import Declaration
 from sm121.oracles import attention, rounding
 
-#: The spread of queries, keys and values.
+#: The standard deviation of queries, keys and values.
 _SPREAD = 1.25
-#: The factor of the values in a cache that must not be read.
+#: The factor by which values in a cache are enlarged if no kernel may read them.
 _UNREAD = 100
-#: Pages of a cache that belong to no sequence.
+#: The number of pages of a cache that belong to no sequence.
 _SPARE_PAGES = 2
 #: The rounding of keys and values in a cache, by the provider's `kv_fp8`.
 _CACHED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,7 +27,7 @@ _CACHED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def prefill(case: cases.PrefillCase) -> Problem:
-    """Build the problem of causal attention of whole sequences.
+    """Build a problem of causal attention over whole sequences.
 
     Args:
         case: The case.
@@ -49,7 +49,7 @@ def prefill(case: cases.PrefillCase) -> Problem:
 
 
 def decode(case: cases.DecodeCase) -> Problem:
-    """Build the problem of attention of one new token a sequence over a paged cache.
+    """Build a problem of attention of one new token per sequence over a paged cache.
 
     Args:
         case: The case.
@@ -75,12 +75,12 @@ def decode(case: cases.DecodeCase) -> Problem:
 def as_cached(
     case: cases.PrefillCase | cases.DecodeCase, arguments: tuple[Any, ...], written: str = ""
 ) -> list[Any]:
-    """Return the arguments with keys and values as they are read back from a cache.
+    """Return the arguments, with keys and values rounded as in a cache.
 
     Args:
         case: The case.
         arguments: The arguments of its problem.
-        written: How the cache is written, a key of `_CACHED`; empty for the default of the case.
+        written: The rounding of the cache, a key of `_CACHED`; empty for the default of the case.
     """
     if not written:
         written = "nearest" if case.kv == "fp8" else "bfloat16"
@@ -97,7 +97,7 @@ def _judge(
     shape: tuple[int, ...],
     rows: Callable[[str], Tensor],
 ) -> ToleranceJudge:
-    """Return the judgement. `rows` has the oracle's rows, by how the cache is written."""
+    """Return the judge of a case. `rows` computes the oracle's rows for a rounding of the cache."""
     definitions: dict[str, Callable[[], Tensor]] = {}
     if case.kv == "fp8":
         for written in _CACHED:
@@ -117,7 +117,7 @@ def _oracle_rows(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
 ) -> Callable[[str], Tensor]:
-    """Return the oracle's rows as a function of how the cache is written, each computed once."""
+    """Return a function, with a cache, from the rounding of the KV cache to the oracle's rows."""
 
     @functools.cache
     def rows(written: str) -> Tensor:
@@ -137,7 +137,7 @@ def _keywords(
 
 
 def _sinks(kind: cases.Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
-    # Around the logarithm of the sum over some tens of keys: such a sink has a measurable share.
+    # Near the logarithm of the sum over some tens of keys, so that a sink has a measurable share.
     values = (normal(generator, heads) * 1.5 + 3).bfloat16().float()
     if kind == "none":
         return None
@@ -170,9 +170,9 @@ def _qkv(
 
 
 def _paged_cache(case: cases.DecodeCase, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return a cache [pages, 2, Hkv, block, D] in random order of pages, and its block table."""
+    """Return a cache [pages, 2, Hkv, block, D], its pages in random order, and its block table."""
     pages = [-(-length // case.block) for length in case.lengths]
-    # Two pages that no sequence has, and the rest of each last page, hold large values.
+    # Pages that belong to no sequence, and the unused ends of last pages, hold large values.
     total = sum(pages) + _SPARE_PAGES
     cache = normal(generator, total, 2, case.kv_heads, case.block, case.head_dim) * _SPREAD
     cache = cache * 2.0**case.power

@@ -1,8 +1,8 @@
-"""Kernel times, each with the check that the timed call did its work.
+"""Measure kernel times, and check that each timed call computed its result.
 
-A time counts only under two conditions. The output of a timed call is right: some of its rows are
-compared with the oracle, all of it is written, and its input had new values. And the call is not
-faster than memory: its share of the measured bandwidth is at most one.
+A time is valid only under two conditions. First, the output is correct: some rows are compared with
+the oracle, the whole output was written, and each call had new input values. Second, the call is
+not faster than memory: it used at most the measured bandwidth.
 """
 
 import functools
@@ -24,38 +24,43 @@ from sm121.machine import stream_bandwidth
 from sm121.machine.stream_bandwidth import Bandwidth
 from sm121.oracles import attention, moe, mxfp4
 
-#: The largest accepted share of the bandwidth: its measurement and a few microseconds scatter.
+#: The largest accepted share of the measured bandwidth. It is above 1 because both the bandwidth
+#: and times of a few microseconds scatter.
 _MARGIN = 1.1
 
-#: The buffer that the bandwidth is measured on: in bytes on a GPU, in last-level caches on a CPU,
-#: and its bounds there.
+#: The size of the buffer for measuring the bandwidth on a GPU, in bytes.
 _BUFFER_ON_GPU = 4 << 30
+#: The size of that buffer on a CPU, as a multiple of the last-level cache.
 _BUFFER_IN_CACHES = 8
+#: The minimum size of that buffer on a CPU, in bytes.
 _SMALLEST_BUFFER = 64 << 20
-#: Servers have caches of 480 MiB: for the first touch of three of them a virtual machine took 20 s.
+#: The maximum size of buffers on a CPU, in bytes. Servers have caches of 480 MiB: a virtual machine
+#: took 20 s to touch a buffer of three times that size for the first time.
 _LARGEST_BUFFER = 256 << 20
 
-#: Rows and columns of an output that are compared with the oracle.
+#: The number of rows of an output that are compared with the oracle.
 _ROWS = 4
+#: The number of columns of the logits that are compared with the oracle.
 _COLUMNS = 1024
-#: An output may not be zero in so many neighbouring columns of a row, nor NaN or infinite anywhere.
+#: An output counts as unwritten if this many neighbouring columns of a row are all zero. NaN and
+#: infinite values are not accepted anywhere.
 _ZERO_COLUMNS = 16
-#: The exponents (E8M0) of the scales of the experts' matrices, the upper bound excluded.
+#: The bounds of the random exponents (E8M0) of the experts' scales; the upper bound is exclusive.
 _FIRST_SCALES = (119, 121)
 _SECOND_SCALES = (117, 119)
-#: The GPU waits for about a millisecond, so that the time of the host is not measured.
+#: Makes the GPU wait for about a millisecond before a call, so that host time is not measured.
 _HOLD_CYCLES = 2_000_000
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A call, and the judgement of its output.
+    """A call, and the judge of its output.
 
     Attributes:
         call: The call.
-        bytes_moved: The least number of bytes that it reads and writes, each byte once.
+        bytes_moved: The number of bytes that the call must at least read and write.
         judge: Returns one fact for each fault of an output.
-        activation: The input that a call reads anew.
+        activation: The input whose values change between calls.
     """
 
     call: Callable[[], Any]
@@ -64,7 +69,7 @@ class Timed:
     activation: Tensor
 
     def renew(self) -> None:
-        """Give the activation new values, so that an old output is wrong."""
+        """Change the values of the activation, so that the output of an earlier call is wrong."""
         self.activation.copy_(self.activation.roll(1, -1))
 
 
@@ -172,7 +177,7 @@ def _judge_rows(
     rows: Callable[[Tensor], Tensor],
     declared: Declaration,
 ) -> Callable[[Any], list[Fact]]:
-    """Return a judgement that compares some rows of an output with the oracle's."""
+    """Return a judge that compares some rows of an output with the oracle's."""
 
     def judge(output: Any) -> list[Fact]:
         limit = None
@@ -200,7 +205,7 @@ def _find_unwritten(output: Tensor) -> list[Fact]:
 
 
 def _choose(generator: torch.Generator, size: int, count: int) -> Tensor:
-    """Return some places below `size`, sorted: the first, the last, and random ones."""
+    """Return sorted indices below `size`: the first, the last, and random ones."""
     permutation = torch.randperm(size, generator=generator, device=generator.device)
     ends = torch.tensor([0, size - 1], device=generator.device)
     return torch.cat([ends, permutation])[: min(count, size)].unique()
@@ -231,7 +236,7 @@ def _experts(
     at = _choose(generator, case.tokens, _ROWS)
 
     def expected() -> Tensor:
-        # The oracle gets the experts of these rows alone, numbered anew in sorted order.
+        # The oracle gets only the experts of these rows, renumbered in sorted order.
         chosen = ids[at].unique().long()
         local = torch.searchsorted(chosen, ids[at].long()).int().cpu()
         return moe.fused_moe(
@@ -323,10 +328,10 @@ _BUILDERS: dict[str, Callable[..., Timed]] = {
 
 
 class HostClock:
-    """perf_counter, and a read of other memory before each round.
+    """A clock on `perf_counter`, which evicts the kernel's data from the caches before each round.
 
-    Three times the last-level cache are read, at most 256 MiB: a larger cache may keep a part of
-    what the kernel reads, and `how` says so.
+    Before a round, it reads other memory of three times the size of the last-level cache, but at
+    most 256 MiB. A larger cache may keep some of the kernel's data; `how` then states both sizes.
     """
 
     now = staticmethod(time.perf_counter)
@@ -345,7 +350,7 @@ class HostClock:
 
 
 class _Moment:
-    """An event on the GPU's time line; a difference of two waits for the later one."""
+    """An event on the GPU's time line. The difference of two events waits for the later one."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
@@ -370,7 +375,7 @@ class EventClock:
         self._other = torch.empty(max(4 * cache, 64 << 20), dtype=torch.uint8, device=device)
 
     def now(self) -> Any:
-        """Return a moment; the difference of two is in seconds."""
+        """Return a moment; the difference of two moments is in seconds."""
         return _Moment()
 
     def before(self) -> None:
@@ -384,8 +389,8 @@ class EventClock:
 def clock_of(device: str) -> HostClock | EventClock:
     """Return the clock of a device.
 
-    All tests share one clock: pytest-benchmark keeps each test's timer to the end of the session,
-    and a timer holds gigabytes if caches are large.
+    All tests share one clock, because pytest-benchmark keeps each test's timer until the end of the
+    session, and with large caches a timer holds gigabytes.
 
     Args:
         device: The device, as PyTorch names it.

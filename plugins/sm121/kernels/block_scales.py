@@ -1,12 +1,14 @@
 """Find wrong block scales of an expert by their effect on the output.
 
-A scale of the second matrix that is one exponent too high adds its block's part to the output once
-more; one too low takes half of it away. The share of a block's part in the error is found by
-projecting the error on the part, over all tokens of the expert (least squares): 1, -1/2, or near 0.
-Rounding is no part of any block, so it averages out.
+If the exponent of a scale of the second matrix is too high by one, the block's contribution to the
+output is added twice; if it is too low by one, half of the contribution is missing. The share of a
+block's contribution in the error is found by projecting the error on the contribution, over all
+tokens of the expert (least squares). The share is 1 or -1/2 for a wrong scale, and near 0 for a
+correct one: rounding errors do not correlate with a block, and average out.
 
-A scale of the first matrix moves one hidden activation of every token that lives in its block. The
-effects of both wrong scales are computed, and the error is projected on each: 1 or near 0.
+A wrong scale of the first matrix changes one hidden activation of each token whose nonzero elements
+are in its block. The effects of both wrong exponents are computed, and the error is projected on
+each of them: the share is 1 for a wrong scale, and near 0 for a correct one.
 """
 
 import functools
@@ -21,30 +23,31 @@ from torch import Tensor
 from sm121.core.unmet import Fact
 from sm121.oracles import moe, mxfp4
 
-#: Half of what the least wrong scale of the second matrix shows.
+#: The largest accepted share: half of the smallest share of a wrong scale of the second matrix.
 LIMIT = 0.25
 
-#: The share of each block's part that a scale adds if it is one too high, and one too low.
+#: The multiple of a block's contribution that is added if its exponent is too high by one, and if
+#: it is too low by one.
 WRONG = (1.0, -0.5)
 
-#: The least relative change of a hidden activation that the rounding of the output does not hide.
+#: The smallest relative change of a hidden activation that is larger than the output's rounding.
 _LEAST = 2.0**-9
-#: A divisor for parts of size zero, whose quotient is not used.
+#: A divisor for contributions of size zero, whose quotient is not used.
 _TINY = 1e-300
 
-#: For each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts
-#: in the error.
+#: For each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks'
+#: contributions in the error.
 Shares = Iterator[tuple[int, Tensor]]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """The block whose part has the largest share in the error of an output.
+    """The block whose contribution has the largest share in the error of an output.
 
     Attributes:
         matrix: "w1" or "w2".
-        share: The share; NaN if one is.
-        expert: The number of the expert; -1 if no block has a part in the error.
+        share: The share; NaN if the share of any block is NaN.
+        expert: The number of the expert; -1 if all shares are zero.
         row: The row of the matrix.
         block: The block of 32 elements in the row.
     """
@@ -56,7 +59,7 @@ class Projection:
     block: int = -1
 
     def beyond(self) -> list[Fact]:
-        """Return one fact if the share is more than `LIMIT`, as NaN always is."""
+        """Return one fact if the share exceeds `LIMIT` or is NaN."""
         if abs(self.share) <= LIMIT:
             return []
         return [
@@ -72,14 +75,14 @@ class Projection:
 
 
 def worst(matrix: str, shares: Shares) -> Projection:
-    """Return the block whose part has the largest share in the error.
+    """Return the block whose contribution has the largest share in the error.
 
     Args:
         matrix: "w1" or "w2".
         shares: The shares of each expert.
 
     Returns:
-        The projection; the first NaN if there is one.
+        The projection of that block, or of the first block whose share is NaN.
     """
     largest = Projection(matrix)
     for expert, expert_shares in shares:
@@ -105,13 +108,13 @@ def of_second_matrix(
 
     Args:
         error: [T, H] float64, output minus oracle.
-        arguments: Those of `oracles.moe.fused_moe`.
-        roundings: The roundings of the path.
+        arguments: The positional arguments of `oracles.moe.fused_moe`.
+        roundings: The roundings of the provider's kernel.
         **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
 
     Yields:
-        The number of each expert that has tokens, and its shares [H, I/32]. A block that gives
-        nothing to any token has the share 0.
+        The number of each expert that has tokens, and its shares [H, I/32]. A block that
+        contributes nothing to any token has the share 0.
     """
     x, weights, ids, w1, b1, w2, _ = arguments
     for group in _token_groups(ids, weights):
@@ -122,7 +125,7 @@ def of_second_matrix(
         along = _in_blocks(down * (error[tokens].T @ hidden)).sum(-1)
         blocks = _in_blocks(down)
         activations = _in_blocks(hidden)
-        # The square of a block's part, summed over the tokens: w' (sum of h h') w.
+        # The square of a block's contribution, summed over the tokens: w' (sum of h h') w.
         gram = torch.einsum("tbi,tbj->bij", activations, activations)
         size = (torch.einsum("rbi,bij->rbj", blocks, gram) * blocks).sum(-1)
         yield group.expert, torch.where(size > 0, along / size.clamp(min=_TINY), 0.0)
@@ -137,24 +140,25 @@ def of_first_matrix(
 ) -> Shares:
     """Yield the shares of the blocks of w1.
 
-    Each token has to live in one block, and w2 has to read out each hidden activation alone. The
-    gate row and the up row of an activation cannot always be told apart.
+    The nonzero elements of each token must be in one block, and w2 must copy each hidden activation
+    to one output (`expert_layers.reading_out`). An error in the gate row of an activation cannot
+    always be distinguished from one in its up row.
 
     Args:
         error: [T, H] float64, output minus oracle.
-        arguments: Those of `oracles.moe.fused_moe`.
-        roundings: The roundings of the path.
+        arguments: The positional arguments of `oracles.moe.fused_moe`.
+        roundings: The roundings of the provider's kernel.
         **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
 
     Yields:
-        The number of each expert that has tokens, and its shares [2I, H/32]: of both wrong scales
-        the share that is larger.
+        The number of each expert that has tokens, and its shares [2I, H/32]: the larger share of
+        the two wrong exponents.
     """
     _, weights, ids, _, _, w2, _ = arguments
     for group in _token_groups(ids, weights):
         tokens = group.tokens
         moved = Moved.of(arguments, group.expert, tokens, roundings=roundings, **swiglu)
-        # The place of w2's one is the output that an activation is read out in.
+        # The row of the one in w2 is the output to which the activation is copied.
         read_in = moe.expert_matrix(w2, group.expert).argmax(0)
         observed = error[tokens][:, read_in] / weights[tokens, group.rank, None].double()
         sides = torch.stack([moved.shares(observed, factor) for factor in WRONG])
@@ -167,12 +171,13 @@ def of_first_matrix(
 class Moved:
     """The effects of wrong scales of an expert's first matrix on its hidden activations.
 
-    Each token lives in one block. The matrix has gate rows (part 0) and up rows (part 1) in turns.
+    The nonzero elements of each token are in one block. The matrix has gate rows (part 0) and up
+    rows (part 1), which alternate.
 
     Attributes:
-        inside: [n, 2I], the first product.
-        sums: [n, 2I], as the path rounds them, with the bias.
-        block: [n], the block that each token lives in.
+        inside: [n, 2I], the first matrix product.
+        sums: [n, 2I], the product as the kernel rounds it, plus the bias.
+        block: [n], the block with each token's nonzero elements.
         blocks: The number of blocks.
         swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
     """
@@ -193,13 +198,13 @@ class Moved:
         roundings: moe.Roundings = moe.EXACT,
         **swiglu: float,
     ) -> "Moved":
-        """Compute the first product of one expert's tokens.
+        """Compute the first matrix product for the tokens of one expert.
 
         Args:
-            arguments: Those of `oracles.moe.fused_moe`.
+            arguments: The positional arguments of `oracles.moe.fused_moe`.
             expert: The number of the expert.
             tokens: [n], the numbers of its tokens.
-            roundings: The roundings of the path.
+            roundings: The roundings of the provider's kernel.
             **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
         """
         x, _, _, w1, b1, _, _ = arguments
@@ -216,11 +221,11 @@ class Moved:
         return cls(inside, sums, lives, rows.shape[1], swiglu)
 
     def factor(self, part: int, factor: float = 0.0) -> Tensor:
-        """Return the factor that the gate rows or the up rows have in SwiGLU.
+        """Return one of SwiGLU's two factors, that of the gate rows or that of the up rows.
 
         Args:
             part: 0 for the gate rows, 1 for the up rows.
-            factor: The share of each block's part that is added to them.
+            factor: The multiple of each block's contribution that is added to the rows.
 
         Returns:
             [n, I].
@@ -232,37 +237,34 @@ class Moved:
 
     @functools.cached_property
     def factors(self) -> tuple[Tensor, Tensor]:
-        """The factors of the gate rows and of the up rows, [n, I] each, with the right scales."""
+        """SwiGLU's factors of the gate rows and the up rows, [n, I] each, with correct scales."""
         return self.factor(0), self.factor(1)
 
     def hidden(self, factor: float, part: int) -> Tensor:
         """Return the hidden activations [n, I] with a wrong scale in one part.
 
         Args:
-            factor: The share of each block's part that is added.
+            factor: The multiple of each block's contribution that is added.
             part: 0 for the gate rows, 1 for the up rows.
         """
         return self.factor(part, factor) * self.factors[1 - part]
 
     @functools.cached_property
     def right(self) -> Tensor:
-        """The hidden activations [n, I] with the right scales, not rounded."""
+        """The hidden activations [n, I] with the correct scales, not rounded."""
         return self.hidden(0.0, 0)
 
     @functools.cached_property
     def least(self) -> Tensor:
-        """The least square of an effect, summed by block, that the rounding does not hide.
-
-        Its shape is [blocks, I].
-        """
+        """The smallest squared effect that is larger than the rounding, by block: [blocks, I]."""
         return self._by_block((self.right * _LEAST).square_())
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
-        """Return the shares of the effects of a wrong scale in an error.
+        """Return the shares of a wrong scale's effects in an error.
 
         Args:
             error: [n, I].
-            factor: The share of each block's part that the wrong scale adds.
+            factor: The multiple of each block's contribution that the wrong scale adds.
 
         Returns:
             [2I, blocks].
@@ -276,7 +278,7 @@ class Moved:
 
         Args:
             error: [n, I].
-            factor: The share of each block's part that the wrong scale adds.
+            factor: The multiple of each block's contribution that the wrong scale adds.
             part: 0 for the gate rows, 1 for the up rows.
 
         Returns:
@@ -288,14 +290,14 @@ class Moved:
         return torch.where(size > self.least, along / size.clamp(min=_TINY), 0.0).T
 
     def _by_block(self, values: Tensor) -> Tensor:
-        """Sum over the tokens that live in each block: [n, I] -> [blocks, I]."""
+        """Sum over the tokens of each block: [n, I] -> [blocks, I]."""
         sums = values.new_zeros(self.blocks, values.shape[1])
         return sums.index_add_(0, self.block, values)
 
 
 @dataclass(frozen=True)
 class _TokenGroup:
-    """The tokens of one expert, and the place of the expert in each token's list."""
+    """The tokens of one expert, and the position of the expert in each token's list."""
 
     expert: int
     tokens: Tensor
@@ -303,7 +305,7 @@ class _TokenGroup:
 
 
 def _token_groups(ids: Tensor, weights: Tensor) -> Iterator[_TokenGroup]:
-    """Yield each expert that has tokens with a share above zero."""
+    """Yield the tokens of each expert that has a share above zero in some token."""
     for expert in ids.unique().tolist():
         tokens, rank = ((ids == expert) & (weights > 0)).nonzero(as_tuple=True)
         if len(tokens):

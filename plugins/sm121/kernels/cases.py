@@ -1,6 +1,6 @@
-"""The cases of the numerics tests, and the cases that kernels are timed on.
+"""The cases of the numerics tests, and the cases for timing kernels.
 
-Each kind of case is a dataclass, each test has a group of cases, and the groups are rows of
+Each kind of case is a dataclass. Each test has a group of cases, which are rows of
 fixtures/kernels/cases.toml. This module does not import torch.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sm121.core import architecture
 from sm121.kernels.protocol import Operation
 
-#: usual: about as much weight as the keys; high and low: +30 and -30; mixed: extremes and usual
-#: ones in turn.
+#: usual: the sink's share is comparable to that of the keys; high and low: +30 and -30; mixed:
+#: extreme and usual sinks alternate.
 Sinks = Literal["usual", "none", "high", "low", "mixed"]
 
 
 @dataclass(frozen=True)
 class _Case:
     name: str
-    #: Only with --full-shapes, or on a GPU.
+    #: Whether the case runs only with --full-shapes or on a GPU.
     full: bool = False
     seed: int = 0
 
@@ -32,7 +32,7 @@ class _Case:
 
 @dataclass(frozen=True)
 class DequantiseCase(_Case):
-    """MXFP4 to decode: every byte with every scale (256 rows of 16 blocks), or random bytes."""
+    """MXFP4 to decode: each byte with each scale (256 rows of 16 blocks), or random bytes."""
 
     operation: ClassVar[Operation] = "mxfp4_dequantize"
     rows: int = 256
@@ -42,7 +42,7 @@ class DequantiseCase(_Case):
 
 @dataclass(frozen=True)
 class QuantiseCase(_Case):
-    """Values [rows, 32 * blocks]: normal, on every rounding midpoint, or every magnitude."""
+    """Values [rows, 32 * blocks]: normal, rounding midpoints, all magnitudes, or some zero rows."""
 
     format: Literal["mxfp4", "mxfp8"] = "mxfp4"
     rows: int = 1
@@ -60,8 +60,9 @@ class QuantiseCase(_Case):
 class BytesCase(_Case):
     """Blocks of 32 from raw bytes.
 
-    To decode, a block has 17 bytes: all elements come first, 16 bytes a block, then the scales of
-    all blocks. To encode, a block has 64 bytes of bfloat16; a value that is not finite is zero.
+    For decoding, a block has 17 bytes: the data has the elements of all blocks, 16 bytes each, then
+    the scales of all blocks. For encoding, a block has 64 bytes of bfloat16; values that are not
+    finite are replaced by zero.
     """
 
     codec: Literal["mxfp4-decode", "mxfp4", "mxfp8"] = "mxfp4"
@@ -98,11 +99,11 @@ class MoeCase(_Case):
     The kinds of routing:
 
     - `random`: random experts.
-    - `one`: every token on expert 1, with its other places on neighbours.
-    - `last`: as `one`, on the last expert.
-    - `blocks`: each token is zero outside one block of 32 and goes to one expert with the whole
-      weight, each block to each expert several times.
-    - `skewed`: the upper half of the experts has no token.
+    - `one`: every token has expert 1 first, and the following experts after it.
+    - `last`: as `one`, with the last expert first.
+    - `blocks`: each token is zero outside one block of 32, and one expert has its whole share. Each
+      pair of block and expert occurs several times.
+    - `skewed`: the upper half of the experts has no tokens.
     """
 
     operation: ClassVar[Operation] = "fused_moe"
@@ -115,23 +116,23 @@ class MoeCase(_Case):
     #: Whether experts without tokens have NaN scales and biases.
     nan_experts: bool = False
     biases: bool = True
-    #: Whether each hidden activation goes to one output, so that an error in a row of w1 is an
-    #: error of one output.
+    #: Whether w2 copies each hidden activation to one output, so that an error in a row of w1
+    #: changes only one output.
     readout: bool = False
-    #: Factor of the activations: with 4, a third of them is beyond the SwiGLU limit.
+    #: The factor of the activations: with 4, a third of them exceeds the SwiGLU limit.
     gain: float = 1.0
-    #: The number of channels of the activations that are 30 times as large.
+    #: The number of activation channels that are enlarged 30 times.
     outliers: int = 0
     #: Whether every gate is below -limit, where SwiGLU does not clamp it, and the second bias is
-    #: zero. The output is tiny, and a clamp makes it several times as large.
+    #: zero. The correct output is tiny; a wrong clamp makes it several times as large.
     below_limit: bool = False
     strided: bool = False
-    #: The bias of every gate. At -1, where SwiGLU turns, alpha is a factor of the output, and the
-    #: rounding of a gate has no effect.
+    #: The bias of every gate. At -1, close to the minimum of SwiGLU over the gate, the output
+    #: depends on alpha, but hardly on the rounding of the gate.
     gates: float | None = None
-    #: The first block's activations are 2^power times as large, its scales as much lower.
+    #: The first block's activations are multiplied by 2^power, and its scales divided by as much.
     power: int = 0
-    #: Whether the last block cancels the first one in the sums, 32 times as large as the others.
+    #: Whether the first block is enlarged 32 times, and the last block cancels it in the sums.
     cancelling: bool = False
 
 
@@ -143,7 +144,7 @@ class LinearCase(_Case):
     tokens: int = 1
     inputs: int = 2880
     outputs: int = 5120
-    #: As in `MoeCase`, 128 times as large as the other blocks.
+    #: As in `MoeCase`, but the first block is enlarged 128 times.
     cancelling: bool = False
 
 
@@ -158,7 +159,7 @@ class _AttentionCase(_Case):
     strided: bool = False
     #: The type of the cache's values.
     kv: Literal["bfloat16", "fp8"] = "bfloat16"
-    #: Keys and values are 2^power times as large, and queries as much smaller.
+    #: Keys and values are multiplied by 2^power, and queries divided by as much.
     power: int = 0
     #: Whether keys and values are the halves of one tensor [..., 2 D], as in vLLM 0.32's cache.
     packed: bool = False
@@ -166,7 +167,7 @@ class _AttentionCase(_Case):
 
 @dataclass(frozen=True)
 class PrefillCase(_AttentionCase):
-    """Sequences of these lengths, one after the other."""
+    """Sequences of these lengths, concatenated."""
 
     @property
     def operation(self) -> Operation:
@@ -176,9 +177,9 @@ class PrefillCase(_AttentionCase):
 
 @dataclass(frozen=True)
 class DecodeCase(_AttentionCase):
-    """One new token for each sequence of these lengths, pages in random order."""
+    """One new token for each sequence of these lengths, with pages in random order."""
 
-    #: Tokens a page.
+    #: The page size in tokens.
     block: int = 32
 
     @property
@@ -236,7 +237,7 @@ def select(group: str, *, full: bool) -> tuple[Case, ...]:
 
     Args:
         group: A key of `GROUPS`.
-        full: Whether the cases of full size are among them.
+        full: Whether to include the cases that are marked as `full`.
 
     Raises:
         KeyError: There is no such group.
@@ -244,18 +245,19 @@ def select(group: str, *, full: bool) -> tuple[Case, ...]:
     return tuple(case for case in GROUPS[group] if full or not case.full)
 
 
-#: Tokens of the timed mixtures of experts: decode of one to 64 streams, and a prefill.
+#: The numbers of tokens at which experts are timed: decode of 1 to 64 streams, and a prefill.
 MOE_TOKENS = (1, 4, 16, 64, 2048)
 
 #: The sliding window of gpt-oss, in tokens.
 _WINDOW = 128
-#: Tokens of the timed quantisers' larger case.
+#: The number of tokens in the larger case of the timed quantisers.
 _QUANTISED_TOKENS = 2048
+#: The same without a GPU.
 _QUANTISED_TOKENS_REDUCED = 256
 #: The vocabulary of gpt-oss.
 _VOCABULARY = 201_088
-#: The sizes that differ without a GPU, by operation: a twenty-fifth of an expert's weights, 8
-#: experts, a sixteenth of the vocabulary. Attention and quantisation have their full sizes.
+#: The reduced sizes without a GPU, by operation: 8 experts with a twenty-fifth of the weights each,
+#: a sixteenth of the vocabulary. Attention keeps its full sizes.
 _REDUCED: dict[str, dict[str, Any]] = {
     "fused_moe": {"hidden": 576, "intermediate": 576, "experts": 8},
     "lm_head": {"vocabulary": _VOCABULARY // 16},
@@ -264,14 +266,14 @@ _REDUCED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One operation at one size. An operation uses only the sizes that it has."""
+    """One operation at one size. Each operation uses only some of the sizes."""
 
     name: str
     operation: Operation
     tokens: int = 1
-    #: Tokens in the cache before the one that is decoded.
+    #: The number of tokens in the cache before the decoded one.
     depth: int = 0
-    #: Tokens that a query attends to, itself included; None for all.
+    #: The number of tokens that a query attends to, itself included; None for all.
     window: int | None = None
     hidden: int = 2880
     intermediate: int = 2880
@@ -280,7 +282,7 @@ class BenchmarkCase:
     query_heads: int = 64
     kv_heads: int = 8
     head_dim: int = 64
-    #: Tokens a page of the cache.
+    #: The page size of the cache, in tokens.
     page: int = 32
     vocabulary: int = _VOCABULARY
 
@@ -319,10 +321,10 @@ class BenchmarkCase:
 
 
 def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
-    """Return the cases that kernels are timed on.
+    """Return the cases for timing kernels.
 
     Args:
-        depths: Depths of the decode attention, in tokens.
+        depths: The depths for decode attention, in tokens.
         full: Whether the cases have gpt-oss-120b's sizes; if not, those of `_REDUCED`.
     """
     cases = [BenchmarkCase(f"moe-{n}", "fused_moe", tokens=n) for n in MOE_TOKENS]
@@ -342,10 +344,10 @@ def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, .
 
 
 def at_full_size(requested: bool) -> bool:
-    """Return whether cases of full size are run: if they are requested, and on any GPU.
+    """Return whether cases of full size are run: on any GPU, and on a CPU if requested.
 
     Args:
-        requested: Whether the full sizes are selected.
+        requested: Whether the user requested the full sizes.
     """
     return requested or _detected() not in ("cpu", None)
 

@@ -1,4 +1,4 @@
-"""Run one operation of a provider on one problem, and judge the results."""
+"""Run one operation of a provider on one problem, and check the results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from sm121.kernels import poison
 from sm121.kernels.problem import Problem
 from sm121.kernels.protocol import ACTIVATIONS, Declaration, declaration, prepared
 
-#: Exceptions by which a provider may refuse strides. Any other one is an error of its own.
+#: The exceptions by which a provider may refuse strided inputs. Other exceptions are errors.
 _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
-#: Calls before a graph is recorded.
+#: The number of calls before a graph is recorded.
 _WARM_UPS = 3
 
-#: Runs of an operation with the same inputs, where more than the two with poison. FlashInfer's own
-#: tests of XQA on a GB10 had 78 to 83 % of the elements in tolerance, in some runs of one build
-#: (flashinfer issue 3658). A kernel that is wrong in one run of p shows in 1 - (1 - 1/p)^16 of the
-#: cases: 97 % for one in five, 64 % for one in sixteen.
+#: The number of runs with the same inputs, for operations that need more than the two runs with
+#: poison. In some runs of one build, FlashInfer's own tests of XQA on a GB10 had only 78 to 83 % of
+#: the elements within tolerance (flashinfer issue 3658). If a kernel is wrong in one of p runs, 16
+#: runs detect it with probability 1 - (1 - 1/p)^16: 97 % for p = 5, 64 % for p = 16.
 RUNS = {"decode_attention": 16, "decode_attention_fp8": 16}
 
-#: Records a call. Returns its replay, and the output that a replay writes.
+#: A function that records a call. It returns the replay, and the output to which replays write.
 Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
 
 
 class DeviceFault(RuntimeError):
-    """The device reported an error. If its context is broken, each later call fails, too."""
+    """The device reported an error. If its context is broken, all later calls also fail."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class _Run:
         return keywords
 
     def call_poisoned(self, kind: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
-        """Run the operation into poisoned memory, and check that the device still computes."""
+        """Run the operation with poisoned memory, and check that the device still works."""
         try:
             with poison.Poisoned(kind):
                 output = self.operation(*arguments, **keywords)
         except _REFUSALS as error:
-            # A fault of the device is a RuntimeError too, and is never a refusal.
+            # A device fault is also a RuntimeError, but never a refusal.
             if is_device_fault(error):
                 raise self.fault(error) from error
             if self.problem.strided:
@@ -72,7 +72,7 @@ class _Run:
         return output
 
     def probe(self) -> None:
-        """Check that the device computes, so that a fault shows at the kernel that made it."""
+        """Check that the device works, so that a fault is attributed to the kernel that made it."""
         try:
             total = int(torch.ones(1024, device=self.declared.device).sum())
         except RuntimeError as error:
@@ -87,21 +87,21 @@ class _Run:
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice, into differently poisoned memory, and then as often as `RUNS` has it.
+    """Run an operation twice with differently poisoned memory, then repeat it as `RUNS` says.
 
-    Each of the first two runs has fresh inputs.
+    Each of the first two runs has fresh copies of the inputs.
 
     Args:
         provider: The kernel provider.
         problem: The problem.
 
     Returns:
-        One fact for each fault: wrong values or shapes, poison that was left, inputs that were
-        changed, bits that differ although the provider declares them the same.
+        One fact for each fault: wrong values or shapes, unwritten memory, modified inputs, or
+        differing results of an operation that is declared deterministic.
 
     Raises:
         NotRun: The provider lacks the operation.
-        Inapplicable: The provider refuses the input with an error, so it never serves it wrong.
+        Inapplicable: The provider refuses the input with an error.
         DeviceFault: The device reported an error.
     """
     run = _prepare_run(provider, problem)
@@ -115,7 +115,7 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
         arguments = run.copy_arguments()
         keywords = run.copy_keywords()
         output = run.call_poisoned(kind, arguments, keywords)
-        # An output with the bits of a right one is right.
+        # An output that is bitwise equal to a correct one need not be judged again.
         if not outputs or wrong or not _same_bits(outputs[0], output):
             about = f"{problem.operation} into memory of {kind}"
             wrong += of(about, problem.judge(output, run.declared))
@@ -131,15 +131,15 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
 
 
 def _check_repeats(run: _Run, first: Any) -> list[Fact]:
-    """Run an operation again and again on one set of inputs, and compare with its first output.
+    """Run an operation repeatedly on one set of inputs, and compare the outputs with the first.
 
     Args:
-        run: The operation and the problem, whose first two outputs were right.
+        run: The operation and the problem, whose first two outputs were correct.
         first: The output of the first run.
 
     Returns:
-        The faults of the first output beyond tolerance, and the number of runs with other bits if
-        the provider declares the same bits each time.
+        The faults of the first output that is wrong. If the operation is declared deterministic,
+        also the number of runs whose output was not bitwise equal.
     """
     problem = run.problem
     runs = RUNS.get(problem.operation, len(poison.KINDS))
@@ -170,7 +170,7 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         call: A call without arguments.
 
     Returns:
-        The graph's replay, and the output that a replay writes.
+        A function that replays the graph, and the output to which it writes.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -185,10 +185,10 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[Fact]:
-    """Capture an operation on other values than the problem's, then replay it on the problem's.
+    """Capture an operation with other input values, then replay it with the problem's values.
 
-    The replay has to follow its inputs and to write its whole output each time. If the operation is
-    declared deterministic, it has to give the bits of an eager call.
+    Each replay must use the new inputs and write its whole output. If the operation is declared
+    deterministic, the output must be bitwise equal to that of an eager call.
 
     Args:
         provider: The kernel provider.
@@ -254,7 +254,7 @@ def _prepare_run(provider: Any, problem: Problem) -> _Run:
 
 
 def _copy_to_device(value: Any, device: str) -> Any:
-    """Copy all tensors of a structure, with the whole of their storage."""
+    """Copy all tensors of a structure, each with its whole storage."""
 
     def copy(tensor: Tensor) -> Tensor:
         storage = _whole_storage(tensor).to(device, copy=True).untyped_storage()
@@ -265,13 +265,13 @@ def _copy_to_device(value: Any, device: str) -> Any:
 
 
 def _whole_storage(tensor: Tensor) -> Tensor:
-    """Return the bytes of a tensor's storage, also those between its strides."""
+    """Return all bytes of a tensor's storage, also those that the tensor does not cover."""
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return view.set_(tensor.untyped_storage())
 
 
 def _same_bits(a: Any, b: Any) -> bool:
-    """Return whether two structures are equal bit for bit, tensors with their whole storage."""
+    """Return whether two structures are bitwise equal, strided tensors with their whole storage."""
     leaves = tree_leaves(a)
     others = tree_leaves(b)
     return len(leaves) == len(others) and all(map(_is_same_leaf, leaves, others))
@@ -292,9 +292,9 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def is_device_fault(error: Exception) -> bool:
-    """Return whether the device, and not the call, is at fault.
+    """Return whether an exception reports a fault of the device.
 
     Args:
-        error: An exception of a call on the device.
+        error: The exception that a call on the device raised.
     """
     return isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error)

@@ -1,6 +1,6 @@
-"""A process in which kernels are judged, in the interpreter and the environment of the engine.
+"""A child process that tests kernels in the interpreter and the environment of the engine.
 
-A case that ends the process is a failure of that case. The next case gets a new process.
+If the process ends during a case, that case fails, and the next case gets a new process.
 """
 
 import contextlib
@@ -22,8 +22,9 @@ from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Inapplicable, Invalid, NotRun
 
-#: Imports the suite's package from its folder alone: a folder of packages on the path would bring
-#: the suite's own vLLM and torch. ``-c`` puts an empty entry for the working directory on the path.
+#: A program that imports the suite's package without its parent folder on the import path, because
+#: that folder may also contain the suite's own vLLM and torch. It removes the empty entry that
+#: ``-c`` adds for the working directory.
 _BOOT = """
 import importlib.util, os, sys
 sys.path[:] = [entry for entry in sys.path if entry]
@@ -39,27 +40,28 @@ except ImportError as error:
     sys.exit(int(sys.argv[2]))
 judge.main()
 """
-#: The exit status of that program if it cannot import what `judge` needs.
+#: The exit status of that program if it cannot import a module that `judge` needs.
 _CANNOT_JUDGE = 61
 _NEEDED = "torch, numpy, pydantic and Python 3.11 are needed there"
-#: Bytes of the end of the process' errors that are read, and characters of the last line.
+#: The number of bytes that are read from the end of the process's stderr.
 _ERROR_BYTES = 4096
+#: The maximum length of the quoted last line, in characters.
 _LAST_LINE = 300
 
 
 class Ended(Sm121Error):
-    """The process ended, or was ended, before it answered. The message has the reason."""
+    """The process ended, or was killed, before it answered. The message has the reason."""
 
 
 class KernelError(Sm121Error):
-    """An exception of a provider; the message has its type and its text."""
+    """A provider raised an exception; the message has its type and its text."""
 
 
 class DeviceFault(Sm121Error):
-    """The device reported an error; the process on it is ended."""
+    """The device reported an error. The child process is then ended."""
 
 
-#: The exceptions that are raised again in this process, by the names in an answer.
+#: The exceptions that this process raises again, by their names in the child's answer.
 _RAISED: dict[str, type[Exception]] = {
     kind.__name__: kind for kind in (Inapplicable, Invalid, NotRun, UsageError, DeviceFault)
 }
@@ -67,9 +69,9 @@ _RAISED: dict[str, type[Exception]] = {
 
 @dataclass
 class Child:
-    """A process that answers the questions of `sm121.kernels.judge`.
+    """A child process that runs the functions of `sm121.kernels.judge` on request.
 
-    It is started at the first question, and again after it has ended.
+    It is started by the first request, and started again if it has ended.
 
     Attributes:
         python: The interpreter.
@@ -86,15 +88,15 @@ class Child:
     _errors: IO[bytes] | None = None
 
     def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """Ask one question.
+        """Send one request to the child, and return its answer.
 
         Args:
-            question: A question of `sm121.kernels.judge`.
-            *arguments: Its arguments, which can be pickled.
+            question: The name of a request, a key of `sm121.kernels.judge._QUESTIONS`.
+            *arguments: Its arguments, which must be picklable.
             within_s: The time limit in seconds; None if only the test has a time limit.
 
         Returns:
-            The answer, as JSON has it.
+            The answer, decoded from JSON.
 
         Raises:
             Inapplicable: As raised in the process.
@@ -109,7 +111,7 @@ class Child:
         try:
             _write(process, (question, *arguments))
             line = self._read_line(process, within_s)
-        except BaseException:  # also the test's own limit: what still computes is of no use
+        except BaseException:  # also the test's timeout: nobody would read the answer
             self.close()
             raise
         answer = json.loads(line)
@@ -132,7 +134,7 @@ class Child:
         process.wait()
         for stream in (process.stdin, process.stdout, self._errors):
             assert stream is not None
-            with contextlib.suppress(OSError):  # what was not sent is lost with the process
+            with contextlib.suppress(OSError):  # unsent data may remain in the buffer
                 stream.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -147,7 +149,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                # Threads that wait do not spin: the oracle stood still beside another run's.
+                # Waiting threads must not spin: that stalled the oracles of two parallel runs.
                 env={"OMP_WAIT_POLICY": "PASSIVE", **self.environment},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
@@ -191,13 +193,13 @@ class Child:
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended; reading its answer finds the reason
+    with contextlib.suppress(BrokenPipeError):  # it has ended; reading the answer shows the reason
         process.stdin.write(pickle.dumps(message, protocol=4))
         process.stdin.flush()
 
 
 def of_this_process(workers: int = 1) -> Child:
-    """Return a child in the interpreter, the environment and the import path of this process.
+    """Return a child with the interpreter, the environment and the import path of this process.
 
     Args:
         workers: The number of such processes on this machine.

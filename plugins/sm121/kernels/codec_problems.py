@@ -1,4 +1,4 @@
-"""Problems of the quantisers and of the decoder."""
+"""Problems for the quantisers and the dequantiser."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from sm121.kernels.problem import Problem, normal, widened
 from sm121.kernels.protocol import Declaration, Operation
 from sm121.oracles import mxfp4, mxfp8
 
-#: The least normal value of float32.
+#: The smallest normal value of float32.
 _LEAST_NORMAL = 2.0**-126
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
-#: Bytes of the elements of one MXFP4 block.
+#: The number of bytes that hold the elements of one MXFP4 block.
 _ELEMENT_BYTES = mxfp4.BLOCK // 2
 
 
@@ -42,10 +42,10 @@ def dequantise(case: cases.DequantiseCase) -> Problem:
 
 
 def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Problem:
-    """Build the problem of decoding MXFP4, which is exact: each code has one value.
+    """Build a problem of decoding MXFP4, whose result must be exact.
 
-    The judgement leaves three things open: a value below 2^-126 may be flushed to zero, a value
-    from 2^128 on may be infinite or the largest number, and zero may have either sign.
+    Three deviations are accepted: a value below 2^-126 may be flushed to zero, a value from 2^128
+    on may be infinite or the largest number, and zero may have either sign.
 
     Args:
         packed: [M, K/2].
@@ -87,7 +87,7 @@ def _is_decoded(observed: NDArray[np.float64], expected: NDArray[np.float64]) ->
 
 
 def quantise(case: cases.QuantiseCase) -> Problem:
-    """Build the problem of encoding values of a kind.
+    """Build a problem of encoding values of the case's kind.
 
     Args:
         case: The case.
@@ -108,7 +108,7 @@ def from_bytes(case: cases.BytesCase) -> Problem:
     """Build the problem of decoding or encoding raw bytes.
 
     Args:
-        case: The case; see it for the layout of its bytes.
+        case: The case, whose class documents the layout of the bytes.
     """
     data = np.frombuffer(case.data, dtype=np.uint8)
     if case.codec == "mxfp4-decode":
@@ -117,7 +117,7 @@ def from_bytes(case: cases.BytesCase) -> Problem:
         scales = data[edge:].reshape(case.rows, case.blocks)
         return mxfp4_dequantisation(packed, scales)
     bits = data.view(np.uint16)
-    # As float32 bits: bfloat16 is their upper half.
+    # bfloat16 is the upper half of float32.
     values = (bits.astype(np.uint32) << 16).view(np.float32)
     values = np.where(np.isfinite(values), values, np.float32(0))
     x = torch.from_numpy(values.reshape(case.rows, case.blocks * mxfp4.BLOCK)).bfloat16()
@@ -125,16 +125,17 @@ def from_bytes(case: cases.BytesCase) -> Problem:
 
 
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
-    """Build the problem of encoding values: the provider's scales, and the nearest elements.
+    """Build a problem of encoding values.
 
-    Bytes of different scale rules are not compared. The scales have to follow the declared rule, or
-    one rule throughout. The judgement leaves three things open: the neighbour that a tie goes to,
-    blocks whose scale is at the ends of E8M0, and the sign of zero.
+    The scales must follow the declared rule or, if none is declared, the same rule in all blocks.
+    The elements must be the nearest ones for the provider's own scales. Three things are not
+    judged: the direction in which ties are rounded, blocks whose scale is the smallest or largest
+    of E8M0, and the sign of zero.
 
     Args:
         x: [M, K] bfloat16.
         form: "mxfp4" or "mxfp8".
-        strided: Whether the operation gets x with strides.
+        strided: Whether the operation gets a non-contiguous x.
     """
     values = x.double().numpy()
     is_mxfp4 = form == "mxfp4"

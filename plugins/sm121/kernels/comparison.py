@@ -1,9 +1,9 @@
 """Measure the error of a kernel's output against the oracle, and load the tolerances.
 
-There are four measures, because each of them misses some faults. The largest error shows one wrong
-element, the RMS of a row shows one wrong row, the slope <a, r>/<r, r> shows a scale error, and the
-mean error shows a bias. The last two sum over the whole output, so noise averages out. The measures
-are those of `peer-survey.md` §3.2.
+There are four measures, because each one alone misses some faults. The largest error shows one
+wrong element, the RMS error of a row shows one wrong row, the slope <a, r>/<r, r> shows a scale
+error, and the mean error shows a bias. The last two are sums over the whole output, so that noise
+averages out. The measures come from `peer-survey.md` §3.2.
 """
 
 import math
@@ -19,7 +19,7 @@ from sm121.kernels.protocol import PLAIN, Declaration, Operation
 
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
-#: The factor of `widened` on the largest error of the oracle's own rounding.
+#: The factor by which `widened` multiplies the largest error of the oracle's own rounding.
 _ROUNDING_MARGIN = 1.25
 
 
@@ -37,15 +37,15 @@ class KernelTolerance(data_file.DataTable):
     slope: PositiveFloat
     #: |mean(a - r)| / RMS of r.
     bias: PositiveFloat
-    #: The least RMS of a row in these quotients: an output below this size counts as zero.
+    #: The minimum of a row's RMS in these quotients: an output below this size counts as zero.
     floor: PositiveFloat
-    #: For providers that declare these activations alone.
+    #: If set, the row is only for providers that declare these activations.
     activations: Literal["mxfp8", "e4m3"] | None = None
-    #: For providers that declare `rounds_each_expert` alone.
+    #: Whether the row is only for providers that declare `rounds_each_expert`.
     each_expert_rounded: bool = False
-    #: For the cases in which every gate is below -limit alone.
+    #: Whether the row is only for cases in which every gate is below -limit.
     below_limit: bool = False
-    #: For the cases that read hidden activations out one by one alone.
+    #: Whether the row is only for cases that copy each hidden activation to one output.
     readout: bool = False
     source: str
 
@@ -70,16 +70,16 @@ def tolerance(
     """Return the most specific tolerance of an operation.
 
     Args:
-        operation: Its name; one of an FP8 cache has the tolerance of the plain operation.
+        operation: The operation. With an FP8 cache, the tolerance is the same as with bfloat16.
         dtype: The dtype of its output.
         declared: The provider's declaration.
         below_limit: Whether every gate of the case is below -limit.
-        readout: Whether the case reads hidden activations out one by one.
+        readout: Whether the case copies each hidden activation to one output.
 
     Returns:
         The tolerance, or None if there is none for this dtype.
     """
-    # An FP8 cache's values are exact in bfloat16, and the oracle has the rounding of its writing.
+    # The values of an FP8 cache are exact in bfloat16, and the oracle rounds to FP8 as the cache.
     operation = PLAIN.get(operation, operation)
     dtype_name = str(dtype).removeprefix("torch.")
     fitting = []
@@ -97,7 +97,7 @@ def tolerance(
 
 
 def _specificity(row: KernelTolerance) -> tuple[bool, bool, bool]:
-    """Return the order of rows that fit: the last one is for the fewest cases."""
+    """Return a sort key of rows that fit; the most specific row is the last one."""
     return row.activations is not None, row.readout, row.each_expert_rounded
 
 
@@ -113,7 +113,7 @@ class Errors:
     where: tuple[int, int]
 
     def beyond(self, limit: KernelTolerance) -> list[unmet.Fact]:
-        """Return one fact for each measure that is beyond its tolerance, as NaN always is.
+        """Return one fact for each measure that exceeds its tolerance or is NaN.
 
         Args:
             limit: The tolerance.
@@ -148,9 +148,9 @@ def describe(output: Any) -> str:
 
 
 def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> KernelTolerance:
-    """Widen a tolerance to the oracle's own rounding, with a margin of a quarter.
+    """Widen a tolerance to the error of the oracle's own rounding, with a margin of a quarter.
 
-    The largest error of a rounding grows with the number of rows, and `max` is of some hundred.
+    The largest rounding error grows with the number of rows; `max` was set for some hundred rows.
 
     Args:
         limit: The tolerance.
@@ -158,7 +158,7 @@ def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> Kerne
         reference: The reference [rows, n] float64.
 
     Returns:
-        The tolerance with 1.25 times the largest error of `rounded` as its `max`, if that is more.
+        The tolerance, whose `max` is at least 1.25 times the largest error of `rounded`.
     """
     largest = _ROUNDING_MARGIN * measure(rounded, reference, limit.floor).max
     return limit.model_copy(update={"max": max(limit.max, largest)})
@@ -170,7 +170,7 @@ def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
     Args:
         actual: [rows, n] of any dtype.
         reference: [rows, n] float64, finite.
-        floor: The least RMS of a row; see `KernelTolerance`.
+        floor: The minimum of a row's RMS; see `KernelTolerance`.
 
     Returns:
         The errors; zeros if there are no rows.

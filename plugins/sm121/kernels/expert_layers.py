@@ -1,4 +1,4 @@
-"""Layers of experts for the kernel tests: random weights, and forms in which a fault shows."""
+"""Layers of experts for the kernel tests: random weights, and variants that expose a fault."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ from sm121.oracles import moe, mxfp4
 #: gpt-oss's SwiGLU constants (`swiglu_alpha` and `swiglu_limit` of its configuration).
 ALPHA = 1.702
 LIMIT = 7.0
-#: The bias of every gate for the cases with `below_limit`. A gate of -8 gives -1.0e-5, and -4.7e-5
-#: if it is clamped. Further below -limit, float32 may have nothing left.
+#: The bias of every gate in cases with `below_limit`. For a gate of -8, the gate's factor in SwiGLU
+#: is -1.0e-5, or -4.7e-5 if the gate is wrongly clamped. For lower gates, float32 may underflow.
 BELOW_LIMIT = -(LIMIT + 1.0)
-#: Root mean square of a random E2M1 code times a scale of 1/2, 1 or 2.
+#: The root mean square of a random E2M1 value times a random scale of 1/2, 1 or 2.
 _SPREAD = 3.87
 #: The code of 1 in E2M1.
 _E2M1_ONE = 2
@@ -37,7 +37,7 @@ class Layer:
 def layer_of(hidden: int, intermediate: int, experts: int, seed: int) -> Layer:
     """Make a layer of random bytes.
 
-    The scales give the hidden layer values around the SwiGLU limit.
+    The scales are such that the hidden layer has values around the SwiGLU limit.
 
     Args:
         hidden: The size H.
@@ -93,10 +93,10 @@ def _random_experts(case: MoeCase, experts: int, generator: torch.Generator) -> 
 
 
 def reading_out(layer: Layer) -> Layer:
-    """Return a layer whose outputs are its hidden activations, one by one.
+    """Return a layer that copies each hidden activation to one output.
 
-    The second matrix has ones at j mod H. The first biases are where SwiGLU is steep, in the gate
-    and in the up part.
+    In the second matrix, column j has a one in row j mod H, and zeros elsewhere. The first biases
+    shift gate and up to a range where SwiGLU is steep.
 
     Args:
         layer: The layer with the first matrix and its biases.
@@ -117,7 +117,7 @@ def reading_out(layer: Layer) -> Layer:
 def with_gates(layer: Layer, bias: float) -> Layer:
     """Return a layer with one bias for every gate and without the second biases.
 
-    With small activations each gate then is about this bias.
+    With small activations, each gate is then approximately this bias.
 
     Args:
         layer: The layer.
@@ -129,15 +129,15 @@ def with_gates(layer: Layer, bias: float) -> Layer:
 
 
 def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
-    """Enlarge the first block's activations, and reduce its scales in the first matrix as much.
+    """Multiply the first block's activations by 2^power, and divide its scales in w1 by as much.
 
     Args:
         layer: The layer.
         x: Activations [T, H].
-        power: The activations get 2^power times as large.
+        power: The exponent.
 
     Returns:
-        The new layer and the new activations; the product of both is the same.
+        The new layer and the new activations, whose product is unchanged.
     """
     scales = layer.w1[1].clone()
     scales[..., 0] -= power
@@ -147,15 +147,15 @@ def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
 
 
 def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
-    """Make the last block of a product cancel the first one, which is made larger.
+    """Enlarge the first block of a product, and make the last block cancel it.
 
-    A sum that loses digits in between then shows it.
+    If the sum of the blocks between them loses digits, the result shows it.
 
     Args:
-        weight: Packed elements and scales; the result has the first block as the last, too.
-        x: Activations [T, K]. They are changed in place: the first block is enlarged, the last is
-            its negative.
-        factor: The factor of the first block.
+        weight: Packed elements and scales. The result has a copy of the first block as the last.
+        x: Activations [T, K], which are modified in place: the first block is enlarged, and the
+            last block becomes its negative.
+        factor: The factor by which the first block is enlarged.
 
     Returns:
         The new weight.
@@ -171,7 +171,7 @@ def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
 
 @functools.lru_cache(maxsize=2)
 def dense(outputs: int, inputs: int) -> moe.Packed:
-    """Make a dense weight that gives outputs around one.
+    """Make a random dense weight whose outputs have a magnitude around one.
 
     Args:
         outputs: The size N.

@@ -1,4 +1,4 @@
-"""Problems of the router, of the experts and of dense MXFP4 layers."""
+"""Problems for the router, the experts and dense MXFP4 layers."""
 
 import dataclasses
 import functools
@@ -16,11 +16,13 @@ from sm121.kernels.problem import Problem, ToleranceJudge, normal, off_edges, wi
 from sm121.kernels.protocol import Declaration
 from sm121.oracles import moe, mxfp4, mxfp8, rounding
 
-#: The factor of the channels that are outliers, and their places: so many columns apart.
+#: The factor by which outlier channels are enlarged.
 _OUTLIER = 30
+#: The column of the first outlier channel.
 _FIRST_OUTLIER = 7
+#: The distance between outlier channels, in columns.
 _OUTLIERS_APART = 89
-#: The factor of the first block of a case with `cancelling`.
+#: The factor by which the first block is enlarged in cases with `cancelling`.
 _CANCELLING_EXPERTS = 32.0
 _CANCELLING_LINEAR = 128.0
 
@@ -32,7 +34,7 @@ def roundings(declared: Declaration) -> moe.Roundings:
         declared: The provider's declaration.
 
     Raises:
-        TypeError: It declares unknown activations, or MXFP8 without its scale rule.
+        TypeError: The declaration has unknown activations, or MXFP8 without its scale rule.
     """
     plain = {"bfloat16": moe.EXACT, "e4m3": moe.E4M3}
     if declared.activations in plain:
@@ -46,7 +48,7 @@ def roundings(declared: Declaration) -> moe.Roundings:
 
 
 def route(case: cases.RouteCase) -> Problem:
-    """Build the problem of choosing experts.
+    """Build a problem of choosing experts.
 
     Args:
         case: The case.
@@ -70,7 +72,7 @@ def route(case: cases.RouteCase) -> Problem:
 
 
 def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: Any) -> list[Fact]:
-    """Judge shares and experts. `best`: the k largest logits of each token, in float64."""
+    """Check shares and experts. `best` has the k largest logits of each token, in float64."""
     if not (isinstance(output, tuple) and len(output) == 2):
         return [Fact("shares and experts", describe(output))]
     shares, chosen = output
@@ -84,7 +86,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
         return [Fact(f"experts 0..{case.experts - 1}", "others")]
     if any(len(set(experts)) < case.top_k for experts in chosen.tolist()):
         return [Fact("k different experts a token", "one twice")]
-    # Any of several equal logits may be chosen, and any without a share in float32.
+    # Any of several equal logits may be chosen, and any logit whose share underflows in float32.
     logit = logits.double().gather(-1, chosen)
     differs = logit.sort(-1, descending=True).values != best
     has_share = best.softmax(-1) >= torch.finfo(torch.float32).tiny
@@ -98,7 +100,7 @@ def _judge_routing(case: cases.RouteCase, logits: Tensor, best: Tensor, output: 
 
 @dataclass(frozen=True)
 class _MoeInputs:
-    """The tensors of a case of experts, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
+    """The tensors of an experts' case, in the shapes of `sm121.kernels.protocol.FusedMoe`."""
 
     x: Tensor
     shares: Tensor
@@ -107,7 +109,7 @@ class _MoeInputs:
 
 
 def experts(case: cases.MoeCase) -> Problem:
-    """Build the problem of a layer's experts.
+    """Build a problem of a layer's experts.
 
     Args:
         case: The case.
@@ -152,7 +154,7 @@ def experts(case: cases.MoeCase) -> Problem:
         judge=judge,
         keywords=swiglu,
         strided=case.strided,
-        # A case below the limit is judged by its size alone.
+        # For cases with `below_limit`, only the size of the output is judged.
         reference=None if case.below_limit else rows(moe.EXACT),
     )
 
@@ -189,7 +191,7 @@ def _moe_inputs(case: cases.MoeCase) -> _MoeInputs:
 
 
 def linear(case: cases.LinearCase) -> Problem:
-    """Build the problem of a dense layer with MXFP4 weights.
+    """Build a problem of a dense layer with MXFP4 weights.
 
     Args:
         case: The case.

@@ -18,20 +18,20 @@ from sm121.kernels.flashinfer_layer import ALIGNED, BLOCK, Layer
 from sm121.kernels.planning import Call, PlanningProvider
 from sm121.kernels.protocol import FusedMoe, Operation, Packed
 
-#: Rows and columns of an output's tiles with which the MXFP4 build decodes and prefills.
+#: The sizes of output tiles (rows, columns) with which the MXFP4 build decodes and prefills.
 _TILES = {"64x128": (64, 128), "128x128": (128, 128)}
-#: The function of that build that chooses a tile.
+#: The function with which the MXFP4 build chooses the size of a tile.
 _TILE_OF = "select_tile_mn_for_sm120"
 
 
 @dataclass(frozen=True)
 class _ExpertCall:
-    """A form of `cutlass_fused_moe`, with the weights of a layer.
+    """A variant of `cutlass_fused_moe`, with the weights of a layer.
 
     Attributes:
         fused_moe: The function.
         weights: The packed elements of both matrices.
-        scales: The scales, in the order of the function.
+        scales: The scales, in the order in which the function takes them.
         quantises: Whether the activations are MXFP8; if not, they are bfloat16.
     """
 
@@ -42,7 +42,7 @@ class _ExpertCall:
 
 
 class FlashInferExperts(PlanningProvider):
-    """The quantisers, dense layers and experts, where they exist on the architecture.
+    """The quantisers, dense layers and experts, as far as the GPU architecture supports them.
 
     Raises:
         NotRun: FlashInfer cannot be imported, or there is no GPU.
@@ -118,7 +118,7 @@ class FlashInferExperts(PlanningProvider):
         return functools.partial(quantize, alignment=BLOCK, backend="cute-dsl")
 
     def _api(self, module: str, name: str, *arguments: str) -> Any:
-        """Return a function that takes these arguments by name. Raises NotRun: there is none."""
+        """Return a function that takes these arguments by name, or raise NotRun."""
         return flashinfer_releases.find_function(module, name, arguments, self._version)
 
     @property
@@ -138,7 +138,7 @@ class FlashInferExperts(PlanningProvider):
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
         """Return a call of `mm_fp4`, as vLLM's `FlashInferMxFp4LinearKernel` calls it.
 
-        That kernel's backend has NVFP4 alone on SM12x: there `auto` takes what there is.
+        On SM12x, that kernel's backend supports only NVFP4; there, `auto` chooses a backend.
 
         Args:
             x: [M, K].
@@ -220,11 +220,11 @@ class FlashInferExperts(PlanningProvider):
         return call
 
     def _w4a16(self, layer: Layer) -> _ExpertCall:
-        """Return the form with bfloat16 activations."""
+        """Return the variant with bfloat16 activations."""
         module = "flashinfer.fused_moe"
         order_weights = self._api(module, "interleave_moe_weights_for_sm90_mixed_gemm")
         order_scales = self._api(module, "interleave_moe_scales_for_sm90_mixed_gemm")
-        # The fused finalisation adds by atomics, in another order each time.
+        # The fused finalisation adds with atomics, whose order varies from call to call.
         fused_moe = functools.partial(
             self._fused_moe("use_fused_finalize"),
             use_w4_group_scaling=True,
@@ -238,7 +238,7 @@ class FlashInferExperts(PlanningProvider):
         return _ExpertCall(fused_moe, weights, scales, quantises=False)
 
     def _w4a8(self, layer: Layer) -> _ExpertCall:
-        """Return the form with MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`.
+        """Return the variant with MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`.
 
         The scales are in tiles of 128 rows by 4 blocks. Weights and scales are passed as wider
         integers.
@@ -256,7 +256,7 @@ class FlashInferExperts(PlanningProvider):
         return _ExpertCall(fused_moe, weights, scales, quantises=True)
 
     def quantised(self, q: Tensor, scales: Tensor, _x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the activations that the experts get.
+        """Return the activations for the experts. A subclass may replace them.
 
         Args:
             q: [T, H] E4M3.
@@ -268,7 +268,7 @@ class FlashInferExperts(PlanningProvider):
         return q, scales
 
     def _fused_moe(self, *arguments: str) -> Any:
-        if self._tile is not None:  # for good: each tactic has a process of its own
+        if self._tile is not None:  # never restored, because each tactic runs in its own process
             setattr(self._core(), _TILE_OF, lambda *_arguments, **_keywords: self._tile)
         if self._tactic is None:
             return self._api("flashinfer.fused_moe", "cutlass_fused_moe", *arguments)
@@ -278,8 +278,8 @@ class FlashInferExperts(PlanningProvider):
     def tactics(self, operation: Operation) -> tuple[str, ...]:
         """Return the tactics that are worth a test of their own.
 
-        They are the tiles that a build chooses by the number of tokens, and pairs of autotune
-        tactics: each tactic of a product with the default of the other product.
+        They are the tile sizes between which a build chooses by the number of tokens, and pairs of
+        autotuning tactics: each tactic of one matrix product with the first tactic of the other.
 
         Args:
             operation: The operation; only `fused_moe` has tactics.
@@ -295,7 +295,7 @@ class FlashInferExperts(PlanningProvider):
         return tuple(names)
 
     def _list_tactics(self) -> tuple[list[int], list[int]]:
-        """Return the valid autotune tactics of both products, on a small layer."""
+        """Return the valid autotuning tactics of both matrix products, for a small layer."""
         tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
         valid: dict[int, list[int]] = {}
         choose = tuner.choose_one
@@ -334,7 +334,7 @@ class FlashInferExperts(PlanningProvider):
         return importlib.import_module("flashinfer.fused_moe.core")
 
     def with_tactic(self, tactic: str) -> Self:
-        """Return the provider with one tactic and no other.
+        """Return a copy of the provider that always uses one tactic.
 
         Args:
             tactic: One of `tactics`.
@@ -345,6 +345,6 @@ class FlashInferExperts(PlanningProvider):
         else:
             fixed._tactic = [int(part) for part in tactic.split(",")]
         if self.activations != "bfloat16":
-            # Called as vLLM does; some tactics then add by atomics, in another order each time.
+            # With vLLM's arguments, some tactics add with atomics, whose order varies.
             fixed.deterministic = self.deterministic - {"fused_moe"}
         return fixed

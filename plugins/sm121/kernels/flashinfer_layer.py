@@ -1,4 +1,4 @@
-"""The weights of a layer's experts as FlashInfer's `cutlass_fused_moe` takes them."""
+"""Convert the weights of a layer's experts to the layout of FlashInfer's `cutlass_fused_moe`."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,16 @@ from torch import Tensor
 from sm121.kernels.planning import padded
 from sm121.kernels.protocol import FusedMoe, Packed
 
-#: `cutlass_fused_moe` takes both sizes in multiples of this: 2880 becomes 2944.
+#: `cutlass_fused_moe` needs hidden and intermediate sizes that are multiples of this: 2880 is
+#: padded to 2944.
 ALIGNED = 128
-#: Elements that share a scale.
+#: The number of elements that share a scale.
 BLOCK = 32
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer in the form of both variants of `cutlass_fused_moe`: up rows before gate rows.
+    """A layer in the layout of both variants of `cutlass_fused_moe`: up rows before gate rows.
 
     Attributes:
         w1: The first matrices, padded.
@@ -25,7 +26,7 @@ class Layer:
         biases: The biases by the names of `cutlass_fused_moe`; empty if there are none.
         constants: The constants of SwiGLU by the names of `cutlass_fused_moe`.
         hidden: The hidden size.
-        to_hidden: The columns that are added to the hidden size.
+        to_hidden: The number of padding columns in the hidden dimension.
     """
 
     w1: Packed
@@ -72,7 +73,7 @@ class Layer:
 
 
 def _up_then_gate(part: Tensor, rows: int, columns: int) -> Tensor:
-    """Return the up rows and then the gate rows, each with more rows and columns of zeros."""
+    """Return the up rows, then the gate rows, each padded with rows and columns of zeros."""
     gate = functional.pad(part[:, 0::2], (0, columns, 0, rows))
     up = functional.pad(part[:, 1::2], (0, columns, 0, rows))
     return torch.cat((up, gate), 1).contiguous()

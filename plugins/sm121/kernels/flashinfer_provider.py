@@ -1,14 +1,15 @@
 """The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss.
 
-- Prefill attention: the attention-sink wrapper on fa2 (plain wrappers ignore `sinks=` on SM12x).
+- Prefill attention: the attention-sink wrapper with the backend fa2 (on SM12x, plain wrappers
+  ignore `sinks=`).
 - Decode attention: XQA; on SM12x before FlashInfer 0.6.16, where XQA has no sinks, the same
-  wrapper with one query a sequence. `flashinfer-fa2` decodes by the wrapper on every release.
-- An FP8 cache, written by vLLM, for both.
+  wrapper with one query per sequence. `flashinfer-fa2` decodes with the wrapper on every release.
+- Both kinds of attention over an FP8 cache, which a kernel of vLLM writes.
 - The quantisers, from sm100 on. The experts by `cutlass_fused_moe`: W4A16 on sm90, W4A8 on SM10x
   and SM12x. Dense MXFP4 layers by `mm_fp4` (W4A4).
 
-A function that the installed release does not have is NotRun, with the release that has it
-(`flashinfer_releases`). A kernel that raises is a failure.
+If the installed release lacks a function, NotRun names the first release that has it
+(`flashinfer_releases`). A kernel that raises an exception is a failure.
 """
 
 import importlib
@@ -25,25 +26,26 @@ from sm121.kernels.flashinfer_experts import FlashInferExperts
 from sm121.kernels.planning import Call, Paging, in_fp8, side_by_side, with_dense_heads
 from sm121.kernels.protocol import DecodeAttention, PrefillAttention
 
-#: Tokens a page of the cache that a prefill writes.
+#: The page size of the cache that a prefill writes, in tokens.
 _PAGE = 32
 _E4M3 = torch.float8_e4m3fn
-#: The largest value of E4M3, and the E8M0 scale of one.
+#: The largest value of E4M3.
 _E4M3_MAX = 448.0
+#: The E8M0 code of the scale 1.
 _SCALE_OF_ONE = 0x7F
-#: Bytes of a kernel's workspace.
+#: The size of a kernel's workspace, in bytes.
 _WORKSPACE = 128 << 20
 
 
 class FlashInferProvider(FlashInferExperts):
-    """Each operation where it exists on the architecture; NotRun with the reason elsewhere.
+    """The operations that the architecture supports; the others raise NotRun with the reason.
 
     Raises:
         NotRun: FlashInfer cannot be imported, or there is no GPU.
     """
 
     name = "flashinfer"
-    #: Whether XQA decodes, if the release has it with sinks.
+    #: Whether decode uses XQA if the release has XQA with sinks.
     by_xqa = True
 
     def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
@@ -131,8 +133,8 @@ class FlashInferProvider(FlashInferExperts):
 
         def call() -> Tensor:
             output: Tensor = decode(
-                # XQA takes the address of the queries and no stride; vLLM makes them contiguous,
-                # too.
+                # XQA takes the address of the queries but no strides; vLLM also makes the queries
+                # contiguous.
                 inputs.q.contiguous(),
                 given,
                 workspace,
@@ -164,7 +166,7 @@ class FlashInferProvider(FlashInferExperts):
             )
 
     def _plan_fa2(self, inputs: DecodeAttention, fp8: bool) -> Call:
-        """Return a call of the sink wrapper: a prefill of one query a sequence."""
+        """Return a call of the sink wrapper: a prefill with one query per sequence."""
         q = inputs.q
         kv_cache = inputs.kv_cache
         _require_sinks(inputs.sinks)
@@ -192,7 +194,8 @@ class FlashInferProvider(FlashInferExperts):
         return self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")
 
     def _workspace(self, kernel: str) -> Tensor:
-        # Zeros, because XQA counts its finished blocks there: another kernel's rests are garbage.
+        # XQA counts its finished blocks in its workspace, which must therefore begin as zeros and
+        # must not contain what another kernel wrote.
         if kernel not in self._spaces:
             self._spaces[kernel] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[kernel]
@@ -205,10 +208,10 @@ class FlashInferProvider(FlashInferExperts):
             v: Values [T, Hkv, D].
             keys: Pages of keys [pages, page, Hkv, D].
             values: Pages of values, as `keys`.
-            slots: [T], the place of each token in the pages.
+            slots: [T], the slot of each token, counted over all pages.
 
         Raises:
-            NotRun: There is no vLLM, which writes the cache.
+            NotRun: vLLM, whose kernel writes the cache, cannot be imported.
         """
         try:
             write = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
@@ -226,7 +229,7 @@ def _require_sinks(sinks: Tensor | None) -> None:
 
 
 def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:
-    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: two views if it is packed."""
+    """Return the cache [pages, 2, Hkv, page, D] as vLLM passes it: as two views if side by side."""
     keys, values = cache.unbind(1)
     if side_by_side(keys, values):
         return keys, values
@@ -234,16 +237,16 @@ def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:
 
 
 class FlashInferFa2Provider(FlashInferProvider):
-    """FlashInfer's kernels, with decode by the sink wrapper on fa2, as the MXFP4 build does."""
+    """FlashInfer's kernels, decoding with the sink wrapper on fa2, as the MXFP4 build does."""
 
     name = "flashinfer-fa2"
     by_xqa = False
 
 
 class FlashInferIdentityProvider(FlashInferProvider):
-    """FlashInfer's kernels, for a build whose experts take E4M3 under scales of one.
+    """FlashInfer's kernels, for a build whose experts take E4M3 activations with scales of one.
 
-    x is rounded here; the build's experts round the hidden activations.
+    The provider rounds x; the build's experts round the hidden activations.
 
     Raises:
         NotRun: The experts have no MXFP8 activations on this GPU.

@@ -15,19 +15,19 @@ class _Api(data_file.DataTable):
     name: str
     #: An argument of the function; None for the function itself.
     argument: str | None = None
-    #: The first release that has it.
+    #: The first release that has the function or the argument.
     since: str = Field(pattern=r"^\d+(\.\d+)+$")
     source: str = Field(min_length=3)
 
 
 class _ApiData(data_file.DataTable):
-    #: The releases whose wheels were read for the rows.
+    #: The releases whose wheels were searched for these functions.
     releases: tuple[str, ...]
     api: tuple[_Api, ...]
 
 
 def api_data() -> _ApiData:
-    """Return the content of the file.
+    """Return the content of `flashinfer.toml`.
 
     Raises:
         DataFileError: The file is malformed.
@@ -37,7 +37,7 @@ def api_data() -> _ApiData:
 
 @functools.cache
 def since() -> dict[tuple[str, str | None], str]:
-    """Return the first release that has a function, or an argument of it, by their names."""
+    """Return the first release by the names of a function and its argument (or None)."""
     return {(row.name, row.argument): row.since for row in api_data().api}
 
 
@@ -45,19 +45,19 @@ def find_function(module: str, name: str, arguments: tuple[str, ...], version: s
     """Return a function of FlashInfer.
 
     Args:
-        module: Its module.
-        name: Its name.
-        arguments: The arguments that it has to take by name.
-        version: The installed release; None if it is not known.
+        module: The function's module.
+        name: The function's name.
+        arguments: The arguments that the function must accept by name.
+        version: The installed release; None if it is unknown.
 
     Raises:
-        NotRun: This release does not have the function, or an argument of it.
+        NotRun: This release does not have the function, or one of the arguments.
     """
     try:
         function = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
-            raise  # FlashInfer has the module, and a package that it imports is missing
+            raise  # the module exists, but a package that it imports is missing
         function = None
     if function is None:
         raise _too_old(name, None, f"no {module}.{name}", version)

@@ -1,9 +1,10 @@
 """FlashInfer's attention-sink wrapper on fa2, with a JIT module for each kind of cache.
 
-Before 0.7.4 the wrapper names its module after the queries' type alone. A process that loaded the
-module of a BF16 cache then gets it for an FP8 cache as well, and computes garbage. Such a module
-gets a name of its own here. The engine's module, which has FlashInfer's name, stays as it is in the
-shared cache. From 0.7.4 on FlashInfer's name is kept, so that the engine's own module is judged.
+Before 0.7.4, the name of the wrapper's module depends only on the dtype of the queries. A process
+that has loaded the module for a BF16 cache then also uses it for an FP8 cache, and computes
+garbage. This module therefore gives it another name, so that the engine's module, which has
+FlashInfer's name, stays unchanged in the shared JIT cache. From 0.7.4 on, FlashInfer's name is
+kept, so that the engine's own module is tested.
 """
 
 import functools
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Types of a cache that a name has to tell apart.
+#: The dtypes of a cache for which the wrapper's modules must have different names.
 _CACHES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
@@ -28,14 +29,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Batch:
-    """The places of the sequences' queries and pages: int32 tensors, as FlashInfer takes them.
+    """The positions of the sequences' queries and pages: int32 tensors for FlashInfer.
 
     Attributes:
         q_edges: [sequences + 1], the first query of each sequence, and the end of the last one.
-        page_edges: [sequences + 1], places in `pages`.
+        page_edges: [sequences + 1], the first page of each sequence in `pages`, and the end.
         pages: The numbers of all pages, sequence by sequence.
-        last: [sequences], tokens in each last page.
-        page: Tokens a page.
+        last: [sequences], the number of tokens in the last page of each sequence.
+        page: The page size in tokens.
     """
 
     q_edges: Tensor
@@ -47,13 +48,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The properties that the wrapper compiles a module for.
+    """The properties for which the wrapper compiles a module.
 
     Attributes:
         layout: The layout of a page, NHD or HND.
         queries: The type of the queries.
         cache: The type of the cache.
-        window: Tokens that a query attends to, itself included; None for all.
+        window: The number of tokens that a query attends to, itself included; None for all.
         sizes: The sizes of the layer.
     """
 
@@ -68,7 +69,7 @@ class Kernel:
 
         Args:
             wrapper: FlashInfer's class BatchAttentionWithAttentionSinkWrapper.
-            workspace: Bytes on the device.
+            workspace: A buffer on the device, of u8.
             batch: The sequences.
 
         Returns:
@@ -108,7 +109,7 @@ class Kernel:
         }
 
     def _shares_its_name(self, wrapper: Any) -> bool:
-        """Return whether the wrapper's module has one name for all types of a cache."""
+        """Return whether the wrapper's module has the same name for all dtypes of a cache."""
         recorder = _name_recorder(wrapper)
         nothing = torch.empty(0, dtype=torch.uint8)
         names = set()
@@ -123,7 +124,7 @@ def _parent(wrapper: Any) -> Any:
 
 @functools.cache
 def _name_recorder(wrapper: Any) -> Any:
-    """Return a class like the wrapper that keeps the name of its module and compiles nothing."""
+    """Return a subclass of the wrapper that records its module's name and compiles nothing."""
 
     class Recorder(_parent(wrapper)):  # type: ignore[misc]
         def __init__(self, *_arguments: Any, jit_args: list[Any], **_keywords: Any) -> None:
@@ -134,7 +135,7 @@ def _name_recorder(wrapper: Any) -> Any:
 
 @functools.cache
 def _with_own_name(wrapper: Any) -> Any:
-    """Return a class like the wrapper, with its cache and its head sizes in its module's name."""
+    """Return a subclass of the wrapper whose module's name contains cache dtype and head sizes."""
 
     class Named(_parent(wrapper)):  # type: ignore[misc]
         def __init__(self, *arguments: Any, jit_args: list[Any], **keywords: Any) -> None:

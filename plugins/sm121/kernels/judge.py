@@ -1,8 +1,8 @@
-"""Judge kernels in a process of their own, in the interpreter that serves with them.
+"""Test kernels in a separate process, in the interpreter of the engine that serves with them.
 
-`sm121.kernels.child` starts the process. It needs torch, numpy and pydantic there, which an engine
-has, and no installation of the suite. Oracles, poison, replays and clocks work on the provider's
-own memory and device. Therefore they are here and not in pytest's process.
+`sm121.kernels.child` starts the process. The interpreter must have torch, numpy and pydantic, as an
+engine's has, but not the suite. Oracles, poisoned memory, graph replays and clocks work on the
+provider's own memory and device, and therefore run in this process and not in pytest's.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def _packages(name: str) -> list[str]:
 
 
 def _check(name: str, case: Any, tactic: str | None = None) -> list[dict[str, Any]]:
-    """Return the faults of a provider on a case, with all tactics or with one."""
+    """Return the faults of a provider on a case, with its default tactic or with a given one."""
     provider = _provider(name)
     if tactic is not None:
         provider = provider.with_tactic(tactic)
@@ -52,7 +52,7 @@ def _replay(name: str, case: Any) -> list[dict[str, Any]]:
 
 
 def _tactics(name: str, operation: Any) -> list[str]:
-    """Return the autotune tactics of an operation. Raises NotRun: the provider lists none."""
+    """Return the autotuning tactics of an operation, or raise NotRun if the provider lists none."""
     provider = _provider(name)
     list_tactics = getattr(provider, "tactics", None)
     names = [] if list_tactics is None else list(list_tactics(operation))
@@ -63,7 +63,7 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
-    """Time a case, or only judge its output if there are no rounds.
+    """Time a case. Without rounds, only check its output.
 
     Args:
         name: The provider.
@@ -74,7 +74,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
         The seconds of each round, and a description of the provider, the clock and the bandwidth.
 
     Raises:
-        Invalid: A call did not do its work.
+        Invalid: The output of a call is wrong, or the call was impossibly fast.
     """
     provider = _provider(name)
     device = protocol.declaration(provider).device
@@ -108,7 +108,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     return {"seconds": seconds, "extra": extra | {"roofline_share": round(share, 4)}}
 
 
-#: The function that answers each question.
+#: The functions by the names of the requests.
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "packages": _packages,
     "check": _check,
@@ -131,10 +131,10 @@ def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer questions from stdin, one JSON object a line on stdout, until stdin ends.
+    """Answer requests from stdin until it ends, with one JSON object per line on stdout.
 
-    The first pickled object has the settings: the import path and the number of workers. Each later
-    one is a question with its arguments.
+    The first pickled object on stdin has the settings: the import path and the number of workers.
+    Each later object is the name of a request with its arguments.
     """
     # Kernels and engines print to stdout as well; their output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -143,7 +143,7 @@ def main() -> None:
     if settings["path"] is not None:
         sys.path[:] = settings["path"]
     if settings["workers"] > 1:
-        # Threads of several workers on one core wait for each other more than they compute.
+        # If several workers' threads share a core, they mostly wait for each other.
         torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
     with contextlib.suppress(EOFError):
         while True:

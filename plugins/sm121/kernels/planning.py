@@ -1,4 +1,4 @@
-"""Paged caches, and the base of the providers on a GPU, which plan a step once."""
+"""Paged caches, and the base class of the GPU providers, which plan a step once."""
 
 import functools
 import itertools
@@ -15,15 +15,16 @@ from sm121.kernels import protocol
 from sm121.kernels.protocol import Operation, Packed
 
 Call = Callable[[], Tensor]
-#: Elements a byte and elements a scale of MXFP4.
+#: The number of MXFP4 elements in a byte.
 _ELEMENTS_A_BYTE = 2
+#: The number of MXFP4 elements that share a scale.
 _ELEMENTS_A_SCALE = 32
 
 
 class PlanningProvider(ABC):
-    """Experts and attention as prepared calls; a subclass plans each for given tensors.
+    """Experts and attention as prepared calls, which a subclass plans for given tensors.
 
-    A plan is None if there are no tokens: the engine launches nothing then.
+    A plan is None if there are no tokens, because the engine then launches nothing.
     """
 
     device = "cuda"
@@ -112,10 +113,10 @@ class PlanningProvider(ABC):
 
 
 def new_like(activations: Tensor) -> Tensor:
-    """Return uninitialised memory for an output of the shape of these activations.
+    """Return an uninitialised, contiguous tensor for an output.
 
     Args:
-        activations: A tensor, whose strides the result does not have.
+        activations: A tensor with the shape, dtype and device of the output.
     """
     return torch.empty_like(activations, memory_format=torch.contiguous_format)
 
@@ -125,8 +126,8 @@ def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
 
     Args:
         kv_cache: [blocks, 2, Hkv, block, D].
-        write: Writes tokens. Its arguments are k and v [T, Hkv, D], the pages of both
-            [blocks, block, Hkv, D], and the places of the tokens in the pages.
+        write: Writes tokens. Its arguments are k and v [T, Hkv, D], the pages of keys and of values
+            [blocks, block, Hkv, D], and the slots of the tokens.
     """
     cache = torch.zeros_like(kv_cache, dtype=torch.float8_e4m3fn)
     k = kv_cache[:, 0].transpose(1, 2).flatten(0, 1)
@@ -138,10 +139,10 @@ def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
 
 
 def side_by_side(keys: Tensor, values: Tensor) -> bool:
-    """Return whether each head's value is stored behind its key, as vLLM 0.32 packs a cache.
+    """Return whether each head's value is stored directly after its key, as in vLLM 0.32's cache.
 
     Args:
-        keys: [..., D], in elements at strides of 2 D in this form.
+        keys: [..., D]. In this layout, neighbouring heads are 2 D elements apart.
         values: As `keys`.
     """
     apart: int = 2 * keys.shape[-1]
@@ -149,9 +150,9 @@ def side_by_side(keys: Tensor, values: Tensor) -> bool:
 
 
 def with_dense_heads(tokens: Tensor) -> Tensor:
-    """Return tokens whose heads lie next to each other, as vLLM's writers of a cache read them.
+    """Return tokens whose heads are contiguous, as vLLM's cache-writing kernels require.
 
-    They take the stride of a token and no other.
+    These kernels take the stride of a token, but assume the other strides.
 
     Args:
         tokens: [T, Hkv, D].
@@ -166,12 +167,12 @@ def with_dense_heads(tokens: Tensor) -> Tensor:
 
 
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return packed elements and scales [E, rows, K] with more rows and columns of zeros.
+    """Pad packed elements and scales [E, rows, K] with zeros.
 
     Args:
         weights: The packed elements and the scales.
-        rows: The rows to add.
-        columns: The columns to add, in elements.
+        rows: The number of rows to add.
+        columns: The number of columns to add, in elements.
     """
     packed, scales = weights
     wide = functional.pad(packed, (0, columns // _ELEMENTS_A_BYTE, 0, rows))
@@ -181,11 +182,11 @@ def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Ten
 
 @dataclass(frozen=True)
 class Paging:
-    """The pages of sequences, one sequence after the other.
+    """The pages of concatenated sequences.
 
     Attributes:
         edges: The first token of each sequence, and the end of the last one.
-        page: Tokens a page.
+        page: The page size in tokens.
     """
 
     edges: list[int]
@@ -193,17 +194,17 @@ class Paging:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
+        """The number of tokens of each sequence."""
         return [end - start for start, end in itertools.pairwise(self.edges)]
 
     @property
     def counts(self) -> list[int]:
-        """Pages of each sequence."""
+        """The number of pages of each sequence."""
         return [-(-length // self.page) for length in self.lengths]
 
     @property
     def last(self) -> list[int]:
-        """Tokens in the last page of each sequence."""
+        """The number of tokens in the last page of each sequence."""
         tokens = []
         for length, count in zip(self.lengths, self.counts, strict=True):
             full_pages = max(count - 1, 0)
@@ -212,11 +213,11 @@ class Paging:
 
     @property
     def pages(self) -> int:
-        """Pages of all sequences."""
+        """The number of pages of all sequences."""
         return sum(self.counts)
 
     def slots(self) -> Tensor:
-        """Return the place of each token in the cache, counted in tokens: [T] int64."""
+        """Return the slot of each token in the cache, page * page size + offset: [T] int64."""
         offsets = torch.arange(self.page)
         parts = [torch.empty(0, dtype=torch.int64)]
         for pages, length in zip(self.table(), self.lengths, strict=True):
@@ -225,7 +226,7 @@ class Paging:
         return torch.cat(parts)
 
     def table(self) -> Tensor:
-        """Return the block table [n, most pages] int32, filled up with page 0."""
+        """Return the block table [n, largest number of pages] int32, padded with page 0."""
         table = torch.zeros(len(self.counts), max(self.counts, default=1) or 1, dtype=torch.int32)
         first = 0
         for row, count in zip(table, self.counts, strict=True):

@@ -1,8 +1,8 @@
-"""Fill new memory with values that no output has, before a kernel writes to it.
+"""Fill new memory with values that no correct output has, before a kernel writes to it.
 
-The provider allocates its outputs. Therefore every uninitialised tensor that is made while an
-operation runs, in Python or by an ATen operator, is filled first. Memory that the C++ code of an
-extension allocates by itself is not reached.
+The provider allocates its outputs itself. Therefore, every uninitialised tensor that Python or an
+ATen operator allocates while an operation runs is filled. Memory that an extension's own C++ code
+allocates is not covered.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 NAN = "NaN"
 FINITE = "a finite value"
-#: Both kinds of poison. NaN does not show where NaN is a legal output; a finite value that no
-#: output has shows there.
+#: Both kinds of poison. Where NaN is a legal output, only a finite value reveals unwritten memory.
 KINDS = (NAN, FINITE)
 
 #: The finite poison of float types of two bytes and more.
 _FINITE_FLOAT = -24_576.0
-#: The poison of one byte: NaN in E4M3 and E8M0, or a value.
+#: The poison of one-byte types: NaN in E4M3 and E8M0, or a finite value.
 _NAN_BYTE = 0xFF
 _FINITE_BYTE = 0x5A
 #: The poison of wider integers.
@@ -55,7 +54,7 @@ class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        # FlashAttention leaves a tensor undefined, which is None.
+        # FlashAttention returns an undefined tensor, which arrives as None.
         if isinstance(result, list | tuple):
             result = tuple(torch.empty(0) if part is None else part for part in result)
         if func.overloadpacket in _ALLOCATIONS:
@@ -67,7 +66,7 @@ def fill(tensor: torch.Tensor, kind: str) -> None:
     """Overwrite a tensor with poison.
 
     Args:
-        tensor: A tensor of any type; one of booleans stays as it is.
+        tensor: A tensor of any dtype; a tensor of booleans is not changed.
         kind: The poison, one of `KINDS`.
     """
     if tensor.dtype == torch.bool or not tensor.numel():

@@ -1,4 +1,4 @@
-"""A problem: arguments for an operation, and the judgement of its output by the oracle."""
+"""A problem: arguments for an operation, and a judge that compares its output with the oracle."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,22 +13,22 @@ from sm121.kernels.protocol import Declaration, Operation
 
 #: Takes an output and the provider's declaration; returns one fact for each fault of the output.
 Judge = Callable[[Any, Declaration], list[Fact]]
-#: The padding between the columns of a widened tensor, which no operation may read.
+#: The value of the padding in a widened tensor, which no operation may read.
 _PADDING = 77.0
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Arguments for an operation, and the judgement of its output.
+    """Arguments for an operation, and the judge of its output.
 
     Attributes:
         operation: The operation.
         arguments: Tensors on the CPU, some in tuples.
-        judge: The judgement.
+        judge: The judge.
         keywords: The other arguments.
-        strided: Whether tensors among the arguments have strides.
-        block: Tokens a page, where there are pages.
-        reference: The oracle's rows [rows, n] float64, for activations in bfloat16; None where the
+        strided: Whether some of the tensors are not contiguous.
+        block: The page size in tokens; None if there are no pages.
+        reference: The oracle's rows [rows, n] float64, for activations in bfloat16; None if the
             output is not judged by a tolerance.
     """
 
@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class ToleranceJudge:
-    """Judge an output by the distance of its rows from the oracle's.
+    """Compare the rows of an output with the oracle's rows, within a tolerance.
 
     Attributes:
         operation: The operation.
@@ -51,7 +51,7 @@ class ToleranceJudge:
         reference: Returns the oracle's rows [rows, n] float64 for a declaration.
         definitions: The oracle's rows for other formats, by name. If an output fits one of them,
             the provider declares the wrong format.
-        find_more: Returns the other faults of an error [rows, n] float64.
+        find_more: Returns further faults, given the output minus the reference [rows, n] float64.
         rounded: Returns the reference with the rounding of `rounds_each_expert`.
         below_limit: Whether every gate of the case is below -limit.
         readout: Whether the case reads hidden activations out one by one.
@@ -121,7 +121,7 @@ def widened(tensor: Tensor, strided: bool) -> Tensor:
 
     Args:
         tensor: The values.
-        strided: Whether the result has strides; if not, it is `tensor` itself.
+        strided: Whether the result is not contiguous; otherwise it is `tensor` itself.
     """
     if not strided:
         return tensor
@@ -130,7 +130,7 @@ def widened(tensor: Tensor, strided: bool) -> Tensor:
 
 
 def off_edges(values: Tensor) -> Tensor:
-    """Set the last bit of bfloat16 values, so that none lies between two of E4M3 or E2M1.
+    """Set the last bit of bfloat16 values, so that none is halfway between values of E4M3 or E2M1.
 
     Args:
         values: bfloat16 values of any shape.

@@ -1,6 +1,7 @@
-"""Build the problem of a case: tensors, and the judgement of the output.
+"""Build the problem of a case: tensors, and a judge of the output.
 
-Random values come from the case's seed. The oracle computes when the problem is built.
+Random values are drawn with the case's seed. The oracle computes its result when the problem is
+built.
 """
 
 import functools

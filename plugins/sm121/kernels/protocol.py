@@ -13,24 +13,24 @@
 | `lm_head(x, weight)`, x [T, H], weight [V, H] | [T, V] bfloat16 |
 | `mxfp4_linear(x, weight)`, x [M, K], weight (packed [N, K/2], scales [N, K/32]) | [M, N] |
 
-Tensors are given by position, on the provider's device; alpha, limit, sinks, window and scale are
-given by keyword. The letters: T tokens, H hidden, I intermediate, E experts, k experts a token, Hq
-query heads, Hkv key/value heads, D head size, B sequences, V vocabulary.
+Tensors are passed by position, on the provider's device; alpha, limit, sinks, window and scale are
+passed by keyword. The letters: T tokens, H hidden size, I intermediate size, E experts, k experts
+per token, Hq query heads, Hkv key/value heads, D head size, B sequences, V vocabulary size.
 
-Activations (x, q, k, v, y, o) are bfloat16. A provider that serves in float32 may return float32,
-and is then judged by the tolerances of float32. In packed bytes the even element is in the low
-nibble. Experts may be in any order within a token, and of any integer type. An operation returns
-new tensors and leaves its arguments as they are.
+Activations (x, q, k, v, y, o) are bfloat16. A provider that serves in float32 may return float32;
+then the tolerances of float32 apply. In a packed byte, the even element is in the low nibble. The
+experts of a token may be in any order, and of any integer type. An operation returns new tensors
+and does not modify its arguments.
 
-The operations with `_fp8` keep keys and values in E4M3 under scales of one, saturated, as the
-engine writes them. Keys and values may be the halves of one tensor [..., 2 D], as in vLLM 0.32's
-cache; a provider that keeps a cache then keeps them in this form, too.
+The operations with `_fp8` store keys and values as saturated E4M3 with scales of one, as the engine
+does. Keys and values may be the two halves of one tensor [..., 2 D], as in vLLM 0.32's cache; a
+provider with a cache must then use this layout for it, too.
 
 A provider may also have `prepare(operation, *arguments, **keywords)`, for the work that an engine
-does once, when it loads weights or plans a step. It returns a call without arguments that runs the
-operation on these tensors, or None. Weights, cache, block table and lengths stay as they are
-between calls; the call reads the `ACTIVATIONS` anew. `Declaration` has the attributes by which a
-provider describes itself.
+does once, when it loads weights or plans a step. It returns None, or a callable without arguments
+that runs the operation on these tensors. Weights, cache, block table and lengths do not change
+between calls. The `ACTIVATIONS` may change, and each call must read them again. `Declaration` lists
+the attributes with which a provider describes itself.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ Operation = Literal[
     "mxfp4_linear",
 ]
 
-#: The plain operation of each one with an FP8 KV cache.
+#: For each operation with an FP8 KV cache, the same operation with a bfloat16 cache.
 PLAIN: Mapping[Operation, Operation] = {
     "prefill_attention_fp8": "prefill_attention",
     "decode_attention_fp8": "decode_attention",
@@ -75,7 +75,7 @@ class FusedMoe(NamedTuple):
     weights: "Tensor"
     #: [T, k] int32.
     ids: "Tensor"
-    #: [E, 2I, H], rows interleaved gate, up as in the checkpoint.
+    #: [E, 2I, H], with alternating gate and up rows, as in the checkpoint.
     w1: Packed
     #: [E, 2I] bfloat16.
     w1_bias: "Tensor | None"
@@ -90,7 +90,7 @@ class FusedMoe(NamedTuple):
 
 
 class PrefillAttention(NamedTuple):
-    """The arguments of causal attention of whole sequences, one after the other."""
+    """The arguments of causal attention over whole sequences, which are concatenated."""
 
     #: [T, Hq, D].
     q: "Tensor"
@@ -102,14 +102,14 @@ class PrefillAttention(NamedTuple):
     cu_seqlens: "Tensor"
     #: [Hq] float32, in natural-log units.
     sinks: "Tensor | None"
-    #: Tokens that a query attends to, itself included; None for all.
+    #: The number of tokens that a query attends to, itself included; None for all.
     window: int | None
-    #: The factor of the scores.
+    #: The factor by which the scores are multiplied.
     scale: float
 
 
 class DecodeAttention(NamedTuple):
-    """The arguments of attention of one new token a sequence over a paged cache."""
+    """The arguments of attention of one new token per sequence over a paged cache."""
 
     #: [B, Hq, D].
     q: "Tensor"
@@ -121,13 +121,13 @@ class DecodeAttention(NamedTuple):
     seq_lens: "Tensor"
     #: [Hq] float32, in natural-log units.
     sinks: "Tensor | None"
-    #: Tokens that a query attends to, itself included; None for all.
+    #: The number of tokens that a query attends to, itself included; None for all.
     window: int | None
-    #: The factor of the scores.
+    #: The factor by which the scores are multiplied.
     scale: float
 
 
-#: The positions of the arguments that a prepared call reads anew.
+#: The positions of the arguments that each run of a prepared call must read again.
 ACTIVATIONS: dict[Operation, tuple[int, ...]] = {
     "mxfp4_quantize": (0,),
     "mxfp4_dequantize": (0, 1),
@@ -164,21 +164,21 @@ def prepared(
 
 @dataclass(frozen=True)
 class Declaration:
-    """The description that a provider gives of itself, as attributes of the same names.
+    """A provider's description of itself, in attributes of the same names.
 
-    The values here are the defaults. Tests check what a provider declares, and leave open what it
-    does not declare.
+    The values here are the defaults. Tests check the properties that a provider declares, and
+    assume nothing about the others.
     """
 
     name: str = "unnamed"
     device: str = "cpu"
-    #: Operations whose results are the same bit for bit each time.
+    #: Operations whose results are bitwise reproducible.
     deterministic: frozenset[str] = frozenset()
-    #: A value of `sm121.oracles.mxfp4.ScaleRule`; None: any of them, but one throughout.
+    #: A value of `sm121.oracles.mxfp4.ScaleRule`; None: any rule, but the same one for all blocks.
     mxfp4_scale_rule: str | None = None
-    #: A value of `sm121.oracles.mxfp8.ScaleRule`; None: any of them, but one throughout.
+    #: A value of `sm121.oracles.mxfp8.ScaleRule`; None: any rule, but the same one for all blocks.
     mxfp8_scale_rule: str | None = None
-    #: Tokens a page that `decode_attention` takes.
+    #: The page sizes that `decode_attention` accepts, in tokens.
     block_sizes: tuple[int, ...] = (16, 32, 64, 128)
     #: Operations whose prepared call can be captured in a CUDA graph and replayed.
     graphs: frozenset[str] = frozenset()
@@ -192,9 +192,9 @@ class Declaration:
     #: The activations that `mxfp4_linear` multiplies: "bfloat16", or "mxfp4": x quantised by
     #: `mxfp4_scale_rule`.
     linear_activations: str = "bfloat16"
-    #: How an FP8 cache is written: E4M3's "nearest" value, or the one towards zero ("cut").
+    #: How an FP8 cache is rounded: to E4M3's "nearest" value, or towards zero ("cut").
     kv_fp8: str = "nearest"
-    #: Operations that the engine has nowhere by itself, each with the reason: nothing to judge.
+    #: Operations for which the engine has no kernel, with the reasons. They are not tested.
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -1,4 +1,4 @@
-"""Quantised blocks: inputs on the edges of rounding, and the judgement of a quantiser's bytes."""
+"""Quantised blocks: inputs at rounding boundaries, and checks of a quantiser's output bytes."""
 
 from typing import Any
 
@@ -11,24 +11,25 @@ from sm121.core.unmet import Fact
 from sm121.kernels import cases, comparison
 from sm121.oracles import mxfp4, mxfp8
 
-#: Largest values of blocks on both sides of the edges between two scales.
+#: Largest values of blocks, just below and above the boundaries between two scales.
 _MXFP4_EDGES = (3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875)
 _MXFP8_EDGES = (224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0)
-#: Relative distance of the values beside a midpoint: the last bit of bfloat16.
+#: The relative distance between a midpoint and the values next to it: the last bit of bfloat16.
 _BESIDE = 2.0**-7
-#: Blocks with a largest magnitude within these bounds have a defined scale. At the ends of E8M0
-#: implementations clamp, flush or special-case: there only the size of the values is required.
+#: Scales are only judged for blocks whose largest magnitude is within these bounds. Outside them,
+#: near the ends of E8M0's range, implementations clamp, flush or treat values specially; there,
+#: only the magnitude of the values is checked.
 _SMALLEST_SETTLED = 2.0**-100
 _LARGEST_SETTLED = 2.0**120
-#: An error up to this size is accepted in a block of zeros and denormal values.
+#: The largest accepted error in a block of zeros and denormal values.
 _LEAST_SIZE = 2.0**-120
 
 
 def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
-    """Return blocks on the edges of rounding.
+    """Return blocks of values at rounding boundaries.
 
-    Each block has one value on the edge between two scales; the others are elements of the format,
-    the midpoints between elements, and values beside the midpoints.
+    Each block has one value at the boundary between two scales. Its other values are elements of
+    the format, midpoints between elements, and values next to midpoints.
 
     Args:
         case: The format, the sizes and the seed.
@@ -92,13 +93,13 @@ def judge_blocks(
     candidates: list[Any],
     form: str,
 ) -> list[Fact]:
-    """Judge the bytes of a quantiser.
+    """Check the output bytes of a quantiser.
 
     Args:
         values: The input [M, K].
-        codes: The elements [M, K], one code a byte.
+        codes: The elements [M, K], one code per byte.
         scales: The scales [M, K/32] E8M0.
-        candidates: The scale rules that the provider may follow; it has to follow one throughout.
+        candidates: The accepted scale rules. All blocks must follow the same one.
         form: "mxfp4" or "mxfp8".
 
     Returns:

@@ -1,6 +1,7 @@
-"""Kernel providers by the name that ``--kernel-provider`` takes.
+"""Kernel providers by their names for ``--kernel-provider``.
 
-A provider is imported when it is loaded, so the list of names needs no torch.
+A provider's module is imported only when the provider is loaded, so that the list of names does not
+need torch.
 """
 
 import importlib
@@ -18,7 +19,7 @@ class _Provider(DataTable):
     module: str
     #: The class or function in it that makes the provider.
     maker: str
-    #: The packages that its kernels come from: the provider's own, and those that it calls in turn.
+    #: The packages with the kernels that the provider calls, directly or through another package.
     packages: tuple[str, ...] = ()
 
 
@@ -34,7 +35,7 @@ def packages(name: str) -> tuple[str, ...]:
         name: One of `NAMES`.
 
     Raises:
-        KeyError: The name is that of another provider.
+        KeyError: The suite has no provider of this name.
     """
     return _PROVIDERS[name].packages
 
@@ -46,7 +47,7 @@ def check_name(name: str) -> None:
         name: One of `NAMES`, or MODULE:ATTR of a module that can be found.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The name is neither.
     """
     if name in _PROVIDERS:
         return
@@ -69,7 +70,7 @@ def check_name(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """Return the provider of a name.
+    """Import a provider and return it.
 
     Args:
         name: One of `NAMES`, or MODULE:ATTR; then the provider is that object itself.

@@ -1,4 +1,4 @@
-"""Choose the provider that judges the kernels of a kernel path.
+"""Choose the provider that calls the same kernels as a server with a given kernel path.
 
 The rules are rows of `fixtures/kernels/serving.toml`.
 """
@@ -16,14 +16,14 @@ from sm121.kernels import registry
 from sm121.kernels.protocol import Operation
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-#: Values of the path that name the kernel of an operation.
+#: The fields of the kernel path on which the choice of a provider depends.
 Fact = Literal["moe", "attention", "attention_decode", "dtype", "kv_cache_dtype", "requantised"]
 #: The value of `requantised` for a path without such layers.
 _NO_LAYERS = "none"
 
 
 class Rule(data_file.DataTable):
-    """The judgement of some operations on paths with these values; an empty tuple fits any."""
+    """The provider for some operations, on paths with these values; an empty tuple matches any."""
 
     operations: tuple[Operation, ...] = Field(min_length=1)
     #: Architectures, or ``gpu``.
@@ -37,7 +37,7 @@ class Rule(data_file.DataTable):
     requantised: tuple[str, ...] = ()
     #: A name of `sm121.kernels.registry`.
     provider: str | None = None
-    #: The reason why such a path has no kernel of its own for the operation: nothing is judged.
+    #: The reason why such a path has no separate kernel for the operation: nothing is tested.
     nothing: str | None = None
     #: The reason why no provider has the kernel that serves.
     unjudged: str | None = None
@@ -54,7 +54,7 @@ class Rule(data_file.DataTable):
         return self
 
     def decides(self, arch: str, facts: Mapping[Fact, str | None]) -> bool:
-        """Return whether this rule is for a path.
+        """Return whether this rule applies to a path.
 
         Args:
             arch: The architecture.
@@ -71,9 +71,9 @@ class Rule(data_file.DataTable):
 
 
 class _ServingFile(data_file.DataTable):
-    #: The rules by engine. The first one that decides an operation counts.
+    #: The rules by engine. The first rule that applies to an operation and a path is used.
     engine: dict[str, tuple[Rule, ...]]
-    #: The value of the path that names the kernel of an operation; `dtype` if no other does.
+    #: The field of the path that names the kernel of each operation; `dtype` if no other does.
     component: dict[Operation, Fact]
 
 
@@ -83,13 +83,13 @@ def _data() -> _ServingFile:
 
 @dataclass(frozen=True)
 class Choice:
-    """The provider that judges an operation, or the reason why there is none.
+    """The provider with which an operation is tested, or the reason why there is none.
 
     Attributes:
-        backend: The value of the path that names the kernel.
+        backend: The kernel, as the path names it.
         provider: The name of the provider.
-        nothing: The reason why nothing is to be judged.
-        why: The reason why no provider judges the kernel.
+        nothing: The reason why there is nothing to test.
+        why: The reason why no provider calls the kernel.
         attention_decode: FlashInfer's kernel for decode, if the rule depends on it.
     """
 
@@ -101,7 +101,7 @@ class Choice:
 
 
 def component(operation: Operation) -> Fact:
-    """Return the value of the path that names the kernel of an operation.
+    """Return the field of the path that names the kernel of an operation.
 
     Args:
         operation: The operation.
@@ -115,8 +115,8 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     Args:
         engine: The name of the engine.
         arch: The architecture.
-        path: The resolved or the expected path. If layers run several values (``also``), each of
-            them is a kernel that serves.
+        path: The resolved or the expected path. If its layers run several kernels (``also``), each
+            of them gets a choice.
         operation: The operation.
 
     Returns:
@@ -159,10 +159,10 @@ def _choose(
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
-    """Return the path whose kernels have these backends.
+    """Return a kernel path with these backends.
 
     Args:
-        backends: Backends by the value of the path.
+        backends: The backends, by the fields of the path.
     """
     layers = backends.get("requantised") or _NO_LAYERS
     requantised = None if layers == _NO_LAYERS else layers.split(",")
@@ -177,8 +177,8 @@ def expected(
 
     Args:
         accepted: The values that the profile accepts, the likeliest first.
-        patterns: By value of the path, the patterns that the arguments and variables of the
-            configuration require.
+        patterns: By field of the path, the patterns that its value must match, given the arguments
+            and variables of the configuration.
     """
     values: dict[str, Any] = {"requantised": accepted.get("requantised")}
     for name in get_args(Fact):

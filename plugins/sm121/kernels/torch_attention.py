@@ -1,7 +1,7 @@
 """Attention in plain PyTorch: a part of the provider `torch`.
 
-Keys are taken tile by tile, with a running softmax. Shares are rounded to the type of the queries
-before they multiply values, as FlashAttention does.
+Keys are processed tile by tile, with a running softmax. The softmax weights ("shares") are rounded
+to the dtype of the queries before they are multiplied by the values, as in FlashAttention.
 """
 
 import itertools
@@ -19,11 +19,11 @@ class TorchAttention(TorchCodecs):
     """Prefill and decode attention with sinks and a window, on any device."""
 
     block_sizes = (16, 32, 64, 128)
-    #: Keys in one step of the running softmax.
+    #: The number of keys in one step of the running softmax.
     tile = 128
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute causal attention of whole sequences.
+        """Compute causal attention over whole sequences.
 
         Args:
             *arguments: The fields of `PrefillAttention`, in their order.
@@ -48,7 +48,7 @@ class TorchAttention(TorchCodecs):
         return out
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute attention of one token a sequence over a paged cache.
+        """Compute attention of one token per sequence over a paged cache.
 
         Args:
             *arguments: The fields of `DecodeAttention`, in their order.
@@ -97,7 +97,7 @@ class TorchAttention(TorchCodecs):
         Args:
             kv_cache: [blocks, 2, Hkv, block, D].
             pages: The numbers of the sequence's pages, in their order.
-            length: Tokens of the sequence.
+            length: The number of tokens of the sequence.
 
         Returns:
             Keys and values, [length, Hkv, D] each.
@@ -126,8 +126,8 @@ class TorchAttention(TorchCodecs):
             v: Values [length, Hkv, D].
             positions: [n], the position of each query in the sequence.
             sinks: [Hq] in natural-log units, or None.
-            window: Tokens that a query attends to, itself included; None for all.
-            scale: The factor of the scores.
+            window: The number of tokens that a query attends to, itself included; None for all.
+            scale: The factor by which the scores are multiplied.
 
         Returns:
             o [n, Hq, D].
@@ -154,7 +154,7 @@ class TorchAttention(TorchCodecs):
         return (o / total).transpose(0, 1).to(q.dtype)
 
     def start(self, query: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the maximum and the sum of the softmax before the first tile.
+        """Return the initial maximum and the initial sum of the running softmax.
 
         Args:
             query: [Hq, n, D].
@@ -169,7 +169,7 @@ class TorchAttention(TorchCodecs):
         return sinks.float()[:, None, None].expand(shape).clone(), query.new_ones(shape)
 
     def tile_sink(self, sinks: Tensor | None, highest: Tensor) -> Tensor | float:  # noqa: ARG002
-        """Return the part of the sinks in the sum of one tile: none, they are in `start`.
+        """Return what the sinks add to the sum of one tile: nothing, as `start` includes them.
 
         Args:
             sinks: [Hq], or None.
@@ -187,7 +187,7 @@ class TorchAttention(TorchCodecs):
         Args:
             queries: [n], positions.
             keys: [m], positions.
-            window: Tokens that a query attends to, itself included; None for all.
+            window: The number of tokens that a query attends to, itself included; None for all.
 
         Returns:
             [n, m] bool.

@@ -1,13 +1,14 @@
 """MXFP4, MXFP8 and E4M3 in plain PyTorch: the codecs of the provider `torch`.
 
-Written independently of the oracle, by another formula for each codec. A mutant of the tests
-overrides one of the small methods, because each of them is a place where a kernel can be wrong.
+The codecs were written independently of the oracle, with another formula for each. The methods are
+small, because each is a place where a kernel can be wrong: the mutants in the meta-tests override
+one method each.
 """
 
 import torch
 from torch import Tensor
 
-#: Elements that share one scale in the OCP microscaling formats.
+#: The number of elements that share one scale in the OCP microscaling formats.
 BLOCK = 32
 #: The positive values of E2M1 by their codes.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -22,7 +23,7 @@ _E8M0_NAN = 0xFF
 
 
 class TorchCodecs:
-    """The quantisers and the decoder of MXFP4, on any device."""
+    """The quantisers and the dequantiser, on any device."""
 
     mxfp4_scale_rule = "ceil"
     mxfp8_scale_rule = "ceil"
@@ -50,7 +51,7 @@ class TorchCodecs:
             largest: The largest value of the element's format.
 
         Returns:
-            The least power of two with amax / scale <= largest, as u8 E8M0, of the shape of `amax`.
+            The smallest power of two with amax / scale <= largest: u8 E8M0 in the shape of `amax`.
         """
         mantissa, exponent = torch.frexp(amax / largest)
         exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
@@ -61,7 +62,7 @@ class TorchCodecs:
         """Return the codes of the nearest E2M1 values, ties to even.
 
         Args:
-            values: Values of any shape. The grid is 0.5 up to 2, 1 up to 4, then 2.
+            values: Values of any shape. The step of the grid is 0.5 up to 2, 1 up to 4, then 2.
         """
         size = values.abs().clamp(max=_E2M1_MAX)
         low = (size * 2).round()
@@ -131,7 +132,7 @@ class TorchCodecs:
 def times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
     """Return values * 2^exponents, exact in float32.
 
-    The product has two steps, because 2^exponent itself may be beyond float32.
+    The product is computed in two steps, because 2^exponent itself may overflow float32.
 
     Args:
         values: [..., n] or [...].

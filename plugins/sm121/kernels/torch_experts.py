@@ -22,7 +22,7 @@ class TorchExperts(TorchCodecs):
 
         Args:
             logits: [T, E].
-            k: Experts of a token.
+            k: The number of experts per token.
 
         Returns:
             The shares [T, k] float32, a softmax over the k largest logits, and the experts [T, k].
@@ -68,7 +68,7 @@ class TorchExperts(TorchCodecs):
         return self.mxfp4_dequantize(packed[e], scales[e]).to(torch.bfloat16)
 
     def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
-        """Return x times a matrix of an expert, with its bias.
+        """Multiply x by a matrix of an expert, and add its bias.
 
         Args:
             x: [n, K].
@@ -94,7 +94,7 @@ class TorchExperts(TorchCodecs):
         Args:
             t: [n, 2I], gate and up interleaved.
             alpha: The factor of the gate within the sigmoid.
-            limit: The bound of the gate from above, and of up from both sides.
+            limit: The upper bound of the gate, and the bound of the absolute value of up.
 
         Returns:
             [n, I].

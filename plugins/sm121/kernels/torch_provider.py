@@ -1,8 +1,8 @@
 """The provider `torch`: plain PyTorch with the roundings of a real kernel.
 
-Values are bfloat16 where a kernel would store them, and sums are in float32. It is written
-independently of the oracle: another formula for each codec, one softmax over tiles of keys. The
-parts are in `torch_codecs`, `torch_experts` and `torch_attention`.
+Values are bfloat16 where a kernel would store them, and sums are in float32. The provider was
+written independently of the oracle: each codec has another formula, and the softmax runs over tiles
+of keys. Its parts are in `torch_codecs`, `torch_experts` and `torch_attention`.
 """
 
 from typing import get_args
@@ -16,7 +16,7 @@ from sm121.kernels.torch_experts import TorchExperts
 
 
 class TorchProvider(TorchExperts, TorchAttention):
-    """Every operation, on any device, by FlashInfer's scale rules. Deterministic on the CPU.
+    """All operations, on any device, with FlashInfer's scale rules. Deterministic on the CPU.
 
     Args:
         device: The device of the tensors, as PyTorch names it.
@@ -27,7 +27,7 @@ class TorchProvider(TorchExperts, TorchAttention):
     def __init__(self, device: str = "cpu") -> None:
         self.device = device
         self.deterministic: frozenset[str] = frozenset(get_args(Operation))
-        # The other operations read numbers back from the device, which a graph cannot record.
+        # The other operations read values back to the host, which a CUDA graph cannot record.
         self.graphs = frozenset({"mxfp4_dequantize", "route", "lm_head"})
 
 

@@ -10,10 +10,10 @@ from sm121.kernels import cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
 from sm121.measure.measurement import Measurement
 
-#: Rounds of a timed call on a CPU and on a GPU.
+#: The numbers of timed rounds on a CPU and on a GPU.
 _ROUNDS = (5, 20)
 _NO_ROUNDS = (0, 0)
-#: Time limit of one tactic in seconds.
+#: The time limit of one tactic, in seconds.
 _TACTIC_S = 180.0
 
 
@@ -24,7 +24,7 @@ class TimedCase:
     Attributes:
         case: The operation and its sizes.
         seconds: The time of each round; empty if no round was timed.
-        about: The provider, the clock and the bandwidth.
+        about: A description of the provider, the clock and the bandwidth.
     """
 
     case: cases.BenchmarkCase
@@ -33,7 +33,7 @@ class TimedCase:
 
     @property
     def measurement(self) -> Measurement:
-        """The time as a metric of the verdict, without a gate: it is compared with other runs."""
+        """The time as a metric of verdict.json. It has no gate, but is compared with other runs."""
         return Measurement(
             name=self.case.metric,
             unit="µs",
@@ -49,9 +49,9 @@ class Kernels:
 
     Attributes:
         choices: The provider of each operation.
-        child_of: Returns the process of a provider. Raises NotRun if its kernels are those of
-            another build than the engine's.
-        judged: The operation of the running test, and its provider.
+        child_of: Returns the process of a provider. Raises NotRun if the provider's kernels come
+            from another build than the engine's.
+        judged: The operation that the running test checks, and its provider.
     """
 
     choices: Mapping[protocol.Operation, serving.Choice]
@@ -66,13 +66,13 @@ class Kernels:
 
         Raises:
             NotRun: The operation has no provider here.
-            Inapplicable: Nothing is to be judged.
+            Inapplicable: The kernel path has no separate kernel for the operation.
         """
         name, child = self._choose_provider(case.operation)
         return _ask(child, "check", name, case)
 
     def wrong_replayed(self, case: cases.Case) -> list[Fact]:
-        """Return the faults of a CUDA graph of an operation. Errors as for `wrong`.
+        """Return the faults of a CUDA graph of an operation. Raises the same errors as `wrong`.
 
         Args:
             case: The case.
@@ -81,9 +81,9 @@ class Kernels:
         return _ask(child, "replay", name, case)
 
     def wrong_with_a_tactic(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
-        """Return the faults of all autotune tactics. Errors as for `wrong`.
+        """Return the faults of all autotuning tactics. Raises the same errors as `wrong`.
 
-        Each tactic has a process of its own, so one that crashes or hangs does not affect the next.
+        Each tactic runs in its own process, so that a crash or hang does not affect the next one.
 
         Args:
             case: The case.
@@ -95,7 +95,7 @@ class Kernels:
         for tactic in child.ask("tactics", name, operation):
             child.close()
             try:
-                child.ask("packages", name)  # loads the provider, which the limit is not about
+                child.ask("packages", name)  # loads the provider, which must not count as its time
                 facts = _as_facts(child.ask("check", name, case, tactic, within_s=limit_s))
             except (Ended, DeviceFault) as error:
                 facts = facts_of(error)
@@ -107,10 +107,10 @@ class Kernels:
 
         Args:
             case: The operation and its sizes.
-            is_timed: Whether rounds are timed; if not, the case is called once, and judged.
+            is_timed: Whether rounds are timed; if not, the case is only run once and checked.
 
         Raises:
-            Invalid: The number is of a call that did not do its work.
+            Invalid: The output of a call is wrong, or the call was impossibly fast.
         """
         name, child = self._choose_provider(case.operation)
         answer = child.ask("time", name, case, _ROUNDS if is_timed else _NO_ROUNDS)

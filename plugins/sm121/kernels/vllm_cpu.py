@@ -1,6 +1,6 @@
 """The providers `vllm-cpu` and `vllm-cpu-float32`: the kernels of vLLM's CPU platform.
 
-They are the compiled kernels in the precision of ``--dtype``, called as vLLM 0.32 calls them:
+The kernels are compiled code, in the precision of ``--dtype``, and called as by vLLM 0.32:
 
 - attention as `CPUAttentionBackendImpl`,
 - the experts as `CPUUnquantizedExperts`, on MXFP4 weights decoded exactly to bfloat16 or float32,
@@ -24,10 +24,10 @@ from sm121.kernels.planning import Paging
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 from sm121.kernels.torch_provider import TorchProvider
 
-#: gpt-oss's SwiGLU constants, which the kernel of the experts has built in.
+#: gpt-oss's SwiGLU constants, which are compiled into the experts' kernel.
 _ALPHA = 1.702
 _LIMIT = 7.0
-#: Tokens a page of the cache that a prefill writes.
+#: The page size of the cache that a prefill writes, in tokens.
 _PAGE = 32
 
 
@@ -46,13 +46,13 @@ class VllmCpuProvider:
         {"route", "fused_moe", "prefill_attention", "decode_attention", "lm_head"}
     )
     kv_fp8 = "cut"
-    #: The kernels take multiples of 32 (`get_supported_kernel_block_sizes`).
+    #: The kernels accept only multiples of 32 (`get_supported_kernel_block_sizes`).
     block_sizes = (32, 64, 128)
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         self.name = "vllm-cpu" if dtype is torch.bfloat16 else "vllm-cpu-float32"
         try:
-            # Warnings of vLLM's modules are no findings about its kernels.
+            # Import warnings of vLLM's modules do not concern its kernels.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 from vllm import _custom_ops
@@ -85,7 +85,7 @@ class VllmCpuProvider:
 
         Args:
             logits: [T, E].
-            k: Experts of a token.
+            k: The number of experts per token.
 
         Returns:
             The shares [T, k] and the experts [T, k].
@@ -96,7 +96,7 @@ class VllmCpuProvider:
     def prepare(
         self, operation: Operation, *arguments: Any, **keywords: Any
     ) -> Callable[[], Tensor] | None:
-        """Return a call that runs an operation on weights in the kernel's order.
+        """Return a call that runs an operation on weights in the kernel's layout.
 
         Args:
             operation: The operation.
@@ -123,7 +123,7 @@ class VllmCpuProvider:
             y [T, H] of the provider's precision.
 
         Raises:
-            NotRun: The constants are not gpt-oss's, which the kernel has built in.
+            NotRun: The constants differ from gpt-oss's, which are compiled into the kernel.
         """
         return self._plan_experts(FusedMoe(*arguments, **keywords))()
 
@@ -174,17 +174,17 @@ class VllmCpuProvider:
         return bias.to(self._dtype)
 
     def _prepack(self, weights: Packed) -> Tensor:
-        """Return [E, rows, K] in the kernel's order, decoded expert by expert to save memory."""
+        """Return [E, rows, K] in the kernel's layout, decoded expert by expert to save memory."""
         experts = []
         for packed, scales in zip(*weights, strict=True):
             experts.append(self._decoder.mxfp4_dequantize(packed, scales).to(self._dtype))
         return self._ops.cpu_prepack_moe_weight(torch.stack(experts), self._moe_isa)
 
     def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """Compute attention of whole sequences.
+        """Compute attention over whole sequences.
 
-        The kernel reads a paged cache. The kernel that the engine writes its cache with writes it
-        first.
+        The attention kernel reads a paged cache, which is first written with the engine's own
+        kernel.
         """
         inputs = PrefillAttention(*arguments, **keywords)
         paging = Paging(inputs.cu_seqlens.tolist(), _PAGE)
@@ -196,8 +196,8 @@ class VllmCpuProvider:
     def _decode(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute attention over a paged cache.
 
-        The engine's own cache has keys in the kernel's order. The cache of the protocol is copied
-        into it, with the values after a sequence's last token.
+        In the engine's cache, keys have the kernel's own layout. The whole cache of the protocol is
+        copied into such a cache, including the slots after a sequence's last token.
         """
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
@@ -216,7 +216,7 @@ class VllmCpuProvider:
     def _write_cache(
         self, k: Tensor, v: Tensor, slots: Tensor, pages: tuple[int, int], kv: str
     ) -> tuple[Tensor, Tensor]:
-        """Return a cache of so many pages of so many tokens, with k and v [T, Hkv, D] in slots."""
+        """Return a cache with k and v [T, Hkv, D] in slots. `pages`: their number and size."""
         blocks, block = pages
         dtype = torch.uint8 if kv == "fp8" else self._dtype
         whole = torch.zeros(blocks, k.shape[1], 2 * block, k.shape[2], dtype=dtype)
@@ -233,7 +233,7 @@ class VllmCpuProvider:
         return keys, values
 
     def _isa(self, cache: tuple[Tensor, Tensor], kv: str) -> str:
-        """Return the instruction set that vLLM's attention takes for a cache."""
+        """Return the instruction set that vLLM's attention uses for a cache."""
         try:
             return str(self._attention_isa(cache[0].shape[2], cache[0].shape[3], kv))
         except NotImplementedError as error:
@@ -248,7 +248,7 @@ class VllmCpuProvider:
         lengths: Tensor,
         kv: str,
     ) -> Tensor:
-        """Compute o [n, Hq, D]. `starts`: the first query of each sequence, and the end."""
+        """Compute o [n, Hq, D]. `starts`: the first query of each sequence, and the total."""
         q = inputs.q.to(self._dtype)
         sliding = -1 if inputs.window is None else inputs.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -31,24 +31,25 @@ from sm121.kernels.planning import (
 )
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
-#: gpt-oss's SwiGLU constants, which the kernels of the experts have built in.
+#: gpt-oss's SwiGLU constants, which are compiled into the experts' kernels.
 _ALPHA = 1.702
 _LIMIT = 7.0
-#: Tokens a page of the cache that a prefill writes.
+#: The page size of the cache that a prefill writes, in tokens.
 _PAGE = 32
-#: Elements that share a scale.
+#: The number of elements that share a scale.
 _BLOCK = 32
 _E4M3 = torch.float8_e4m3fn
 _LAYERS = "vllm.model_executor.layers"
-#: Segments into which vLLM splits the softmax of a decode: `NUM_PAR_SOFTMAX_SEGMENTS`.
+#: The number of segments into which vLLM splits the softmax of a decode step
+#: (`NUM_PAR_SOFTMAX_SEGMENTS`).
 _SEGMENTS = 16
-#: Below so many thread blocks vLLM splits decode: `MIN_LAUNCH_GRID_SIZE_2D`.
+#: vLLM splits decode if it would launch fewer thread blocks (`MIN_LAUNCH_GRID_SIZE_2D`).
 _GRID = 128
 #: The intermediate size is a multiple of this, as vLLM pads it.
 _INTERMEDIATE_MULTIPLE = 128
-#: Experts in their layout: a function of x, weights and ids that returns y.
+#: The experts of a layer: a function of x, weights and ids that returns y.
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
-#: The arguments that Triton's attention alone has, by these names.
+#: The arguments that, under these names, only Triton's attention takes.
 _OF_TRITON = {
     "seq_threshold_3D",
     "num_par_softmax_segments",
@@ -63,7 +64,7 @@ class VllmProvider(PlanningProvider):
     """vLLM's experts by Marlin, attention by Triton, and the quantisers.
 
     Raises:
-        NotRun: There is no vLLM for CUDA.
+        NotRun: vLLM cannot be imported, or is not built for CUDA.
     """
 
     name = "vllm"
@@ -132,17 +133,17 @@ class VllmProvider(PlanningProvider):
 
         Args:
             logits: [T, E].
-            k: Experts of a token.
+            k: The number of experts per token.
 
         Returns:
             The shares [T, k] float32 and the experts [T, k] int32.
 
         Raises:
-            ValueError: The logits have strides, which the kernel would misread.
+            ValueError: The logits are not contiguous. The kernel would misread them.
         """
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
-        if not len(logits):  # the engine launches nothing for no tokens
+        if not len(logits):  # without tokens, the engine launches nothing
             return logits.new_empty(0, k), logits.new_empty(0, k, dtype=torch.int32)
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
         routed = fused(logits, logits, k, renormalize=True)
@@ -155,7 +156,7 @@ class VllmProvider(PlanningProvider):
             inputs: The operation's arguments.
 
         Raises:
-            NotRun: The constants are not gpt-oss's, which the kernels have built in.
+            NotRun: The constants differ from gpt-oss's, which are compiled into the kernels.
         """
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
@@ -180,7 +181,7 @@ class VllmProvider(PlanningProvider):
         return call
 
     def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
-        """Return the experts on weights in the layout of the kernel."""
+        """Convert the weights to the kernel's layout, and return the experts."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         try:
             fused = _module(f"{_LAYERS}.fused_moe.experts.marlin_moe").fused_marlin_moe
@@ -215,8 +216,8 @@ class VllmProvider(PlanningProvider):
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
         """Return a call of Marlin that computes y [M, N].
 
-        `MarlinMxFp4LinearKernel` calls it so, and the MXFP4 build for the layers that it quantises
-        at load (christopherowen/vllm, mxfp4.py).
+        `MarlinMxFp4LinearKernel` calls it in this way. So does the MXFP4 build, for the layers that
+        it quantises when it loads the weights (christopherowen/vllm, mxfp4.py).
 
         Args:
             x: [M, K].
@@ -233,7 +234,8 @@ class VllmProvider(PlanningProvider):
         layer.weight = torch.nn.Parameter(packed, requires_grad=False)
         layer.weight_scale = torch.nn.Parameter(scales, requires_grad=False)
         marlin.prepare_fp4_layer_for_marlin(layer)
-        # By position: a release calls the fourth, a second scale, by another name.
+        # By position, because the name of the fourth parameter, a second scale, depends on the
+        # release.
         tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
 
         def call() -> Tensor:
@@ -300,7 +302,7 @@ class VllmProvider(PlanningProvider):
         starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
         longest = int(inputs.seq_lens.max())
         sinks = _sinks(inputs)
-        # The intermediate results of the segments, as vLLM's TritonAttentionMetadata has them.
+        # Buffers for the segments' intermediate results, as in vLLM's TritonAttentionMetadata.
         head_size = 1 << (q.shape[2] - 1).bit_length()
         shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
         output = torch.empty(*shape, head_size, dtype=torch.float32, device=q.device)
@@ -335,7 +337,7 @@ class VllmProvider(PlanningProvider):
             v: Values [T, Hkv, D].
             keys: Pages of keys [pages, page, Hkv, D].
             values: Pages of values, as `keys`.
-            slots: [T], the place of each token in the pages.
+            slots: [T], the slot of each token, counted over all pages.
         """
         write = _module("vllm.v1.attention.ops.triton_reshape_and_cache_flash")
         one = torch.ones((), dtype=torch.float32, device=k.device)
@@ -380,7 +382,7 @@ class VllmProvider(PlanningProvider):
 
 
 class VllmFlashAttentionProvider(VllmProvider):
-    """vLLM's kernels with attention by FlashAttention, which vLLM takes on sm90.
+    """vLLM's kernels with attention by FlashAttention, which vLLM uses on sm90.
 
     Raises:
         NotRun: vLLM's FlashAttention has no sinks on this GPU.
@@ -418,7 +420,7 @@ class VllmFlashAttentionProvider(VllmProvider):
 
 
 class VllmTritonProvider(VllmProvider):
-    """vLLM's kernels with the experts by OpenAI's Triton kernels, which vLLM takes on sm90."""
+    """vLLM's kernels with the experts by OpenAI's Triton kernels, which vLLM uses on sm90."""
 
     name = "vllm-triton"
 
@@ -466,7 +468,7 @@ def _sinks(inputs: PrefillAttention | DecodeAttention) -> Tensor | None:
 
 
 def _module(name: str) -> Any:
-    # Warnings of vLLM's modules at import are no findings about its kernels.
+    # Import warnings of vLLM's modules do not concern its kernels.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
