@@ -1,8 +1,8 @@
 """Causal grouped-query attention with sinks and a sliding window, contiguous and paged.
 
 Source: the gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`). A
-sink is one more logit for each head, in natural-log units and not scaled, that takes its share of
-the softmax and contributes nothing.
+sink is an additional logit per head, in natural-log units and not scaled. It takes a share of the
+softmax, but has no value that contributes to the output.
 
 Shapes: Hq query heads, Hkv key/value heads, D head size. Query head h reads KV head
 h div (Hq / Hkv).
@@ -23,9 +23,9 @@ def attend(
         q: [T, Hq, D].
         k: [S, Hkv, D].
         v: [S, Hkv, D].
-        visible: [T, S] bool; every query sees at least one key.
-        sinks: [Hq]; -inf is no sink. None: no head has one.
-        scale: The factor of the scores.
+        visible: [T, S] bool; every query must see at least one key.
+        sinks: [Hq]; -inf: the head has no sink. None: no head has a sink.
+        scale: The factor by which the scores are multiplied.
 
     Returns:
         [T, Hq, D].
@@ -72,16 +72,16 @@ def prefill(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """Compute the attention of several sequences, one after the other.
+    """Compute causal attention over several concatenated sequences.
 
     Args:
         q: [T, Hq, D].
         k: [T, Hkv, D].
         v: [T, Hkv, D].
         cu_seqlens: [n + 1], the first token of each of n sequences, and T.
-        sinks: [Hq]; None: no head has one.
+        sinks: [Hq]; None: no head has a sink.
         window: The sliding window; None: no window.
-        scale: The factor of the scores.
+        scale: The factor by which the scores are multiplied.
 
     Returns:
         [T, Hq, D] float64. Each token sees its own sequence up to itself.
@@ -138,9 +138,9 @@ def decode(
         kv_cache: [blocks, 2, Hkv, block, D].
         block_table: [B, pages].
         seq_lens: [B], the query's own token included.
-        sinks: [Hq]; None: no head has one.
+        sinks: [Hq]; None: no head has a sink.
         window: The sliding window; None: no window.
-        scale: The factor of the scores.
+        scale: The factor by which the scores are multiplied.
 
     Returns:
         [B, Hq, D] float64.

@@ -1,6 +1,6 @@
-"""The formats in which a server stores or feeds fewer bits than the checkpoint has, by name.
+"""The names of the formats in which a server rounds beyond the checkpoint's own formats.
 
-`rounding` has the function of each name.
+`rounding` has the rounding function for each name.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv": ("fp8", "fp8-cut"),
     "experts": ("mxfp8", "mxfp8-identity"),
 }
-#: Formats of a dense layer that round its inputs as well.
+#: The formats of a dense layer that also round the layer's inputs.
 ROUND_INPUTS = ("fp8-channel",)
-#: The name of a server that rounds nothing beyond the checkpoint.
+#: The name of the rounding of a server that rounds nothing beyond the checkpoint.
 CHECKPOINT = "checkpoint"
 
 
@@ -30,7 +30,7 @@ class Rounding:
 
     #: The dtype of the arithmetic: ``exact``, ``float32`` or ``bf16``.
     dtype: str = "exact"
-    #: The weights of the three projections.
+    #: The weights of the query, key and value projections.
     qkv: str | None = None
     #: The weight of the output projection.
     o: str | None = None
@@ -49,7 +49,7 @@ class Rounding:
             origin: The option, for the message.
 
         Raises:
-            UsageError: A part or format is unknown, or a part is there twice.
+            UsageError: A part or a format is unknown, or a part is listed twice.
         """
         chosen: dict[str, str] = {}
         entries = [] if text == CHECKPOINT else text.split(",")
@@ -65,7 +65,7 @@ class Rounding:
 
     @property
     def _chosen(self) -> dict[str, str]:
-        """The parts that have another format than the checkpoint."""
+        """The parts whose format differs from the checkpoint's, with their formats."""
         chosen = {}
         for part in CHOICES:
             value = getattr(self, part)
@@ -75,23 +75,24 @@ class Rounding:
 
     @property
     def formats(self) -> str:
-        """The list that `parse` reads."""
+        """The list of formats, in the syntax of `parse`."""
         return ",".join(f"{part}={value}" for part, value in self._chosen.items()) or CHECKPOINT
 
     @property
     def name(self) -> str:
-        """A name that no other rounding has."""
+        """A unique name of the rounding."""
         return f"{self.dtype}: {self.formats}"
 
     def computed_in(self, dtype: str) -> "Rounding":
-        """Return the same formats in another arithmetic."""
+        """Return the same formats with another dtype of the arithmetic."""
         return replace(self, dtype=dtype)
 
     @property
     def others(self) -> dict[str, "Rounding"]:
-        """The roundings of a server with one mistake, by the mistake.
+        """The roundings of servers with one mistake each, by a description of the mistake.
 
-        The mistake is one part in the checkpoint's format, or by another rule of the same format.
+        A mistake is one part that stays in the checkpoint's format, or that is rounded by another
+        rule of the same format.
         """
         others = {}
         for part, value in self._chosen.items():
@@ -107,14 +108,14 @@ class Rounding:
 
     @property
     def of_activations(self) -> bool:
-        """Whether it rounds activations, and not weights alone."""
+        """Whether the server rounds activations, and not only weights."""
         if self.kv or self.experts:
             return True
         return any(value in ROUND_INPUTS for value in (self.qkv, self.o, self.lm_head))
 
 
 def _base(value: str) -> str:
-    """Return a format without its rule: "mxfp4" of "mxfp4-ceil"."""
+    """Return a format without its rule: "mxfp4" for "mxfp4-ceil"."""
     return value.partition("-")[0]
 
 

@@ -1,6 +1,7 @@
-"""gpt-oss written once more from its definition, to compute the right log-probabilities.
+"""An independent implementation of gpt-oss, which computes reference log-probabilities.
 
-Plain PyTorch in float64 or float32, without a cache or a kernel, and with no code of an engine.
+It is plain PyTorch in float64 or float32, without paged caches, fused kernels or code from an
+engine.
 
 Sources: the gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation
 (openai/gpt-oss, gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN
@@ -26,7 +27,7 @@ from sm121.oracles import attention as attention_oracle
 from sm121.oracles import moe, rounding
 from sm121.oracles.formats import EXACT, Rounding
 
-#: Queries whose scores are in memory at a time.
+#: The number of queries whose scores are in memory at a time.
 _QUERY_CHUNK = 512
 
 
@@ -63,7 +64,8 @@ class GptOssConfig:
             data: The content.
 
         Raises:
-            ValueError: Another model or rotary embedding, or a missing key.
+            ValueError: The model is not gpt-oss, its rotary embedding is not YaRN, or a key is
+                missing.
         """
         model = data.get("model_type")
         if model != "gpt_oss":
@@ -84,20 +86,20 @@ class GptOssConfig:
 
 #: A weight [out, in] and its bias [out].
 Linear: TypeAlias = tuple[Tensor, Tensor]
-#: The matrices [out, in] of the experts by their index: a tensor [E, out, in], or a sequence that
-#: reads one on access.
+#: The matrices [out, in] of the experts: a tensor [E, out, in], or a sequence that reads a matrix
+#: when it is accessed by its index.
 Matrices: TypeAlias = Any
-#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of indices: a tensor, or an object
-#: that reads them on access.
+#: A vocabulary matrix [V, H]: a tensor, or an object that reads rows when they are accessed by a
+#: slice or a tensor of indices.
 Rows: TypeAlias = Any
 
 
 class Latest(Sequence[Any]):
-    """Layers, or experts' matrices, that are read on access; only the last one is kept.
+    """A sequence whose entries are read on access. Only the last entry is kept in memory.
 
     Args:
         length: The number of entries.
-        read: Reads the entry of an index.
+        read: Reads the entry with an index.
     """
 
     def __init__(self, length: int, read: Callable[[int], Any]) -> None:
@@ -143,14 +145,14 @@ class Weights:
     """A model's weights."""
 
     config: GptOssConfig
-    #: [V, H]; stays BF16 and is widened on use.
+    #: [V, H] in BF16; converted to the dtype of the computation on use.
     embedding: Rows
     layers: Sequence[Layer]
     #: [H].
     norm: Tensor
-    #: [V, H]; stays BF16 and is widened on use.
+    #: [V, H] in BF16; converted to the dtype of the computation on use.
     head: Rows
-    #: The rounding of the computation: none in the definition (`sm121.oracles.rounded`).
+    #: The rounding of the server whose results are computed (`sm121.oracles.rounded`).
     rounding: Rounding = EXACT
 
     @property
@@ -160,7 +162,7 @@ class Weights:
 
 
 def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the rotation of positions, multiplied by YaRN's attention scaling (mscale).
+    """Return the rotary embedding of positions, multiplied by YaRN's attention scaling (mscale).
 
     Args:
         config: The model.
@@ -175,7 +177,7 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     frequency = config.rope_theta ** (-steps / half)
 
     def dimension(turns: float) -> float:
-        """Return the dimension that makes so many turns over the original context."""
+        """Return the dimension that makes this many turns over the original context."""
         period = config.rope_original_positions / (turns * 2 * math.pi)
         return half * math.log(period) / math.log(config.rope_theta)
 
@@ -189,9 +191,9 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     stretched = ((steps - low) / (high - low)).clamp(0, 1)
     frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
     mscale = 0.1 * math.log(config.rope_factor) + 1
-    # The reference and every engine keep frequencies and angles in float32. At position 500 that
-    # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs, so it is part of the
-    # definition here.
+    # The reference and all engines keep frequencies and angles in float32. At position 500, this
+    # changes an angle by up to 3e-5 rad, far more than any other effect of float32. Therefore it is
+    # treated as a part of the definition.
     angle = positions.float()[:, None] * frequency.float().to(positions.device)
     angle = angle.double()
     return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)
@@ -203,7 +205,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Args:
         x: [..., H].
         weight: [H].
-        eps: The term that avoids a division by 0.
+        eps: The constant that prevents a division by zero.
     """
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
@@ -226,15 +228,14 @@ Past: TypeAlias = tuple[Tensor, Tensor]
 def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
     """Compute the attention of a layer: causal, grouped-query, with sinks.
 
-    A sink is one more logit for each head, beside the scaled scores, that takes its share of the
-    softmax and contributes nothing. In sliding layers a token sees itself and the window - 1 tokens
-    before it.
+    For the sinks, see `sm121.oracles.attention`. In sliding layers, a token sees itself and the
+    window - 1 tokens before it.
 
     Args:
         weights: The model.
         n: The index of the layer.
         x: Normalised states [T, H].
-        past: Keys and values of the tokens before.
+        past: The keys and values of the preceding tokens.
 
     Returns:
         [T, H], and the keys and values of all tokens.
@@ -268,7 +269,7 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
 def _attend_in_chunks(
     layer: Layer, config: GptOssConfig, slides: bool, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Compute the attention of the last tokens q [T, Hq, D] on k and v [S, Hkv, D]."""
+    """Compute attention for the last T of S tokens: q [T, Hq, D], k and v [S, Hkv, D]."""
     length = len(q)
     before = len(k) - length
     positions = torch.arange(before, before + length, device=q.device)
@@ -277,7 +278,7 @@ def _attend_in_chunks(
     parts = []
     for start in range(0, length, _QUERY_CHUNK):
         end = min(start + _QUERY_CHUNK, length)
-        # Keys that none of the queries sees are left out.
+        # Leave out the keys that none of these queries sees.
         first = 0 if window is None else max(0, before + start - window + 1)
         keys = slice(first, before + end)
         visible = attention_oracle.visible_keys(
@@ -327,14 +328,15 @@ def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Routed:
-    """One text between the attention and the experts of a layer."""
+    """The state of one text between the attention and the experts of a layer."""
 
     #: The states after the attention, [T, H].
     states: Tensor
     #: The same, normalised.
     normed: Tensor
-    #: [T, k], as of `moe.route`.
+    #: [T, k], the shares from `moe.route`.
     shares: Tensor
+    #: [T, k], the experts from `moe.route`.
     experts: Tensor
 
 
@@ -352,16 +354,16 @@ class _Chosen:
 def after_layer(
     models: Sequence[Weights], n: int, x: Sequence[Tensor], past: Sequence[Past] | None = None
 ) -> tuple[list[Tensor], list[Past]]:
-    """Compute a layer of several texts.
+    """Compute one layer for several texts.
 
-    The experts of the models are the same, and each is read once; the models may differ in all
-    else.
+    The models of the texts must have the same experts, so that each expert is read only once. In
+    everything else, the models may differ.
 
     Args:
         models: The model of each text.
         n: The index of the layer.
         x: The states of each text before the layer, [T, H].
-        past: Keys and values of each text's tokens before.
+        past: The keys and values of the preceding tokens of each text.
 
     Returns:
         The states of each text after the layer, and its keys and values.
@@ -404,7 +406,7 @@ def _until_routed(model: Weights, n: int, x: Tensor, past: Past | None) -> tuple
 def _chosen_alike(
     models: Sequence[Weights], routed: Sequence[_Routed], expert: int
 ) -> list[list[_Chosen]]:
-    """Group the tokens that chose an expert by rounding: texts that round alike go together."""
+    """Group the tokens that chose an expert: texts with the same rounding form a group."""
     groups: dict[str, list[_Chosen]] = {}
     for index, (model, text) in enumerate(zip(models, routed, strict=True)):
         tokens, ranks = (text.experts == expert).nonzero(as_tuple=True)

@@ -1,10 +1,11 @@
-"""The mixture of experts of gpt-oss in float64, on MXFP4 weights as the checkpoint has them.
+"""The mixture of experts of gpt-oss in float64, with the checkpoint's MXFP4 weights.
 
 Source: the gpt-oss model card (arXiv:2508.10925) and reference implementation (openai/gpt-oss,
-gpt_oss/torch/model.py, `swiglu` and MLPBlock). A path that serves MXFP8 activations computes
-another function: its quantisation is part of its definition (`Roundings`). The rest stays exact.
+gpt_oss/torch/model.py, `swiglu` and MLPBlock). A kernel path that quantises activations to MXFP8
+computes another function, of which the quantisation is a part (`Roundings`). Everything else is
+exact.
 
-Shapes: T tokens, H hidden, I intermediate, E experts, k experts of a token.
+Shapes: T tokens, H hidden size, I intermediate size, E experts, k experts per token.
 """
 
 import functools
@@ -22,18 +23,18 @@ Packed = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Roundings:
-    """The roundings in the definition of a path, of float64 [n, ...] in the same shape."""
+    """The roundings of a kernel path: functions of float64 tensors that keep the shape."""
 
-    #: The activations, before the first product.
+    #: Applied to the activations, before the first matrix product.
     x: rounding.Function = rounding.same
-    #: The first product's sums, before their bias.
+    #: Applied to the first product, before the bias is added.
     sums: rounding.Function = rounding.same
-    #: Both parts of SwiGLU, with their bias.
+    #: Applied to gate and up, after the bias was added.
     gates: rounding.Function = rounding.same
-    #: The hidden activations, before the second product.
+    #: Applied to the hidden activations, before the second product.
     hidden: rounding.Function = rounding.same
-    #: The shares, and an expert's output: its product, that with its bias, and that times its
-    #: share.
+    #: Applied to the shares, and to an expert's output three times: to the second product, after
+    #: the bias was added, and after the multiplication by the share.
     outputs: rounding.Function = rounding.same
 
 
@@ -48,12 +49,12 @@ EACH_EXPERT = Roundings(
     outputs=rounding.to_bf16,
 )
 
-#: Rows of a dense matrix that are in float64 at a time: a whole lm_head has 4.6 GB.
+#: The number of rows of a dense matrix that are in float64 at a time. A whole lm_head has 4.6 GB.
 _ROWS = 4096
 
 _CODES = mxfp4.CODE_VALUES[mxfp4.unpack(np.arange(256, dtype=np.uint8)[:, None])]
-#: [256]: the two elements of each byte, exact in bfloat16, as one word. Words are looked up faster
-#: than pairs, and a layer of gpt-oss has three thousand million elements.
+#: [256]: the two elements of each byte, exact in bfloat16, as one 32-bit word. Looking up words is
+#: faster than looking up pairs, and a layer of gpt-oss has three billion elements.
 _PAIRS = torch.from_numpy(_CODES).bfloat16().view(torch.int32).flatten()
 #: [256]: the value of each scale.
 _SCALES = torch.from_numpy(mxfp4.decode_scale(np.arange(256, dtype=np.uint8)))
@@ -61,15 +62,15 @@ _SCALES = torch.from_numpy(mxfp4.decode_scale(np.arange(256, dtype=np.uint8)))
 
 @functools.cache
 def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
-    """Return the definition of MXFP8 activations x MXFP4 weights in FlashInfer's CUTLASS kernels.
+    """Return the roundings of FlashInfer's CUTLASS kernels with MXFP8 activations.
 
-    x is quantised; the first product is written in bfloat16 (`UnfusedGemmOutputType`);
-    `doActivationKernel` adds the bias and computes SwiGLU in float32; `quantizePackedFPXValue`
-    rounds that to bfloat16 and then, in blocks of 32, to MXFP8. Source: FlashInfer 0.7.2,
+    x is quantised to MXFP8. The first product is written in bfloat16 (`UnfusedGemmOutputType`).
+    `doActivationKernel` adds the bias and computes SwiGLU in float32. `quantizePackedFPXValue`
+    rounds the result to bfloat16 and then, in blocks of 32, to MXFP8. Source: FlashInfer 0.7.2,
     csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh.
 
     Args:
-        rule: The choice of the scales.
+        rule: The scale rule.
     """
     return _eight_bits(functools.partial(rounding.to_mxfp8, rule=rule))
 
@@ -81,16 +82,16 @@ def _eight_bits(to_eight: rounding.Function) -> Roundings:
     return Roundings(x=to_eight, sums=rounding.to_bf16, hidden=round_hidden)
 
 
-#: The same with scales of one (identity).
+#: The roundings of the same kernels, with E4M3 activations whose scales are all one (identity).
 E4M3 = _eight_bits(rounding.to_e4m3)
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest logits' experts and the softmax over these k alone.
+    """Return the experts with the k largest logits, and the softmax over only these k logits.
 
     Args:
         logits: [T, E].
-        k: The number of experts of a token.
+        k: The number of experts per token.
 
     Returns:
         Shares [T, k] in the dtype of the logits, which sum to one, and experts [T, k] int64,
@@ -104,13 +105,15 @@ def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
-    """Compute min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + 1).
+    """Compute the clamped SwiGLU: g * sigmoid(alpha * g) * (clamp(up, -limit, limit) + 1).
+
+    Here, g = min(gate, limit).
 
     Args:
-        gate: Any shape; clamped from above only.
+        gate: Any shape; clamped only from above.
         up: The same shape.
-        alpha: The factor of the sigmoid.
-        limit: The clamp.
+        alpha: The factor of the gate within the sigmoid.
+        limit: The bound of both clamps.
 
     Returns:
         The same shape.
@@ -119,7 +122,7 @@ def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
 
 
 def of_gate(gate: Tensor, *, alpha: float, limit: float) -> Tensor:
-    """Return SwiGLU's factor of the gate.
+    """Return the factor of SwiGLU that depends on the gate.
 
     Args:
         gate: As in `swiglu`.
@@ -131,7 +134,7 @@ def of_gate(gate: Tensor, *, alpha: float, limit: float) -> Tensor:
 
 
 def of_up(up: Tensor, *, limit: float) -> Tensor:
-    """Return SwiGLU's other factor.
+    """Return the factor of SwiGLU that depends on up.
 
     Args:
         up: As in `swiglu`.
@@ -181,7 +184,7 @@ def hidden(
         expert: The index of the expert.
         alpha: As in `swiglu`.
         limit: As in `swiglu`.
-        roundings: The roundings of the path.
+        roundings: The roundings of the kernel path.
 
     Returns:
         [n, I] float64.
@@ -195,12 +198,12 @@ def hidden(
 
 
 def mxfp4_linear(x: Tensor, weight: Packed, roundings: rounding.Function = rounding.same) -> Tensor:
-    """Multiply with a dense MXFP4 weight.
+    """Multiply by a dense MXFP4 weight.
 
     Args:
         x: [M, K].
         weight: Packed [N, K/2] and scales [N, K/32].
-        roundings: The rounding of x; nothing else is rounded.
+        roundings: The rounding of x. Nothing else is rounded.
 
     Returns:
         [M, N] float64.
@@ -233,15 +236,15 @@ def fused_moe(
 
     Args:
         x: [T, H].
-        shares: [T, k], as of `route`.
-        chosen: [T, k], as of `route`.
-        w1: [E, 2I, H], with rows interleaved gate, up, gate, ...
+        shares: [T, k], from `route`.
+        chosen: [T, k], from `route`.
+        w1: [E, 2I, H], with alternating gate and up rows.
         w1_bias: [E, 2I]; None: no bias.
         w2: [E, H, I].
         w2_bias: [E, H]; None: no bias.
         alpha: As in `swiglu`.
         limit: As in `swiglu`.
-        roundings: The roundings of the path; nothing else is rounded.
+        roundings: The roundings of the kernel path. Nothing else is rounded.
 
     Returns:
         [T, H] float64.

@@ -1,8 +1,9 @@
-"""The MXFP4 number format: E2M1 elements, 32 to a block, with one E8M0 scale for each block.
+"""The MXFP4 number format: blocks of 32 E2M1 elements, with one E8M0 scale per block.
 
-Written from the OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every
-MXFP4 value and every product of an element and a scale is exact. The byte order is that of the
-gpt-oss checkpoints: element 2j is in the low nibble of byte j, element 2j+1 in the high nibble.
+The module was written from the OCP Microscaling Formats (MX) specification v1.0, in NumPy float64,
+in which every MXFP4 value and every product of an element and a scale is exact. The byte order is
+that of the gpt-oss checkpoints: element 2j is in the low nibble of byte j, element 2j+1 in the high
+nibble.
 """
 
 import enum
@@ -11,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-#: Elements that share one scale.
+#: The number of elements that share one scale.
 BLOCK = 32
 #: The magnitude of each E2M1 code 0..7. Codes 8..15 are the same with a minus sign.
 E2M1_VALUES: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: The exponent bias of a scale.
 E8M0_BIAS = 127
-#: The scale that is NaN.
+#: The code of the scale NaN.
 E8M0_NAN = 0xFF
 #: The value of each of the 16 E2M1 codes.
 CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
@@ -25,7 +26,7 @@ CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dty
 _ELEMENT_EMAX = 2
 #: The mantissa in [0.5, 1) of the largest E2M1 value, 6 = 0.75 * 2^3.
 _ELEMENT_MANTISSA = 0.75
-#: The bit of the sign in an E2M1 code.
+#: The position of the sign bit in an E2M1 code.
 _SIGN_BIT = 3
 
 Bytes = NDArray[np.uint8]
@@ -38,12 +39,12 @@ class ScaleRule(enum.Enum):
     #: 2^(floor(log2 amax) - 2): OCP MX v1.0 section 6.3, llama.cpp's weights. Magnitudes above 6
     #: saturate.
     OCP_FLOOR = "ocp-floor"
-    #: The least power of two that is >= amax / 6: FlashInfer's and triton_kernels' default. Never
-    #: saturates.
+    #: The smallest power of two that is >= amax / 6: the default of FlashInfer and triton_kernels.
+    #: Never saturates.
     CEIL = "ceil"
-    #: 2^(floor(log2 r) - 2) with r the amax rounded to one mantissa bit, as (bits + 0x200000) &
-    #: 0x7F800000 does in vLLM's Triton `downcast_to_mxfp` (mxfp4_utils, 0.33): amax >= 7 * 2^k goes
-    #: up to the next scale.
+    #: 2^(floor(log2 r) - 2), where r is amax rounded to one mantissa bit: (bits + 0x200000) &
+    #: 0x7F800000 in vLLM's Triton `downcast_to_mxfp` (mxfp4_utils, 0.33). An amax of 7 * 2^k or
+    #: more gets the next larger scale.
     VLLM_RNE = "vllm-rne"
     #: 2^(round(log2 amax) - 2): llama.cpp's activations on Blackwell (quantize.cu,
     #: `compute_e8m0_scale`). Not idempotent.
@@ -111,12 +112,12 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
 
 
 def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: int) -> Bytes:
-    """Return the nearest code of each value: ties to the even code, larger values saturated.
+    """Return the code nearest to each value. Ties go to the even code, large values saturate.
 
     Args:
         values: Any shape.
-        magnitudes: Those of the codes from 0 on, ascending.
-        sign: The bit of the sign in a code.
+        magnitudes: The magnitudes of the codes 0, 1, 2, ..., ascending.
+        sign: The position of the sign bit in a code.
 
     Returns:
         The same shape, u8.
@@ -131,7 +132,7 @@ def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: in
     midpoints = (table[1:] + table[:-1]) / 2
     below = np.searchsorted(midpoints, magnitude, side="left")
     above = np.searchsorted(midpoints, magnitude, side="right")
-    # On a midpoint the two searches differ by one: take the even code of the two.
+    # At a midpoint, the two searches differ by one; the even code is taken.
     codes = np.where(below % 2 == 0, below, above)
     signs = np.signbit(values).astype(np.int64) << sign
     signed: Bytes = (codes | signs).astype(np.uint8)
@@ -139,7 +140,7 @@ def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: in
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """Return the nearest E2M1 codes, as `nearest_codes`."""
+    """Return the nearest E2M1 codes; see `nearest_codes`."""
     return nearest_codes(values, E2M1_VALUES, sign=_SIGN_BIT)
 
 
@@ -150,9 +151,9 @@ def choose_scale(
 
     Args:
         amax: The largest magnitudes, any shape.
-        rule: The choice of the scale.
-        emax: The exponent of the largest element, which is ``2 ceil 2^emax``.
-        ceil: The mantissa in [0.5, 1) of the largest element.
+        rule: The scale rule.
+        emax: The exponent of the largest element, which equals 2 * ceil * 2^emax.
+        ceil: The mantissa of the largest element, in [0.5, 1).
 
     Returns:
         The same shape, u8; 0 for an all-zero block.
@@ -162,10 +163,11 @@ def choose_scale(
     """
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
-    # amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly. 0x200000 is a quarter
-    # of a binade's mantissa range: m >= 0.875 carries into the exponent. log2(m * 2^e) rounds up
-    # iff m > sqrt(1/2), which no binary number equals. amax / 6 rounded up: with 6 = 0.75 * 2^3,
-    # amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
+    # amax = m * 2^e with m in [0.5, 1), so that floor(log2 amax) = e - 1 exactly.
+    # VLLM_RNE: 0x200000 is a quarter of a binade's mantissa range; m >= 0.875 carries into the
+    # exponent.
+    # ROUND_LOG2: log2(m * 2^e) rounds up iff m > sqrt(1/2), which no binary number equals.
+    # CEIL: with 6 = 0.75 * 2^3 and k = e - 3, amax <= 6 * 2^k iff m <= 0.75.
     mantissa, e = np.frexp(amax)
     goes_up = {
         ScaleRule.OCP_FLOOR: np.zeros_like(mantissa, dtype=bool),

@@ -1,8 +1,8 @@
-"""The MXFP8 number format with E4M3 elements: 32 to a block, with one E8M0 scale for each block.
+"""The MXFP8 number format: blocks of 32 E4M3 elements, with one E8M0 scale per block.
 
-Written from the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, from the OCP 8-bit
-Floating Point specification (OFP8) v1.0, in NumPy float64, where every value is exact. E4M3 has no
-infinity; S.1111.111 is NaN, and 448 is the largest value.
+The module was written from the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, the
+OCP 8-bit Floating Point specification (OFP8) v1.0, in NumPy float64, in which every value is exact.
+E4M3 has no infinity; S.1111.111 is NaN, and 448 is the largest value.
 """
 
 import enum
@@ -14,10 +14,10 @@ from sm121.oracles.mxfp4 import Bytes, Floats
 
 #: The exponent of the largest E4M3 value, 448 = 1.75 * 2^8.
 _ELEMENT_EMAX = 8
-#: Its mantissa in [0.5, 1), 448 = 0.875 * 2^9.
+#: The mantissa of the largest E4M3 value, in [0.5, 1): 448 = 0.875 * 2^9.
 _ELEMENT_MANTISSA = 0.875
 _NAN_CODE = 0x7F
-#: The bit of the sign in an E4M3 code.
+#: The position of the sign bit in an E4M3 code.
 _SIGN_BIT = 7
 
 
@@ -26,7 +26,7 @@ class ScaleRule(enum.Enum):
 
     #: 2^(floor(log2 amax) - 8): OCP MX v1.0 section 6.3. Magnitudes above 448 saturate.
     OCP_FLOOR = "ocp-floor"
-    #: The least power of two that is >= amax / 448: FlashInfer's cvt_warp_fp16_to_mxfp8.
+    #: The smallest power of two that is >= amax / 448: FlashInfer's cvt_warp_fp16_to_mxfp8.
     CEIL = "ceil"
 
 
@@ -46,16 +46,16 @@ E4M3_VALUES: Floats = _values()
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """Return the nearest E4M3 codes, as `mxfp4.nearest_codes`."""
+    """Return the nearest E4M3 codes; see `mxfp4.nearest_codes`."""
     return mxfp4.nearest_codes(values, E4M3_VALUES[:_NAN_CODE], sign=_SIGN_BIT)
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
-    """Return the E8M0 byte for each block's largest magnitude, as `mxfp4.choose_scale`.
+    """Return the E8M0 byte for each block's largest magnitude; see `mxfp4.choose_scale`.
 
     Args:
         amax: The largest magnitudes, any shape.
-        rule: The choice of the scale.
+        rule: The scale rule.
     """
     same_rule = mxfp4.ScaleRule(rule.value)
     return mxfp4.choose_scale(amax, same_rule, _ELEMENT_EMAX, ceil=_ELEMENT_MANTISSA)

@@ -1,4 +1,4 @@
-"""A model as a server holds it whose weights are in other formats than the checkpoint's."""
+"""The model of a server that stores weights in other formats than the checkpoint."""
 
 import dataclasses
 
@@ -12,14 +12,15 @@ from sm121.oracles.rounding import Function
 
 
 def rounded(weights: Weights, served: Rounding) -> Weights:
-    """Return the model as a server with a rounding holds it.
+    """Return the model with its weights rounded as by a server.
 
     Args:
-        weights: The model with the formats of the checkpoint, or already with those of `served`.
-        served: The rounding.
+        weights: The model, with weights in the checkpoint's formats or already in those of
+            `served`.
+        served: The rounding of the server.
 
     Raises:
-        ValueError: The weights have other formats.
+        ValueError: The weights are in other formats.
     """
     present = _weight_formats(weights.rounding)
     if present == _weight_formats(served):

@@ -1,15 +1,16 @@
-"""The roundings of a server, so that the oracle computes what the server should compute.
+"""The roundings of a server, with which the oracle computes the results that are expected of it.
 
 Each rounding is one function, written from the source that its docstring names. There are two
 kinds:
 
-- Formats: the server stores or feeds fewer bits than the checkpoint has. They change the model. A
-  name such as ``qkv=mxfp4-ceil,kv=fp8`` lists them (`Rounding.parse`).
-- The dtype of the arithmetic: a matrix multiplication accumulates in float32, and its inputs and
-  outputs are rounded. This is noise; its effect on an honest server is the tolerance.
+- Formats: the server stores weights or caches, or rounds inputs, with fewer bits than the
+  checkpoint has. This changes the model. A name such as ``qkv=mxfp4-ceil,kv=fp8`` lists the formats
+  (`Rounding.parse`).
+- The dtype of the arithmetic: matrix products accumulate in float32, and their inputs and outputs
+  are rounded. This is noise; its effect on a correct server determines the tolerance.
 
-The values of MXFP4 weights are exact in BF16, so an engine with BF16 weights and one that keeps
-them packed (W4A16, such as Marlin) round alike.
+MXFP4 weights are exact in BF16. Therefore, an engine with BF16 weights and an engine that keeps
+MXFP4 weights (W4A16, such as Marlin) round in the same way.
 """
 
 import functools
@@ -32,7 +33,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def same(x: Tensor) -> Tensor:
-    """Round nothing."""
+    """Return x unchanged."""
     return x
 
 
@@ -42,21 +43,21 @@ def to_bf16(x: Tensor) -> Tensor:
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Return values of 20 significant bits, in the dtype of x.
+    """Round to 20 significant bits, in the dtype of x.
 
-    This is the precision of a long sum in float32, or less. It decides which E4M3 value is the
-    nearest no less often than float32 does.
+    This is at most the precision of a long sum in float32. A later rounding to E4M3 is changed by
+    this rounding at least as often as by float32's.
     """
     bits = x.to(torch.float32).view(torch.int32)
     return (((bits + 8) >> 4) << 4).view(torch.float32).to(x.dtype)
 
 
 def to_mxfp8(x: Tensor, rule: mxfp8.ScaleRule = mxfp8.ScaleRule.CEIL) -> Tensor:
-    """Return the MXFP8 values of a quantiser.
+    """Round to MXFP8, as a quantiser does.
 
     Args:
         x: [..., K]; K is a multiple of 32.
-        rule: The choice of the scales. `CEIL` is that of FlashInfer's `cvt_warp_fp16_to_mxfp8`.
+        rule: The scale rule. FlashInfer's `cvt_warp_fp16_to_mxfp8` uses `CEIL`.
 
     Returns:
         The same shape and dtype.
@@ -73,18 +74,18 @@ def to_mxfp8(x: Tensor, rule: mxfp8.ScaleRule = mxfp8.ScaleRule.CEIL) -> Tensor:
 
 
 def to_mxfp4(x: Tensor, rule: mxfp4.ScaleRule) -> Tensor:
-    """Return the MXFP4 values of a quantiser; `mxfp4` computes the same in NumPy.
+    """Round to MXFP4, as a quantiser does. `mxfp4` computes the same in NumPy.
 
     Args:
         x: [..., K]; K is a multiple of 32.
-        rule: The choice of the scales.
+        rule: The scale rule.
 
     Returns:
-        The same shape and dtype; elements are the nearest ones, ties to even.
+        The same shape and dtype. Elements are rounded to nearest, ties to even.
     """
     blocks = x.unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(-1, keepdim=True)
-    # amax = m 2^e with m in [0.5, 1); 6 = 0.75 * 2^3, and 2^(e - 3) has amax in [4, 8).
+    # amax = m * 2^e with m in [0.5, 1); 6 = 0.75 * 2^3. The scale 2^(e - 3) has amax in [4, 8).
     mantissa, exponent = torch.frexp(amax)
     if rule is mxfp4.ScaleRule.CEIL:
         goes_up = mantissa > 0.75
@@ -96,7 +97,7 @@ def to_mxfp4(x: Tensor, rule: mxfp4.ScaleRule) -> Tensor:
     exponent = exponent.clamp(-mxfp4.E8M0_BIAS, mxfp4.E8M0_BIAS)
     scale = torch.ldexp(torch.ones_like(amax), exponent)
     values = (blocks / scale).clamp(-_LARGEST_E2M1, _LARGEST_E2M1)
-    # Steps of 0.5 below 2, of 1 below 4, of 2 above.
+    # The step of E2M1 is 0.5 below 2, 1 below 4, and 2 above.
     magnitude = values.abs()
     step = torch.where(magnitude < 4, 1.0, 2.0)
     step = torch.where(magnitude < 2, 0.5, step).to(x.dtype)
@@ -104,19 +105,19 @@ def to_mxfp4(x: Tensor, rule: mxfp4.ScaleRule) -> Tensor:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Return the nearest E4M3 values, ties to even, in the dtype of x; beyond +-448 saturated.
+    """Round to the nearest E4M3 values, ties to even, saturating at +-448; keep the dtype of x.
 
-    It is `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, as vLLM writes its KV cache without scales
-    (csrc/quantization/fp8/nvidia/quant_utils.cuh, `scaled_vec_conversion`, scale 1).
+    This is `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, with which vLLM writes a KV cache without
+    scales (csrc/quantization/fp8/nvidia/quant_utils.cuh, `scaled_vec_conversion`, scale 1).
     """
     return x.clamp(-_LARGEST_E4M3, _LARGEST_E4M3).float().to(torch.float8_e4m3fn).to(x.dtype)
 
 
 def to_e4m3_cut(x: Tensor) -> Tensor:
-    """Return the E4M3 values next to x towards zero, in its dtype; beyond +-448 saturated.
+    """Truncate to E4M3 values, towards zero, saturating at +-448; keep the dtype of x.
 
-    The attention of vLLM's CPU backend writes its KV cache so (0.32, `cpu_attn_reshape_and_cache`):
-    observed of 20 values in float32 and BF16.
+    vLLM's CPU backend writes its KV cache in this way (0.32, `cpu_attn_reshape_and_cache`). This
+    was observed for 20 values in float32 and BF16.
     """
     magnitude = x.abs().clamp(max=_LARGEST_E4M3)
     exponent = torch.frexp(magnitude)[1] - 4
@@ -126,11 +127,11 @@ def to_e4m3_cut(x: Tensor) -> Tensor:
 
 
 def to_fp8_rows(x: Tensor) -> Tensor:
-    """Return E4M3 values with one float32 scale for each row, in the dtype of x.
+    """Round to E4M3 with one float32 scale for each row; keep the dtype of x.
 
-    A scale is amax / 448 and at least 1 / (448 * 512). It is vLLM's ``fp8_per_channel``: a weight
-    by output channel, its inputs by token (0.32, quantization/online/fp8.py: `_fp8_channel_scale`,
-    `_fp8_quant_per_channel`).
+    A scale is amax / 448, but at least 1 / (448 * 512). This is vLLM's ``fp8_per_channel``, with
+    one scale per output channel of a weight and one per token of its inputs (0.32,
+    quantization/online/fp8.py: `_fp8_channel_scale`, `_fp8_quant_per_channel`).
 
     Args:
         x: [..., K].
@@ -140,8 +141,8 @@ def to_fp8_rows(x: Tensor) -> Tensor:
     return to_e4m3(x / scale) * scale
 
 
-#: The rounding of a dense layer's weight [out, in] at load. Marlin's preparation packs the same
-#: values anew and rounds nothing (marlin_utils_fp4.py, `prepare_fp4_layer_for_marlin`).
+#: The rounding of a dense layer's weight [out, in] when it is loaded. Marlin's preparation only
+#: changes the layout, and rounds nothing (marlin_utils_fp4.py, `prepare_fp4_layer_for_marlin`).
 WEIGHTS: Mapping[str, Function] = {
     # FlashInfer's `mxfp4_quantize` (quantization_utils.cuh, `cvt_warp_fp16_to_fp4` with `UE8M0_SF`:
     # amax / 6 rounded up).
@@ -160,7 +161,7 @@ CACHES: Mapping[str, Function] = {"fp8": to_e4m3, "fp8-cut": to_e4m3_cut}
 EXPERTS: Mapping[str, Function] = {
     # FlashInfer's `mxfp8_quantize`.
     "mxfp8": to_mxfp8,
-    # E4M3 with all scales one (0x7F).
+    # E4M3 with all scales equal to one (0x7F).
     "mxfp8-identity": to_e4m3,
 }
 #: The rounding of the result of each operation, by the dtype of the arithmetic.

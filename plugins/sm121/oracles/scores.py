@@ -1,8 +1,9 @@
-"""The oracle's scores of texts, by a checkpoint of any size: layer by layer, and to be resumed.
+"""Score texts with the oracle, layer by layer, for a checkpoint of any size.
 
-A layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
-chunks. The memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss, beside a
-state [H] and, for texts that are continued, the keys and values of each token.
+A computation that was stopped can be resumed. The weights of a layer are read once for all texts,
+those of an expert only when it is computed, and the vocabulary in chunks. Memory use does not
+depend on the size of the checkpoint: about 2 GiB for gpt-oss, plus a state [H] for each token and,
+for texts with a continuation, the token's keys and values.
 """
 
 import dataclasses
@@ -24,14 +25,14 @@ from sm121.oracles.formats import EXACT, Rounding
 from sm121.oracles.gpt_oss import Past, Weights
 from sm121.oracles.rounded import rounded
 
-#: Rows of the vocabulary that are in memory at a time.
+#: The number of rows of the vocabulary that are in memory at a time.
 _CHUNK = 8192
-#: Likeliest tokens of each position.
+#: The number of likeliest tokens that are returned for each position.
 _TOP = 20
 
-#: Makes another gpt-oss, such as one with a mistake, of the intact one.
+#: A function that changes the model, for example by a deliberate mistake.
 Change: TypeAlias = "Callable[[Weights], Weights]"
-#: Called with the number of layers done and of all layers.
+#: A function that is called with the number of layers that are done, and the number of all layers.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -40,14 +41,15 @@ class Text:
     """A text to be scored, and the model that scores it."""
 
     ids: tuple[int, ...]
-    #: Makes the model of the checkpoint's; None: it is the checkpoint's.
+    #: The change of the checkpoint's model that scores the text; None: no change.
     change: "Change | None" = None
     rounding: Rounding = EXACT
-    #: Score each token of the text; else only the tokens after the last one.
+    #: Whether every token of the text is scored; if not, only the candidates after its last token.
     whole: bool = True
-    #: Tokens by which the model continues the text, each the likeliest one.
+    #: The number of tokens by which the model continues the text greedily.
     more: int = 0
-    #: The index of the text, among those that are scored together, whose continuation it takes.
+    #: The index of another text that is scored together with this one, whose continuation is used
+    #: instead of an own one.
     follows: int | None = None
 
 
@@ -55,7 +57,7 @@ class Text:
 class Scores:
     """The scores of a text of T tokens. Log-probabilities are in nats."""
 
-    #: The log-probability of each token that follows in the text, [T - 1]; empty if only the end
+    #: The log-probability of each token of the text but the first, [T - 1]; empty if only the end
     #: was scored.
     following: Tensor
     #: The likeliest tokens after each scored token, likeliest first: [S, K].
@@ -64,7 +66,7 @@ class Scores:
     top: Tensor
     #: The tokens of the continuation.
     generated: tuple[int, ...] = ()
-    #: The likeliest tokens at each of their positions: [more, K].
+    #: The likeliest tokens at each position of the continuation: [more, K].
     generated_top_ids: Tensor | None = None
     #: Their log-probabilities: [more, K].
     generated_top: Tensor | None = None
@@ -79,22 +81,23 @@ def score(
     cache: Path | None = None,
     say: Progress = lambda _done, _all: None,
 ) -> list[Scores]:
-    """Score texts by a checkpoint in the Hugging Face format.
+    """Score texts with a checkpoint in the Hugging Face format.
 
     Args:
         checkpoint: The folder of the checkpoint.
         texts: The texts.
         dtype: The dtype of the computation.
         device: A device of PyTorch.
-        cache: A folder with the state of the computation. A computation of the same checkpoint,
-            texts and dtype that was stopped continues there. It is removed at the end.
-        say: Called after each layer. Each token of a continuation passes all layers once more.
+        cache: A folder for the state of the computation, which is removed at the end. If the folder
+            has the state of a stopped computation with the same checkpoint, texts and dtype, that
+            computation is resumed.
+        say: Called after each layer. For each token of a continuation, all layers run again.
 
     Returns:
         The scores of each text.
 
     Raises:
-        ValueError: An empty text, an unknown token, or a tensor that the checkpoint lacks.
+        ValueError: A text is empty or has an unknown token, or the checkpoint lacks a tensor.
         FileNotFoundError: The checkpoint has no config.json or no *.safetensors.
     """
     intact = stored_weights.stream(checkpoint, dtype, device)
@@ -127,7 +130,7 @@ def _add_continuations(
     past: list[list[Past]],
     say: Progress,
 ) -> None:
-    """Put scores with a continuation in the place of those of each text that is continued."""
+    """Compute the continuations, and replace the scores of the continued texts in `results`."""
     continued = [index for index, text in enumerate(texts) if text.more]
     leaders = []
     for place, index in enumerate(continued):
@@ -146,7 +149,7 @@ def _add_continuations(
 
 
 def _models(intact: Weights, texts: Sequence[Text]) -> list[Weights]:
-    """Return the model of each text. Weights of one format are rounded once for all of them."""
+    """Return the model of each text. Texts with the same weight formats share rounded weights."""
     by_formats: dict[tuple[str | None, ...], Weights] = {}
     heads: dict[str | None, gpt_oss.Rows] = {}
     models = []
@@ -181,8 +184,8 @@ def _continue(
 ) -> list[Scores]:
     """Return the scores with a continuation of `more` tokens.
 
-    Each token is the likeliest one of the text's leader. `past` has, for each layer, the keys and
-    values of each text.
+    Each next token is the likeliest one of the text's leader: the text itself, or the text that it
+    follows. `past` has, for each layer, the keys and values of each text.
     """
     layers = len(past)
     last = [_Likeliest(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
@@ -215,7 +218,7 @@ def _continue(
 def _scores_of_texts(
     models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Text]
 ) -> list[Scores]:
-    """Return the scores of texts by their states after the last layer."""
+    """Compute the scores of texts from their states after the last layer."""
     scored_states = []
     scored_ids: list[Sequence[int]] = []
     for state, text in zip(states, texts, strict=True):
@@ -227,9 +230,9 @@ def _scores_of_texts(
 def _scores_of_states(
     models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]]
 ) -> list[Scores]:
-    """Return scores by states [S, H] after the last layer, and by the ids of each text if given.
+    """Compute scores from states [S, H] after the last layer, and from the ids of each text if any.
 
-    Each part of an output matrix is read once for all models that have it.
+    Each chunk of an output matrix is read once for all models that share the matrix.
     """
     parts = []
     for model, state, text in zip(models, states, texts, strict=True):
@@ -247,7 +250,7 @@ def _scores_of_states(
 
 
 class _Part:
-    """The scores of one text, while the vocabulary is read."""
+    """Accumulates the scores of one text while the vocabulary is read in chunks."""
 
     def __init__(self, states: Tensor, targets: Tensor) -> None:
         #: The inputs of the output matrix, [S, H].
@@ -275,7 +278,7 @@ class _Part:
         self._best = order.values
 
     def scores(self) -> Scores:
-        """Return the scores, when the whole vocabulary was added."""
+        """Return the scores, after the whole vocabulary was added."""
         total = self._total.to(self._best.dtype)
         return Scores(
             following=(self._following - total[: len(self._targets)]).cpu(),
@@ -285,10 +288,10 @@ class _Part:
 
 
 def _describe(change: "Change | None") -> str:
-    """Return a text that identifies a change, in each process the same.
+    """Return a text that identifies a change, and that is the same in each process.
 
-    The name of a lambda or of a local function does not identify it: its address does, in one
-    process.
+    Lambdas and local functions have no identifying name; they are identified by their address, so
+    that their text is only valid in one process.
     """
     if isinstance(change, functools.partial):
         return f"{_describe(change.func)} {change.args} {sorted(change.keywords.items())}"
@@ -299,7 +302,7 @@ def _describe(change: "Change | None") -> str:
 
 
 def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device: str) -> str:
-    """Return a digest of all that decides the scores."""
+    """Return a digest of everything that affects the scores."""
     weights = []
     for file in sorted(checkpoint.glob("*.safetensors")):
         stat = file.stat()
@@ -317,7 +320,7 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
 class _Resumed(NamedTuple):
     """The state of a computation that was stopped."""
 
-    #: Layers that are done.
+    #: The number of layers that are done.
     layers: int
     states: list[Tensor]
     #: The keys and values of each layer.
@@ -325,9 +328,9 @@ class _Resumed(NamedTuple):
 
 
 class _Kept:
-    """A folder with the states after the last layer, and the keys and values of each layer.
+    """A folder with the states after the last finished layer, and each layer's keys and values.
 
-    `made_of` is the digest of the computation: files with another digest are not read.
+    `made_of` is the digest of the computation. Files with another digest are ignored.
     """
 
     def __init__(self, folder: Path | None, made_of: str, device: str) -> None:
@@ -338,12 +341,12 @@ class _Kept:
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, layers: int, states: Sequence[Tensor], past: Sequence[Past]) -> None:
-        """Write the state after so many layers."""
+        """Write the state after this number of layers."""
         self._write(f"layer-{layers}", past)
         self._write("states", (layers, states))
 
     def resumed(self, layers: int) -> _Resumed:
-        """Return the state of a computation of so many layers; without any, an empty one."""
+        """Return the stored state, or an empty one. `layers`: the number of the model's layers."""
         done, states = self._read("states") or (0, [])
         past = [self._read(f"layer-{n}") for n in range(1, min(done, layers) + 1)]
         if None in past:
@@ -368,7 +371,7 @@ class _Kept:
         try:
             made_of, content = torch.load(file, map_location=self._device, weights_only=True)
         except (RuntimeError, OSError, EOFError, UnpicklingError):
-            return None  # incomplete, because the machine went down
+            return None  # incomplete, for example because the machine crashed
         if made_of != self._made_of:
             return None
         return content

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint in the Hugging Face format, read when the oracle needs them."""
+"""The weights of a checkpoint in the Hugging Face format, which are read on access."""
 
 import functools
 import json
@@ -14,15 +14,15 @@ from torch import Tensor
 from sm121.oracles import mxfp4
 from sm121.oracles.gpt_oss import GptOssConfig, Latest, Layer, Linear, Matrices, Weights
 
-#: Bits of an E2M1 code.
+#: The number of bits of an E2M1 code.
 _CODE_BITS = 4
 
 
 def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Weights:
     """Return the weights of a checkpoint with MXFP4 or BF16 experts.
 
-    One layer is in memory at a time, of its experts the one that computes, and of the vocabulary
-    the rows that are used.
+    Only one layer is in memory at a time, with one of its experts, and only those rows of the
+    vocabulary matrices that are used.
 
     Args:
         checkpoint: The folder of the checkpoint.
@@ -31,8 +31,8 @@ def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "
 
     Raises:
         FileNotFoundError: There is no config.json or no *.safetensors.
-        ValueError: config.json is of another model. A missing tensor raises it when its layer is
-            read.
+        ValueError: config.json is of another model. If a tensor is missing, the error is raised
+            when its layer is read.
     """
     stored = Stored(checkpoint, device)
 
@@ -49,7 +49,7 @@ def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "
 
 
 class Stored:
-    """The tensors of a checkpoint as they are in its files, read on access.
+    """The tensors of a checkpoint, in the formats of its files, read on access.
 
     Args:
         checkpoint: The folder of the checkpoint.
@@ -149,9 +149,9 @@ def experts(stored: Stored, name: str, dtype: torch.dtype) -> Latest:
 
 
 def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of MXFP4 as the checkpoint stores it.
+    """Decode MXFP4 in the layout of the checkpoint.
 
-    `mxfp4.dequantise` computes the same, one element at a time.
+    `mxfp4.dequantise` computes the same, but looks up one element at a time, not four.
 
     Args:
         blocks: [rows, B, 16] u8.
@@ -170,7 +170,7 @@ def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def _four_values(dtype: torch.dtype, device: str) -> Tensor:
-    """Return the four elements in each pair of bytes, [65536, 4]."""
+    """Return the four elements of each possible pair of bytes, [65536, 4]."""
     values = torch.tensor(mxfp4.CODE_VALUES.tolist(), dtype=dtype)
     pairs = torch.arange(1 << 16)
     shifts = range(0, 16, _CODE_BITS)
@@ -184,7 +184,7 @@ def layer(stored: Stored, n: int, dtype: torch.dtype, matrices: Callable[[str], 
         stored: The checkpoint.
         n: The index of the layer.
         dtype: The dtype of the computation.
-        matrices: Returns the experts' matrices of a name.
+        matrices: Returns the experts' matrices with a given name.
 
     Raises:
         ValueError: The checkpoint lacks a tensor.
