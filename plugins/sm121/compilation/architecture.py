@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sm121.core.errors import UsageError
 
-#: Compute capability of GB10, without the point.
+#: The compute capability of GB10, without the point.
 GB10 = 121
 
 _SPELLING = re.compile(
@@ -16,11 +16,11 @@ _SPELLING = re.compile(
 
 @dataclass(frozen=True, order=True)
 class CodeArchitecture:
-    """An architecture that code was made for: ``sm_121a`` is number 121, suffix ``a``.
+    """The target architecture of device code: ``sm_121a`` has the number 121 and the suffix ``a``.
 
-    Code without a suffix may use only the instructions that every later GPU of the generation has,
-    which leaves out block-scaled FP4. With ``f`` it may use the family's instructions, with ``a``
-    those of the one architecture.
+    Code without a suffix may use only instructions that all later GPUs of the generation have,
+    which excludes block-scaled FP4. Code with ``f`` may also use the instructions of the family,
+    and code with ``a`` all instructions of this one architecture.
 
     Attributes:
         number: The compute capability, without the point.
@@ -32,7 +32,7 @@ class CodeArchitecture:
 
     @classmethod
     def parse(cls, text: str) -> "CodeArchitecture":
-        """Return the architecture of a name.
+        """Parse the name of an architecture.
 
         Args:
             text: The name: ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``.
@@ -58,10 +58,10 @@ class CodeArchitecture:
         return f"arch=compute_{short},code=sm_{short}"
 
     def sass_runs_on(self, gpu: int) -> bool:
-        """Return whether machine code for it loads on a GPU.
+        """Return whether machine code for this architecture loads on a GPU.
 
-        Code with ``a`` loads on its own architecture, other code on the same major version from its
-        minor version up.
+        Code with ``a`` loads only on its own architecture. Other code loads on GPUs with the same
+        major version, and the same or a higher minor version.
 
         Args:
             gpu: The compute capability, such as 121.
@@ -71,7 +71,7 @@ class CodeArchitecture:
         return self.number // 10 == gpu // 10 and self.number <= gpu
 
     def ptx_runs_on(self, gpu: int) -> bool:
-        """Return whether the driver can translate its PTX for a GPU.
+        """Return whether the driver can compile PTX for this architecture to code for a GPU.
 
         Args:
             gpu: The compute capability, such as 121.
@@ -81,7 +81,7 @@ class CodeArchitecture:
         return self.number <= gpu
 
     def is_full(self, gpu: int) -> bool:
-        """Return whether its machine code runs on a GPU and may use the FP4 instructions.
+        """Return whether machine code for it runs on a GPU and may use the FP4 instructions.
 
         Args:
             gpu: The compute capability, such as 121.

@@ -1,4 +1,4 @@
-"""Compile one source for one architecture with nvcc, and judge the instructions that come out."""
+"""Compile one source for one architecture with nvcc, and check the resulting instructions."""
 
 import re
 from collections.abc import Sequence
@@ -10,22 +10,22 @@ from sm121.compilation import child, device_code, rules, sass, toolchain
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core.errors import Sm121Error
 
-#: Options of nvcc that choose architectures.
+#: The options of nvcc that choose architectures.
 _ARCHITECTURE_OPTIONS = ("-gencode", "--generate-code", "-arch", "--gpu-architecture")
-#: Characters of a compiler's error that are kept.
+#: The maximum length of a compiler's error message, in characters.
 _ERROR_LENGTH = 300
 
 
 class BuildOutcome(StrEnum):
-    """The outcome of a compilation. Only the first is fit for use, whatever nvcc's exit status."""
+    """The outcome of a compilation. Only HARDWARE is usable, whatever nvcc's exit status is."""
 
-    #: Compiled, and the required instructions are there.
+    #: Compiled, with the required instructions.
     HARDWARE = "hardware"
     #: ptxas reported that the architecture lacks the instruction.
     REFUSED = "refused"
-    #: Compiled without a message, to other instructions than the required ones.
+    #: Compiled without a message, but to other instructions than the required ones.
     SOFTWARE = "software"
-    #: Compiled without a message, to a kernel that only traps.
+    #: Compiled without a message, but to a kernel that only traps.
     TRAP = "trap"
     #: Not compiled, for another reason.
     BROKEN = "broken"
@@ -38,8 +38,8 @@ class Built:
     Attributes:
         architecture: The architecture.
         outcome: The outcome.
-        reason: One line: the finding in the instructions, or the compiler's first error.
-        finding: The finding in the instructions; None if nothing was compiled.
+        reason: One line: the result of the rule, or the compiler's first error.
+        finding: The result of the rule on the instructions; None if nothing was compiled.
     """
 
     architecture: CodeArchitecture
@@ -59,7 +59,7 @@ def build(
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> Built:
-    """Compile the device code of a source for one architecture, without PTX, and judge it.
+    """Compile the device code of a source for one architecture, without PTX, and check it.
 
     Args:
         source: The CUDA source.
@@ -68,14 +68,14 @@ def build(
         refusal: Matches ptxas' message that the architecture lacks an instruction.
         tools: The compiler and the disassembler.
         output: The file of the fat binary.
-        arguments: Arguments of nvcc; architectures among them are replaced.
-        timeout_s: The limit of wall time in seconds.
+        arguments: Arguments of nvcc. Architectures among them are replaced.
+        timeout_s: The limit of wall-clock time, in seconds.
 
     Raises:
         TookTooLong: nvcc took longer.
         Sm121Error: nvcc made code for other architectures, or code that cannot be read.
     """
-    # -fatbin: device code only, so that neither host compilation nor linking takes part.
+    # -fatbin: device code only, without host compilation and linking.
     words = [*without_architectures(arguments), "-gencode", architecture.gencode]
     command: list[str | Path] = [tools.compiler.nvcc, "-fatbin", *words, source, "-o", output]
     ended = child.run(command, timeout_s=timeout_s)
@@ -115,7 +115,7 @@ def without_architectures(arguments: Sequence[str]) -> list[str]:
     """Return arguments of nvcc without those that choose architectures.
 
     Args:
-        arguments: The arguments; an option's value is in the same word or in the next one.
+        arguments: The arguments. An option's value may be in the same word or in the next one.
     """
     joined = tuple(f"{option}=" for option in _ARCHITECTURE_OPTIONS)
     remaining: list[str] = []

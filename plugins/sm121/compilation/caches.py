@@ -1,6 +1,6 @@
-"""The caches that an engine compiles into: their folders, and the files that were compiled lately.
+"""The caches for an engine's compiled code: their folders, and recently compiled files.
 
-A start that compiles is a cold start, whatever the state of the caches was before it.
+A start that compiles is a cold start, whatever the caches contained before it.
 """
 
 import os
@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Names of processes that compile, or that start compilers.
+#: The names of compilers, and of programs that start compilers.
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
-#: Files that only a compiler makes.
+#: The suffixes of files that only compilers write.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
-#: Kernels written within so many seconds take little of a start, and may be another process's.
+#: Kernels that were all written within this time, in seconds, are ignored: they hardly delay a
+#: start, and may be another process's.
 _FEW_S = 5.0
-#: An object file among the rules of ninja.
+#: A rule of ninja that builds an object file.
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
 
 
@@ -83,10 +84,10 @@ class CompileCaches:
         return lines
 
     def latest(self, since: float) -> float | None:
-        """Return when the latest file was compiled, in seconds since 1970.
+        """Return the time at which the latest file was compiled, in seconds since 1970.
 
         Args:
-            since: Files before this time do not count, in seconds since 1970.
+            since: The time from which on files count, in seconds since 1970.
 
         Returns:
             The time, or None if there is no such file.
@@ -98,14 +99,15 @@ class CompileCaches:
         return max(times, default=None)
 
     def building(self, since: float) -> str | None:
-        """Describe the module that FlashInfer compiles now.
+        """Describe the module that FlashInfer is compiling.
 
         Args:
-            since: Modules without a new file since this time do not count, in seconds since 1970.
+            since: Modules in which no file was written since this time are ignored, in seconds
+                since 1970.
 
         Returns:
-            Among the modules without a library, the one to which a file was added last, and the
-            number of files that are left; None if there is no such module.
+            The most recently changed module that has no library yet, with the number of files that
+            are still to be compiled; None if there is no such module.
         """
         modules: list[tuple[float, str]] = []
         for rules in self.flashinfer.glob("*/*/cached_ops/*/build.ninja"):

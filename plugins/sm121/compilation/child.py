@@ -1,4 +1,4 @@
-"""Run a compiler, with a time limit for its whole process tree and a limit of its output."""
+"""Run a compiler, with a time limit for its whole process tree and a limit on its output."""
 
 import contextlib
 import os
@@ -13,17 +13,18 @@ from typing import IO
 
 from sm121.core import errors, unmet
 
-#: Bytes of a child's output that are kept; ptxas can print a line for each of 18,000 instructions.
+#: The number of bytes of a child's output that are kept. ptxas can print a line for each of 18,000
+#: instructions.
 OUTPUT_LIMIT = 64_000
 
 
 class TookTooLong(errors.Sm121Error):
-    """A child was ended because it exceeded its time limit."""
+    """A child process was killed because it exceeded its time limit."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a child.
+    """The result of a child process.
 
     Attributes:
         status: The exit status; negative for a signal.
@@ -41,13 +42,13 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Ended:
-    """Run a command to its end.
+    """Run a command, and wait until it ends.
 
     Args:
         command: The command and its arguments.
-        timeout_s: The limit of wall time in seconds.
-        environment: The whole environment; None for this process's own.
-        folder: The working directory; None for this process's own.
+        timeout_s: The limit of wall-clock time, in seconds.
+        environment: The whole environment; None: that of this process.
+        folder: The working directory; None: that of this process.
 
     Raises:
         TookTooLong: The command, or a process that it started, ran longer.
@@ -61,7 +62,7 @@ def run(
         stderr=subprocess.STDOUT,
         env=None if environment is None else dict(environment),
         cwd=folder,
-        start_new_session=True,  # nvcc starts others: all of them end with the group
+        start_new_session=True,  # nvcc starts other processes; they can be killed as a group
     )
     assert process.stdout is not None
     with process.stdout as stream:
@@ -69,7 +70,7 @@ def run(
             output = _drain(stream, deadline)
             status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
-            with contextlib.suppress(ProcessLookupError):  # also where the first of them has ended
+            with contextlib.suppress(ProcessLookupError):  # the whole group may have ended
                 os.killpg(process.pid, signal.SIGKILL)
             name = Path(str(command[0])).name
             raise TookTooLong(unmet.Fact(f"done in {timeout_s:.0f} s", "not", name)) from error

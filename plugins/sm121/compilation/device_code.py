@@ -1,7 +1,8 @@
-"""Read which architectures a file holds device code for, without a tool.
+"""Find the architectures for which a file contains device code, without NVIDIA's tools.
 
-The file is an object or a library with fat binaries of nvcc, compressed ones too, or a bare cubin.
-The layout is observed, not documented by NVIDIA; the meta tests compare the results with cuobjdump.
+The file is an object file or a library with nvcc's fat binaries, which may be compressed, or a bare
+cubin. NVIDIA does not document the layout; it was found by inspection, and the meta-tests compare
+the results with those of cuobjdump.
 """
 
 import mmap
@@ -18,7 +19,7 @@ from sm121.core import errors, unmet
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
 
-#: The ELF header of 64-bit files: its size, the value of its class, and offsets of its fields.
+#: The ELF header of 64-bit files: its size, the value of the class, and the offsets of its fields.
 _ELF_HEADER_BYTES = 64
 _ELF_64 = 2
 _ELF_CLASS_AT = 4
@@ -29,13 +30,14 @@ _ELF_FLAGS_AT = 48
 _ELF_SECTION_SIZE_AT = 58
 #: The ELF machine of a cubin.
 _EM_CUDA = 190
-#: From this ABI version on a cubin has its architecture in the second byte of the flags.
+#: From this ABI version on, a cubin has its architecture in the second byte of the flags.
 _ABI_SECOND_BYTE = 8
-#: ptxas leaves its command line in a note; the ELF flags have the number but not the suffix.
+#: ptxas writes its command line into a note. It contains the suffix of the architecture, which the
+#: ELF flags do not.
 _CUBIN_TARGET = re.compile(rb"(?:-arch|--gpu-name)[ =]+(sm_\d{2,3}[af]?)\b")
-#: Bytes of a cubin that are searched for that note.
+#: The number of bytes of a cubin that are searched for that note.
 _NOTES_BYTES = 1 << 24
-#: Suffixes of files that are device code and nothing else.
+#: The suffixes of files that contain only device code.
 _NOTHING_ELSE = (".cubin", ".fatbin")
 
 #: The header of a fat binary: magic, version, size of the header, size of the entries.
@@ -46,15 +48,16 @@ _ENTRY_START = struct.Struct("<HHIQ")
 _ENTRY_BYTES = 48
 _ENTRY_NUMBER_AT = 28
 _ENTRY_FLAGS_AT = 40
-#: Flags of an entry for the suffixes a and f.
+#: The flag of an entry for the suffix a.
 _ARCHITECTURE_SPECIFIC = 0x100000
+#: The flag of an entry for the suffix f.
 _FAMILY_SPECIFIC = 0x200000
-#: The kinds of entries. Other kinds hold data for a later link step, and no code that runs.
+#: The kinds of entries with code. Other kinds contain data for a later link step.
 _KINDS: dict[int, Literal["ptx", "sass"]] = {1: "ptx", 2: "sass"}
 
 
 class UnreadableCode(errors.Sm121Error):
-    """A container of device code is damaged or of an unknown form."""
+    """A container of device code is damaged, or has an unknown layout."""
 
 
 @dataclass(frozen=True, order=True)
@@ -72,7 +75,7 @@ class Image:
 def read(path: Path) -> tuple[Image, ...]:
     """Return the device code in a file.
 
-    The file is mapped, not loaded: memory does not grow with its size.
+    The file is mapped into memory, so that memory use does not grow with its size.
 
     Args:
         path: The file.
@@ -81,7 +84,7 @@ def read(path: Path) -> tuple[Image, ...]:
         Each kind and architecture once, sorted; empty if there is no device code.
 
     Raises:
-        UnreadableCode: The file, or a container of device code in it, is damaged or cut off.
+        UnreadableCode: The file, or a container of device code in it, is damaged or truncated.
         OSError: The file cannot be read.
     """
     images: tuple[Image, ...] = ()
@@ -99,7 +102,7 @@ def read(path: Path) -> tuple[Image, ...]:
 
 
 def _check_whole(data: mmap.mmap, path: Path) -> None:
-    """Check that an ELF file is not cut off, since its end may be its device code."""
+    """Check that an ELF file is not truncated, because device code may be at its end."""
     if len(data) < _ELF_HEADER_BYTES:
         raise UnreadableCode(f"{path}: an ELF file of {len(data)} bytes is cut off")
     (sections,) = struct.unpack_from("<Q", data, _ELF_SECTIONS_AT)
@@ -129,7 +132,7 @@ def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
         end = at + 4
         if at + _FATBIN_HEADER_BYTES <= len(data):
             _, version, header, size = _FATBIN_HEADER.unpack_from(data, at)
-            # The four bytes occur in ordinary code too; a container has this header after them.
+            # The four bytes also occur in ordinary code; only a container has this header.
             if version == 1 and header == _FATBIN_HEADER_BYTES:
                 end = at + header + size
                 if end > len(data):

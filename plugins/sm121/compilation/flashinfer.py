@@ -1,4 +1,4 @@
-"""The installed FlashInfer: the code that it would compile for GB10, and its headers."""
+"""The installed FlashInfer: the sources that it would compile for GB10, and its headers."""
 
 import json
 import os
@@ -23,12 +23,12 @@ REMEDY = (
     "pip install --no-deps flashinfer-python==0.7.2.post1, and with torch "
     "'apache-tvm-ffi>=0.1.11' packaging requests nvidia-ml-py tqdm numpy filelock"
 )
-#: Time limit of a request to FlashInfer, in seconds.
+#: The time limit of a request to FlashInfer, in seconds.
 _REQUEST_S = 120.0
 
 
 class Resolution(data_file.DataTable):
-    """The required targets, or the required error, of one value of FLASHINFER_CUDA_ARCH_LIST."""
+    """The required targets, or the required error, for one value of FLASHINFER_CUDA_ARCH_LIST."""
 
     arch_list: str
     #: The names of machine code, such as ``121a``.
@@ -90,17 +90,17 @@ class FlashInfer:
         return self.folder / "data"
 
     def targets(self, arch_lists: Sequence[str], compiler: Compiler) -> dict[str, Any]:
-        """Return the architectures that it compiles for.
+        """Return the architectures for which FlashInfer compiles.
 
         Args:
             arch_lists: Values of FLASHINFER_CUDA_ARCH_LIST.
             compiler: The compiler.
 
         Returns:
-            By value, the list of architectures, or the text of an error.
+            For each value, a list of architectures, or the text of an error.
 
         Raises:
-            NotRun: FlashInfer cannot be imported there.
+            NotRun: The interpreter cannot import FlashInfer.
         """
         answer = self._ask({"ask": "targets", "values": list(arch_lists)}, compiler, "12.1a")
         return dict(answer["targets"])
@@ -112,10 +112,10 @@ class FlashInfer:
             module: The name of the module, as in ``in_flashinfer/sm121_units.py``.
             arch_list: The value of FLASHINFER_CUDA_ARCH_LIST.
             compiler: The compiler.
-            folder: The folder that generated sources are written to.
+            folder: The folder for generated sources.
 
         Raises:
-            NotRun: FlashInfer cannot be imported there, or does not have the module.
+            NotRun: The interpreter cannot import FlashInfer, or FlashInfer lacks the module.
         """
         request = {"ask": "units", "module": module, "folder": str(folder)}
         answer = self._ask(request, compiler, arch_list, folder)
@@ -138,9 +138,9 @@ class FlashInfer:
             variables = {
                 **os.environ,
                 "FLASHINFER_CUDA_ARCH_LIST": arch_list,
-                # Importing FlashInfer makes its cache folder; the user's own is left alone.
+                # Importing FlashInfer creates its cache folder, which must not be the user's.
                 "FLASHINFER_WORKSPACE_BASE": str(folder or scratch),
-                # FlashInfer looks beside the nvcc of PATH, which is often a wrapper.
+                # Otherwise, FlashInfer searches next to the nvcc on PATH, often a wrapper.
                 "CUDA_HOME": str(compiler.root),
             }
             command = [self.python, str(script), json.dumps(request)]
@@ -157,10 +157,10 @@ def find(python: str | None = None) -> FlashInfer:
     """Return the FlashInfer of an interpreter.
 
     Args:
-        python: The interpreter; None for this one.
+        python: The interpreter; None: that of this process.
 
     Raises:
-        NotRun: It has no FlashInfer, or one without sources.
+        NotRun: The interpreter has no FlashInfer, or a FlashInfer without sources.
     """
     interpreter = python or sys.executable
     origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
@@ -173,7 +173,7 @@ def find(python: str | None = None) -> FlashInfer:
 
 
 def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[unmet.Fact]:
-    """Compare the architectures that FlashInfer compiles for with the required ones.
+    """Compare the architectures for which FlashInfer compiles with the required ones.
 
     Args:
         flashinfer: The installed FlashInfer.

@@ -1,4 +1,4 @@
-"""Compile for GB10, and compare the result with the data files. It needs no GPU."""
+"""Compile for GB10 without a GPU, and compare the results with the data files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ class Compilation:
     """The compilers of an engine's environment.
 
     Attributes:
-        tools: The compiler, the disassembler, and the folder of their results.
+        tools: The compiler, the disassembler, and the folder for their results.
     """
 
     tools: Tools
@@ -22,7 +22,7 @@ class Compilation:
 
     @property
     def flashinfer(self) -> FlashInfer:
-        """FlashInfer of the engine's environment. Raises NotRun if there is none."""
+        """The FlashInfer in the engine's environment. Raises NotRun if there is none."""
         return flashinfer.find(self._python)
 
     def wrong_outcomes(self, probe: str) -> list[Fact]:
@@ -33,7 +33,7 @@ class Compilation:
 
         Raises:
             UsageError: There is no such probe.
-            NotRun: The probe needs FlashInfer, and there is none.
+            NotRun: The probe needs FlashInfer, which is not installed.
         """
         chosen = probes.probe(probe)
         headers = {}
@@ -47,10 +47,10 @@ def find(python: str, folder: Path) -> Compilation:
 
     Args:
         python: The interpreter.
-        folder: The folder of the results.
+        folder: The folder for the results.
 
     Raises:
-        NotRun: There is no nvcc or no cuobjdump; the message has the command that installs it.
+        NotRun: nvcc or cuobjdump is missing. The message has the command that installs it.
     """
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)

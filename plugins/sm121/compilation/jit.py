@@ -1,7 +1,8 @@
-"""The modules that an engine compiles at its first start, and a bound of its compile jobs.
+"""The modules that an engine compiles at its first start, and a limit on the compile jobs.
 
-FlashInfer compiles with ninja, which takes every core if ``MAX_JOBS`` is not set. On a machine of
-unified memory that freezes the machine, because the weights are resident by then.
+FlashInfer compiles with ninja, which uses all cores if ``MAX_JOBS`` is not set. On a machine with
+unified memory, this can exhaust the memory and freeze the machine, because the weights are already
+loaded.
 """
 
 import fnmatch
@@ -21,19 +22,21 @@ from sm121.core.engine_arguments import one_line
 from sm121.core.versions import Versions, within
 
 _GIB = 1 << 30
-#: The engine's arguments for the page of the KV cache and for the drafts of speculative decoding.
+#: The engine's argument for the page size of the KV cache.
 _BLOCK_SIZE = re.compile(r"--block-size (\d+)")
+#: The engine's argument for the number of draft tokens in speculative decoding.
 _DRAFTS = re.compile(r"num[-_]speculative[-_]tokens[\"']?\s*[: ]\s*(\d+)")
-#: Tokens a page without such an argument (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE).
+#: The default page size, in tokens (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE).
 _PAGE = 16
-#: Variables of FlashInfer: the number of compile jobs, and of the threads of each nvcc.
+#: FlashInfer's variable for the number of compile jobs.
 _JOBS = "MAX_JOBS"
+#: FlashInfer's variable for the number of threads of each nvcc.
 _THREADS = "FLASHINFER_NVCC_THREADS"
 _ARCHITECTURES = "FLASHINFER_CUDA_ARCH_LIST"
 
-#: Modules with kernels that are installed beside FlashInfer, and their packages' names.
+#: The packages with precompiled kernels for FlashInfer: names of distributions by module.
 _BESIDE = {"flashinfer_cubin": "flashinfer-cubin", "flashinfer_jit_cache": "flashinfer-jit-cache"}
-#: Packages whose import fails beside another release of one that they require.
+#: Packages that cannot be imported with other releases of these requirements.
 _OF_ONE_TIME = {
     "torchvision": ("torch",),
     "torchaudio": ("torch",),
@@ -47,23 +50,27 @@ class JitModule(DataTable):
     """A module of FlashInfer that gpt-oss may need."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
-    #: Pattern (as of a shell) on the name of its folder in the cache; ``{page}`` stands for the
-    #: tokens a page of the KV cache, ``{queries}`` for the queries of a sequence in a decode step.
+    #: A shell pattern for the name of the module's folder in the cache. ``{page}`` stands for the
+    #: page size of the KV cache, ``{queries}`` for the queries per sequence in a decode step.
     module: str
-    #: If the name does not tell what the module was compiled for: a pattern on a line of its
+    #: If the name does not identify the variant of the module: a pattern for a line of its
     #: generated configuration.
     generated: Regex | None = None
-    #: Releases of FlashInfer in which modules of the same pattern have one name, so that only the
-    #: one that was compiled last is in the cache.
+    #: The releases of FlashInfer in which all modules with this pattern have the same name, so that
+    #: the cache only contains the one that was compiled last.
     shares_name: Versions = ""
-    #: Releases of FlashInfer with which the engine calls it; with an unknown one it may.
+    #: The releases of FlashInfer with which the engine calls the module. With an unknown release,
+    #: the engine is assumed to call it.
     flashinfer: Versions = ""
+    #: A pattern for the engine's arguments; without a match, the module is not needed.
     arguments: Regex | None = None
+    #: A pattern for the engine's arguments; with a match, the module is not needed.
     unless_arguments: Regex | None = None
+    #: A pattern for a variable as ``NAME=VALUE``; with a match, the module is not needed.
     unless_environment: Regex | None = None
-    #: Peak memory of one compile job.
+    #: The peak memory of one compile job.
     memory_gib: float = Field(gt=0)
-    #: Time of one core for the whole module, in seconds.
+    #: The CPU time for the whole module, in seconds.
     cpu_s: float = Field(gt=0)
     source: str = Field(min_length=3)
 
@@ -71,9 +78,9 @@ class JitModule(DataTable):
         """Return whether a library in the cache is this module.
 
         Args:
-            library: ``<architectures>/cached_ops/<name>/<file>.so``; FlashInfer writes the module's
-                sources to ``<architectures>/generated/<name>`` and compiles it again where they
-                are newer.
+            library: ``<architectures>/cached_ops/<name>/<file>.so``. FlashInfer writes the module's
+                sources to ``<architectures>/generated/<name>``, and recompiles the module if they
+                are newer than the library.
         """
         name = library.parent.name
         if not fnmatch.fnmatchcase(name, self.module):
@@ -86,18 +93,18 @@ class JitModule(DataTable):
         return self.generated.search(file.read_text("utf-8", "replace")) is not None
 
     def displaces(self, other: "JitModule", flashinfer: str | None) -> bool:
-        """Return whether another module is compiled again at its next start after this one.
+        """Return whether compiling this module overwrites another one in the cache.
 
         Args:
             other: The other module.
-            flashinfer: The release of FlashInfer; None if it is not known.
+            flashinfer: The release of FlashInfer; None if it is unknown.
         """
         if self.name == other.name or self.module != other.module or not self.shares_name:
             return False
         return flashinfer is None or within(flashinfer, self.shares_name)
 
     def is_needed(self, arguments: str, environment: Mapping[str, str]) -> bool:
-        """Return whether an engine may call it.
+        """Return whether an engine may call the module.
 
         Args:
             arguments: The engine's arguments, on one line.
@@ -116,10 +123,10 @@ class JitModule(DataTable):
 
 
 class Unbuilt(DataTable):
-    """A module that a start compiles and ``sm121 warm`` does not."""
+    """A module that a start compiles, but ``sm121 warm`` does not."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
-    #: Pattern on the name of its folder in the cache; None if it is not known.
+    #: A shell pattern for the name of its folder in the cache; None if it is unknown.
     module: str | None = None
     arguments: Regex
     why: str = Field(min_length=3)
@@ -145,11 +152,11 @@ def load_jit() -> JitData:
 
 @dataclass(frozen=True)
 class Decoding:
-    """The sizes that XQA is compiled for, beside its types.
+    """The sizes for which XQA is compiled, besides its dtypes.
 
     Attributes:
-        page: Tokens a page of the KV cache.
-        queries: Queries of a sequence in a decode step: with N drafts N + 1.
+        page: The page size of the KV cache, in tokens.
+        queries: The number of queries per sequence in a decode step: N + 1 with N draft tokens.
     """
 
     page: int
@@ -160,7 +167,7 @@ class Decoding:
         """Return the sizes of an engine.
 
         Args:
-            arguments: The engine's arguments; the last one of a kind counts.
+            arguments: The engine's arguments. The last value of a repeated argument counts.
         """
         line = one_line(arguments)
         pages = _BLOCK_SIZE.findall(line)
@@ -171,10 +178,10 @@ class Decoding:
         )
 
     def in_name(self, module: str) -> str:
-        """Return the pattern of a module's name, without placeholders.
+        """Fill in the placeholders of a pattern for a module's name.
 
         Args:
-            module: The pattern of `JitModule`.
+            module: The pattern, as in `JitModule`.
         """
         return module.replace("{page}", f"{self.page}").replace("{queries}", f"{self.queries}")
 
@@ -188,13 +195,13 @@ def needed(
     """Return the profile's modules that an engine may compile.
 
     Args:
-        needs: The profile's.
-        arguments: The engine's.
-        environment: The engine's.
-        flashinfer: The release of FlashInfer; None: not known.
+        needs: The profile's table of requirements.
+        arguments: The engine's arguments.
+        environment: The engine's environment.
+        flashinfer: The release of FlashInfer; None: unknown.
 
     Raises:
-        UsageError: A module is not known.
+        UsageError: The profile names an unknown module.
     """
     line = one_line(arguments)
     decoding = Decoding.of(arguments)
@@ -209,7 +216,7 @@ def needed(
 
 
 def unbuilt(arguments: Sequence[str]) -> list[Unbuilt]:
-    """Return the modules that a start compiles and ``sm121 warm`` does not.
+    """Return the modules that a start compiles, but ``sm121 warm`` does not.
 
     Args:
         arguments: The engine's arguments.
@@ -223,11 +230,12 @@ class FlashInferModules:
     """The modules that an engine's FlashInfer has compiled.
 
     Attributes:
-        version: The release of FlashInfer; None if it is not known: any release's cache counts.
-        folder: The cache: ``<version>/<architectures>/cached_ops/<module>`` is below it.
-        ahead: Folders of modules that were compiled before they were installed.
+        version: The release of FlashInfer. None: it is unknown, and the caches of all releases
+            count.
+        folder: The cache, which contains ``<version>/<architectures>/cached_ops/<module>``.
+        ahead: Folders with precompiled modules.
         installed: Whether FlashInfer is installed.
-        beside: Versions of the packages with kernels that are installed beside it, by their names.
+        beside: The versions of installed packages with precompiled kernels, by their names.
         unmet: Requirements on torch, TVM FFI and CuTe DSL that the installed packages do not meet.
     """
 
@@ -240,7 +248,7 @@ class FlashInferModules:
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
-        """Return the modules of an interpreter.
+        """Return the compiled modules of the FlashInfer that an interpreter has.
 
         Args:
             python: The engine's interpreter.
@@ -271,8 +279,8 @@ class FlashInferModules:
 
         Args:
             modules: The modules.
-            codes: Names of machine code in the cache, such as ``121a``; one of them is enough.
-            gpu: The compute capability that installed libraries need, such as 121.
+            codes: The accepted architectures of modules in the cache, such as ``121a``.
+            gpu: The compute capability for which installed libraries must have code, such as 121.
         """
         folders = self._cached(codes)
         missing = []
@@ -282,7 +290,7 @@ class FlashInferModules:
         return missing
 
     def _is_installed(self, module: JitModule, gpu: int) -> bool:
-        """Return whether a library that was compiled ahead is this module, and runs on the GPU."""
+        """Return whether a precompiled library is this module and runs on the GPU."""
         if module.generated is not None:
             return False
         for folder in self.ahead:
@@ -295,11 +303,11 @@ class FlashInferModules:
     def unbuilt(
         self, arguments: Sequence[Sequence[str]], codes: Sequence[str]
     ) -> tuple[Unbuilt, ...]:
-        """Return the modules that starts compile beside the known ones, and not in the cache yet.
+        """Return the `Unbuilt` modules that starts will compile, because the cache lacks them.
 
         Args:
             arguments: The arguments of each engine that is started.
-            codes: Names of machine code in the cache.
+            codes: The accepted architectures of modules in the cache.
         """
         by_name = {}
         for words in arguments:
@@ -314,7 +322,7 @@ class FlashInferModules:
         return any(any(folder.glob(pattern)) for folder in self._cached(codes))
 
     def _cached(self, codes: Sequence[str]) -> list[Path]:
-        """Return the folders of modules in the cache for one of these names of machine code."""
+        """Return the cache's folders of modules for one of these architectures."""
         folders = []
         for folder in self.folder.glob(f"{self.version or '*'}/*"):
             architectures = folder.name.split("_")
@@ -333,12 +341,12 @@ def _is_in_cache(module: JitModule, folders: Sequence[Path]) -> bool:
 
 @dataclass(frozen=True)
 class Bound:
-    """The number of compile jobs for which the machine has memory beside the engine.
+    """The limit on the number of concurrent compile jobs, by the memory that the engine leaves.
 
     Attributes:
-        fitting: The number for which there is memory; 0 if there is none for one.
-        jobs: The number to run: at most one for each core.
-        reason: The memory that is needed, and the memory that is available.
+        fitting: The number of jobs that fit in memory; 0 if not even one does.
+        jobs: The number of jobs to run: `fitting`, but at most one for each core.
+        reason: The required and the available memory, in words.
     """
 
     fitting: int
@@ -352,15 +360,15 @@ class Bound:
 def bound(
     modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
 ) -> Bound:
-    """Return the bound for modules.
+    """Return the limit on the compile jobs for some modules.
 
     Args:
         modules: The modules, at least one.
-        environment: The engine's environment, with the number of nvcc's threads.
-        resident_gib: The memory that the engine holds while it compiles.
+        environment: The engine's environment, which may set the number of nvcc's threads.
+        resident_gib: The memory that the engine uses while it compiles.
     """
     reserve = load_jit().reserve_gib.value
-    # Threads compile one source for several architectures at the same time.
+    # With several threads, nvcc compiles one source for several architectures at the same time.
     architectures = len(environment.get(_ARCHITECTURES, "").split()) or 1
     text = environment.get(_THREADS, "").strip()
     threads = int(text) if text.isdecimal() else 1
@@ -379,17 +387,18 @@ def bound(
 def bounding_variables(
     needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that bound the compilers of a start.
+    """Return the variables that limit the compilers of a start.
 
-    They are set also if the cache is warm, because an update of the sources makes it cold.
+    They are set even if the cache is warm, because an update of FlashInfer's sources invalidates
+    the cache.
 
     Args:
-        needs: The profile's.
+        needs: The profile's table of requirements.
         arguments: The engine's arguments.
-        environment: The engine's environment; a variable that the user has set is not replaced.
+        environment: The engine's environment. A variable that the user has set is not replaced.
 
     Raises:
-        UsageError: A module of the profile is not known.
+        UsageError: The profile names an unknown module.
     """
     modules = needed(needs, arguments, environment)
     if not modules:

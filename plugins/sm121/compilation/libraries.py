@@ -1,4 +1,4 @@
-"""Judge installed libraries and caches of compiled kernels: do they have code for a GPU?"""
+"""Check whether installed libraries and caches of compiled kernels have code for a GPU."""
 
 import json
 import os
@@ -21,24 +21,24 @@ from sm121.core import data_file, errors, interpreter, unmet
 #: The packages of an engine's environment that are searched if no path is given.
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
 
-#: Suffixes of files that may hold device code.
+#: The suffixes of files that may contain device code.
 _SUFFIXES = (".so", ".cubin", ".fatbin", ".o")
-#: Time limit of the disassembly of a file, in seconds.
+#: The time limit for disassembling a file, in seconds.
 _SASS_TIMEOUT_S = 600.0
-#: Names of trapping kernels that a report lists.
+#: The maximum number of kernels that only trap which a report lists by name.
 _TRAPPING_SHOWN = 5
 
 
 class CodeState(StrEnum):
-    """The meaning of a file's device code for a GPU."""
+    """How a file's device code can be used on a GPU."""
 
-    #: Machine code that runs there and may use all instructions: for GB10 121a, 121f, 120f.
+    #: Machine code runs on it and may use all its instructions: for GB10, 121a, 121f or 120f.
     FULL = "full"
-    #: Machine code that runs there, compiled without a suffix: no block-scaled FP4.
+    #: Machine code runs on it, but was compiled without a suffix: no block-scaled FP4.
     PLAIN = "plain"
-    #: Nothing but PTX runs there: the driver translates it when it is loaded.
+    #: Only PTX runs on it, which the driver compiles when it is loaded.
     PTX_ONLY = "ptx_only"
-    #: Device code, and none of it runs there.
+    #: There is device code, but none of it runs on the GPU.
     OTHER = "other_architecture"
     #: A library without device code.
     HOST = "no_device_code"
@@ -46,22 +46,23 @@ class CodeState(StrEnum):
     UNREADABLE = "unreadable"
 
 
-#: The states of machine code that runs on the GPU.
+#: The states in which machine code runs on the GPU.
 RUNS = (CodeState.FULL, CodeState.PLAIN)
 
 
 @dataclass(frozen=True)
 class LibraryReport:
-    """The judgement of one file.
+    """The result for one file.
 
     Attributes:
         path: The file.
-        state: The meaning of its device code.
+        state: How its device code can be used on the GPU.
         sass: The architectures of its machine code, such as ``sm_121a``.
         ptx: The architectures of its PTX, such as ``compute_90``.
         reason: The evidence for the state.
         kernels: The number of kernels that run on the GPU; None if no instructions were read.
-        only_trapping: The mangled names of those in which every thread traps.
+        only_trapping: The mangled names of the kernels in which every thread traps; None if no
+            instructions were read.
     """
 
     path: Path
@@ -73,7 +74,7 @@ class LibraryReport:
     only_trapping: tuple[str, ...] | None = None
 
     def as_json(self) -> dict[str, object]:
-        """Return plain data, with the keys of `sm121 path --libraries`."""
+        """Return plain data for JSON, with the keys that `sm121 path --libraries` writes."""
         plain: dict[str, object] = {
             "path": str(self.path),
             "state": self.state.value,
@@ -89,13 +90,13 @@ class LibraryReport:
 
 
 def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
-    """Judge a file's device code for a GPU.
+    """Check how a file's device code can be used on a GPU.
 
     Args:
         path: The file.
         gpu: The compute capability, such as 121.
-        disassembler: The tool that reads instructions, to find kernels that only trap (8 s for a
-            million instructions); None if they are not read.
+        disassembler: The tool that reads instructions, to find kernels that only trap. It takes 8 s
+            for a million instructions. None: no instructions are read.
     """
     try:
         images = device_code.read(path)
@@ -124,11 +125,11 @@ def _with_instructions(
     gpu: int,
     disassembler: Disassembler,
 ) -> LibraryReport:
-    """Return a report with the kernels that only trap. Raises UnreadableSass."""
+    """Add the kernels that only trap to a report. Raises UnreadableSass."""
     architectures = set()
     for image in images:
         if image.kind == "sass" and image.architecture.sass_runs_on(gpu):
-            # cuobjdump takes ``sm_120`` and ``sm_120f`` for one.
+            # cuobjdump does not distinguish ``sm_120`` from ``sm_120f``.
             suffix = image.architecture.suffix.replace("f", "")
             architectures.add(CodeArchitecture(image.architecture.number, suffix))
     count = 0
@@ -181,18 +182,18 @@ def _list(images: Sequence[device_code.Image]) -> str:
 class _Required(data_file.DataTable):
     engine: str
     package: str
-    #: Pattern on the path below the package's folder.
+    #: A shell pattern for paths below the package's folder.
     files: str
     why: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
 
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[unmet.Fact]:
-    """Find the libraries that an engine needs and that have no machine code for a GPU.
+    """Find the libraries that an engine needs, but that have no machine code for a GPU.
 
     Args:
         engine: The name of the engine.
-        origins: The files that its packages are imported from, by name.
+        origins: The file from which each package is imported, by the package's name.
         gpu: The compute capability, such as 121.
 
     Returns:
@@ -221,11 +222,11 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Return the folders of an engine's libraries and of its compile caches, if they exist.
+    """Return the existing folders with an engine's libraries and its compile caches.
 
     Args:
         python: The engine's interpreter.
-        environment: The engine's environment; None for this process's own.
+        environment: The engine's environment; None: that of this process.
 
     Raises:
         Sm121Error: The interpreter does not answer.
@@ -242,13 +243,13 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that may hold device code, each once.
+    """Yield the files that may contain device code, each once.
 
     Args:
-        paths: Files, and folders that are searched.
+        paths: Files, and folders to search.
 
     Yields:
-        The files that are given, and the libraries below the folders.
+        The given files, and the libraries below the given folders.
     """
     identities: set[tuple[int, int]] = set()
     for path in _candidates(paths):
@@ -260,7 +261,7 @@ def files_of(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _candidates(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield files as `files_of` does, one with several names several times."""
+    """Yield files as `files_of` does, but a file with several names several times."""
     for root in paths:
         if root.is_file():
             yield root
@@ -278,13 +279,13 @@ def write_report(
     gpu: int = GB10,
     disassembler: Disassembler | None = None,
 ) -> Counter[CodeState]:
-    """Judge every file of some places, and write one JSON object, file by file as they are read.
+    """Check all files in some places, and write one JSON object, whose entries appear one by one.
 
     Args:
         paths: Files and folders.
-        stream: The text file that is written to.
+        stream: The output, a text file.
         gpu: The compute capability, such as 121.
-        disassembler: As for `judge`.
+        disassembler: As in `judge`.
 
     Returns:
         The number of files in each state.

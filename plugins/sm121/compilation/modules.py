@@ -1,4 +1,4 @@
-"""FlashInfer's JIT modules for gpt-oss: compiled as FlashInfer would, judged by their SASS."""
+"""Compile FlashInfer's JIT modules for gpt-oss as FlashInfer would, and check their SASS."""
 
 import functools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Module(rules.SassRule):
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     #: The value of FLASHINFER_CUDA_ARCH_LIST for the build.
     arch_list: str
-    #: The architectures that FlashInfer must compile it for, such as ``sm_121a``.
+    #: The architectures for which FlashInfer must compile the module, such as ``sm_121a``.
     architectures: tuple[str, ...] = Field(min_length=1)
     #: The time limit of each unit, in seconds.
     timeout_s: float = Field(gt=0)
@@ -34,7 +34,7 @@ class Module(rules.SassRule):
 
 
 def load_modules() -> tuple[Module, ...]:
-    """Return the modules that come with the suite.
+    """Return the modules that the suite compiles.
 
     Raises:
         DataFileError: The file is malformed.
@@ -61,19 +61,19 @@ def module(name: str) -> Module:
 
 
 def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tools) -> list[Fact]:
-    """Compile the CUDA units of a module one after the other, and check their instructions.
+    """Compile the CUDA units of a module, one after the other, and check their instructions.
 
     Args:
         chosen: The module.
         flashinfer: The installed FlashInfer.
-        tools: The compiler, the disassembler, and the folder of the results.
+        tools: The compiler, the disassembler, and the folder for the results.
 
     Returns:
         One fact for each requirement that does not hold.
 
     Raises:
-        NotRun: There is too little memory, or FlashInfer does not answer.
-        TookTooLong: nvcc does not end.
+        NotRun: There is too little memory, or FlashInfer cannot be imported.
+        TookTooLong: nvcc exceeds the time limit.
     """
     _require_memory(chosen)
     units = flashinfer.units(chosen.name, chosen.arch_list, tools.compiler, tools.folder)
@@ -121,17 +121,17 @@ def _require_memory(chosen: Module) -> None:
 def compile_unit(
     unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: toolchain.Tools, output: Path
 ) -> Built:
-    """Compile one unit for one architecture, and judge it.
+    """Compile one unit for one architecture, and check its instructions.
 
     Args:
         unit: The unit.
         architecture: The architecture.
-        chosen: The module, with the rule.
+        chosen: The module, with the required instructions.
         tools: The compiler and the disassembler.
         output: The file of the fat binary.
 
     Raises:
-        TookTooLong: nvcc does not end.
+        TookTooLong: nvcc exceeds the time limit.
     """
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
@@ -141,7 +141,7 @@ def compile_unit(
             refusal=probes.load_probes().refusal,
             tools=tools,
             output=output,
-            # Last in the search order: the toolkit's own headers win where it has them.
+            # Last in the search order, so that the toolkit's own headers take precedence.
             arguments=[*unit.arguments, "-isystem", str(headers)],
             timeout_s=chosen.timeout_s,
         )

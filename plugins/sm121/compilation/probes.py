@@ -1,4 +1,4 @@
-"""Small sources whose instructions show whether a compiler makes FP4 code for GB10."""
+"""Small sources whose instructions show whether a compiler generates FP4 code for GB10."""
 
 from collections.abc import Mapping
 from importlib.resources import as_file, files
@@ -21,12 +21,12 @@ Tier = Literal["probes", "headers"]
 class Probe(SassRule):
     """A source file, and the required outcome on each architecture."""
 
-    #: Also the name of the file in ``sources/``.
+    #: The name of the probe, and of its file in ``sources/``.
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     tier: Tier
-    #: Arguments of nvcc; names in braces stand for folders.
+    #: Arguments of nvcc. Names in braces stand for folders.
     arguments: tuple[str, ...] = ()
-    #: The outcomes by architecture, such as ``121a``.
+    #: The required outcomes by architecture, such as ``121a``.
     outcomes: dict[str, BuildOutcome] = Field(min_length=1)
     source: str = Field(min_length=3)
 
@@ -50,7 +50,7 @@ class ProbeData(data_file.DataTable):
 
 
 def load_probes() -> ProbeData:
-    """Return the probes that come with the suite.
+    """Return the probes that the suite compiles.
 
     Raises:
         DataFileError: The file is malformed.
@@ -62,7 +62,7 @@ def names(tier: Tier) -> list[str]:
     """Return the names of the probes of a tier, in the order of the file.
 
     Args:
-        tier: The tier: ``headers`` for those that include FlashInfer's headers.
+        tier: The tier. Probes of ``headers`` include FlashInfer's headers.
     """
     return [probe.name for probe in load_probes().probe if probe.tier == tier]
 
@@ -82,16 +82,16 @@ def probe(name: str) -> Probe:
 def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
-    """Compile a probe for one architecture, and judge the result.
+    """Compile a probe for one architecture, and check the result.
 
     Args:
         chosen: A probe of `load_probes`.
         architecture: The architecture.
         tools: The compiler and the disassembler.
-        headers: Folders by the name that stands for them in ``arguments``.
+        headers: The folders that replace names in braces in ``arguments``.
 
     Raises:
-        TookTooLong: nvcc does not end.
+        TookTooLong: nvcc exceeds the time limit.
     """
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
@@ -107,18 +107,18 @@ def compile_probe(
 
 
 def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[Fact]:
-    """Compile a probe for all of its architectures, and compare the outcomes.
+    """Compile a probe for all its architectures, and compare the outcomes with the required ones.
 
     Args:
         chosen: A probe of `load_probes`.
         tools: The compiler and the disassembler.
-        headers: Folders by the name that stands for them in ``arguments``.
+        headers: The folders that replace names in braces in ``arguments``.
 
     Returns:
         One fact for each architecture with another outcome than the required one.
 
     Raises:
-        TookTooLong: nvcc does not end.
+        TookTooLong: nvcc exceeds the time limit.
     """
     facts = []
     for text, required in chosen.outcomes.items():

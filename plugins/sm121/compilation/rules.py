@@ -1,4 +1,4 @@
-"""Rules on the instructions of compiled code, and their check."""
+"""Rules on the instructions of compiled code, and their evaluation."""
 
 import re
 from collections import Counter
@@ -11,29 +11,30 @@ from sm121.compilation import device_code, sass
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.printable import some_of
 
-#: Texts that a finding quotes, and the characters of each.
+#: The maximum number of texts of a kind that a finding quotes.
 _QUOTED = 3
+#: The maximum length of each quoted text, in characters.
 _QUOTED_LENGTH = 120
 
 
 class SassRule(DataTable):
     """Regular expressions on instructions with their modifiers, and on names of kernels."""
 
-    #: Each matches an instruction.
+    #: Each of these patterns must match some instruction.
     must_see: tuple[Pattern, ...] = Field(min_length=1)
-    #: None matches any instruction.
+    #: None of these patterns may match any instruction.
     must_not_see: tuple[Pattern, ...] = ("^BPT\\.TRAP",)
-    #: Each matches the mangled name of a kernel.
+    #: Each of these patterns must match the mangled name of some kernel.
     must_see_kernel: tuple[Pattern, ...] = ()
 
 
 @dataclass(frozen=True)
 class RuleFinding:
-    """The result of a rule on a file's instructions. With empty tuples, the rule holds.
+    """The result of a rule for a file. The rule holds if there are kernels and no faults.
 
     Attributes:
         missing: Patterns of ``must_see`` and ``must_see_kernel`` without a match.
-        forbidden: Instructions that ``must_not_see`` matches, with their number.
+        forbidden: Instructions that ``must_not_see`` matches, each with its number of occurrences.
         only_trapping: Kernels in which every thread reaches a trap.
         kernels: The number of kernels.
     """
@@ -45,12 +46,12 @@ class RuleFinding:
 
     @property
     def holds(self) -> bool:
-        """Whether all required instructions are there, and no forbidden one."""
+        """Whether all required instructions are present, and no forbidden ones."""
         has_fault = self.missing or self.forbidden or self.only_trapping
         return self.kernels > 0 and not has_fault
 
     def joined(self, other: "RuleFinding") -> "RuleFinding":
-        """Return the finding of two files together: each pattern has to match in one of them.
+        """Return the joint finding for two files: each pattern must match in at least one of them.
 
         Args:
             other: The finding of the other file.
@@ -79,11 +80,11 @@ class RuleFinding:
 
 
 def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
-    """Check kernels by a rule.
+    """Evaluate a rule on kernels.
 
     Args:
         rule: The rule.
-        kernels: The kernels, which are read once.
+        kernels: The kernels, which are iterated over once.
     """
     missing = list(dict.fromkeys((*rule.must_see, *rule.must_see_kernel)))
     forbidden: Counter[str] = Counter()
@@ -109,7 +110,7 @@ def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
 def _without_matches(
     missing: list[str], patterns: Sequence[str], texts: Iterable[str]
 ) -> list[str]:
-    """Return the missing patterns without those of `patterns` that match one of the texts."""
+    """Remove those missing patterns that are in `patterns` and match one of the texts."""
     remaining = []
     for pattern in missing:
         is_found = pattern in patterns and any(re.search(pattern, text) for text in texts)
@@ -123,7 +124,7 @@ def _matches_any(patterns: Sequence[str], text: str) -> bool:
 
 
 def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[str]:
-    """Return the device code of a file that is not machine code with a GPU's FP4 instructions.
+    """Return the device code that is not machine code with a GPU's FP4 instructions.
 
     Args:
         images: The device code.
@@ -147,7 +148,7 @@ def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[s
 
 
 def _some(texts: Sequence[str]) -> str:
-    """Quote some texts, the long ones shortened."""
+    """Quote the first texts, and shorten long ones."""
     return some_of([_shorten(text) for text in texts], _QUOTED)
 
 

@@ -1,4 +1,4 @@
-"""Read the kernels of a file and their machine instructions, as cuobjdump prints them."""
+"""Read the kernels of a file and their machine instructions with cuobjdump."""
 
 import re
 import subprocess
@@ -14,9 +14,9 @@ from sm121.compilation.toolchain import Disassembler
 from sm121.core.errors import Sm121Error
 from sm121.core.unmet import Fact
 
-#: Characters of a line of cuobjdump that are read at once.
+#: The number of characters of a line of cuobjdump that are read at once.
 _LINE_LIMIT = 4096
-#: Bytes of cuobjdump's errors that are quoted.
+#: The number of bytes of cuobjdump's error output that are quoted.
 _ERROR_BYTES = 4096
 
 _TARGET = re.compile(r"^\s*(?:\.target|code for)\s+(sm_\d{2,3}[af]?)")
@@ -25,7 +25,8 @@ _INSTRUCTION = re.compile(
     r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<opcode>[A-Z][A-Z0-9_.]*)"
 )
 _TRAP = "BPT.TRAP"
-#: Instructions that end straight-line code. A call does not: a guard prints its message by a call.
+#: Instructions that end straight-line code. Calls are not among them, because a guard calls a
+#: function to print its message.
 _JUMPS = ("BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC", "WARPSYNC", "KILL")
 
 
@@ -40,11 +41,11 @@ class Kernel:
     Attributes:
         name: The mangled name.
         architecture: The architecture.
-        opcodes: The number of times that each instruction occurs, with its modifiers, such as
+        opcodes: The number of occurrences of each instruction with its modifiers, such as
             ``QMMA.SF.16832.F32.E4M3.E2M1.E8``.
-        only_traps: Whether every thread reaches ``BPT.TRAP``, as nothing before it can branch away.
-            A kernel whose body was compiled out, because the architecture lacks its instructions,
-            has this form.
+        only_traps: Whether every thread reaches ``BPT.TRAP``, because no instruction before it can
+            branch away. This is the case if the body of a kernel was compiled out because the
+            architecture lacks its instructions.
     """
 
     name: str
@@ -54,17 +55,17 @@ class Kernel:
 
 
 class _Reader:
-    """Reads the lines of ``cuobjdump -sass``, with the kernel that they belong to."""
+    """Reads the lines of ``cuobjdump -sass``, and keeps the kernel to which they belong."""
 
     def __init__(self, origin: str) -> None:
         self._origin = origin
         self._target: CodeArchitecture | None = None
         self._kernel: Kernel | None = None
-        #: Whether nothing before the next instruction can branch away.
+        #: Whether no instruction so far can branch away.
         self._is_straight = True
 
     def read(self, line: str) -> Kernel | None:
-        """Read one line. Return the kernel that ends before it, or None."""
+        """Read one line, and return the kernel that ends before it, or None."""
         if self._kernel is not None:
             instruction = _INSTRUCTION.match(line)
             if instruction is not None:
@@ -105,10 +106,10 @@ class _Reader:
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
-    """Yield the kernels of ``cuobjdump -sass``, one at a time.
+    """Yield the kernels in the output of ``cuobjdump -sass``.
 
     Args:
-        lines: The lines of its output.
+        lines: The lines of the output.
         origin: The name of the file, for messages.
 
     Yields:
@@ -134,19 +135,19 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[Kernel]:
-    """Yield the kernels of an object, library, fat binary or cubin, as they are read.
+    """Yield the kernels of an object file, library, fat binary or cubin, while it is read.
 
     Args:
         path: The file.
         tool: The disassembler.
         only: The architecture to read; None for all.
-        timeout_s: The limit of wall time in seconds.
+        timeout_s: The limit of wall-clock time, in seconds.
 
     Yields:
         Each kernel, when it is complete.
 
     Raises:
-        UnreadableSass: cuobjdump fails, or runs longer.
+        UnreadableSass: cuobjdump fails, or exceeds the time limit.
         OSError: cuobjdump cannot be started.
     """
     selection = [] if only is None else ["-arch", only.sass]

@@ -1,4 +1,4 @@
-"""Find nvcc, cuobjdump and nvdisasm, of the system or of pip wheels."""
+"""Find nvcc, cuobjdump and nvdisasm, installed in the system or by pip wheels."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from sm121.compilation import child
 from sm121.core import unmet, verdict
 from sm121.core.errors import Sm121Error
 
-#: The wheels of nvcc, all of one release: nvcc's own requirements are not pinned.
+#: The wheels for nvcc, all of the same release, because nvcc's own requirements are not pinned.
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "
     "nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85"
@@ -24,9 +24,9 @@ READER_WHEELS = "nvidia-cuda-cuobjdump==13.4.92 nvidia-cuda-nvdisasm==13.5.37"
 _RELEASE = re.compile(r"release \d+\.\d+, V(\S+)")
 #: The first CUDA whose nvcc compiles for sm_121.
 _OLDEST = (12, 9)
-#: The line of nvcc's dry run with the toolkit's folder.
+#: The line with the toolkit's folder in the output of nvcc's dry run.
 _TOP = re.compile(r"(?m)^#\$ TOP=(.+)$")
-#: Time limit of a tool that prints its version, in seconds.
+#: The time limit of a tool that prints its version, in seconds.
 _ANSWER_S = 60.0
 _SYSTEM = Path("/usr/local/cuda/bin")
 
@@ -37,7 +37,7 @@ class Compiler:
 
     Attributes:
         nvcc: The program.
-        root: The toolkit's folder, with ``include`` in it, which FlashInfer takes as CUDA_HOME.
+        root: The toolkit's folder, which contains ``include``. It is FlashInfer's CUDA_HOME.
         version: The version of nvcc.
     """
 
@@ -51,7 +51,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Disassembler:
-    """A cuobjdump with the nvdisasm that it calls.
+    """A working cuobjdump, and the nvdisasm that it calls.
 
     Attributes:
         cuobjdump: The program.
@@ -65,7 +65,7 @@ class Disassembler:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment in which cuobjdump finds its nvdisasm."""
+        """An environment in which cuobjdump finds nvdisasm."""
         path = f"{self.nvdisasm.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, "PATH": path}
 
@@ -80,7 +80,7 @@ class Tools:
     Attributes:
         compiler: The compiler.
         disassembler: The disassembler.
-        folder: The folder of the results.
+        folder: The folder for the results.
     """
 
     compiler: Compiler
@@ -93,17 +93,17 @@ def lacking(required: str, observed: str, remedy: str) -> verdict.NotRun:
 
     Args:
         required: The required tool.
-        observed: The tool that is there instead; empty for none.
+        observed: The tool that was found instead; empty for none.
         remedy: The remedy.
     """
     return verdict.NotRun(unmet.Fact(required, observed, evidence=f"remedy: {remedy}"))
 
 
 def site_packages(python: str | None = None) -> list[Path]:
-    """Return the folders of wheels.
+    """Return the folders in which wheels are installed.
 
     Args:
-        python: An interpreter whose folders are searched after this one's import path.
+        python: An interpreter whose folders come after the import path of this process.
     """
     folders = [Path(entry) for entry in sys.path if entry]
     if python is not None:
@@ -112,13 +112,13 @@ def site_packages(python: str | None = None) -> list[Path]:
 
 
 def find_compiler(packages: Sequence[Path]) -> Compiler:
-    """Return the first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels.
+    """Return the first nvcc in CUDA_HOME, PATH, /usr/local/cuda and the pip wheels.
 
     Args:
-        packages: The folders of wheels.
+        packages: The folders in which wheels are installed.
 
     Raises:
-        NotRun: There is none, it does not start, or it is older than CUDA 12.9.
+        NotRun: There is no nvcc, it does not start, or it is older than CUDA 12.9.
         Sm121Error: nvcc does not print its toolkit's folder.
     """
     nvcc = _first("nvcc", packages)
@@ -135,7 +135,7 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
         )
     if shutil.which("g++") is None:
         raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
-    # nvcc prints its toolkit's folder; the program on PATH is often a wrapper elsewhere.
+    # Ask nvcc for the toolkit's folder: the program on PATH is often a wrapper in another folder.
     match = _TOP.search(_run_tool(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
         raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
@@ -143,13 +143,13 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
 
 
 def find_disassembler(packages: Sequence[Path]) -> Disassembler:
-    """Return the first cuobjdump and nvdisasm of the same places, or Triton's.
+    """Return the first cuobjdump and nvdisasm in the same places as nvcc, or else Triton's.
 
     Args:
-        packages: The folders of wheels.
+        packages: The folders in which wheels are installed.
 
     Raises:
-        NotRun: One of both is missing or does not start.
+        NotRun: One of the two is missing, or cuobjdump does not start.
     """
     cuobjdump = _require_reader("cuobjdump", packages)
     nvdisasm = _require_reader("nvdisasm", packages)
@@ -173,7 +173,7 @@ def _first(tool: str, packages: Sequence[Path]) -> Path | None:
 
 
 def _candidates(tool: str, packages: Sequence[Path]) -> Iterator[Path]:
-    """Yield the paths at which a tool may be, in the order of the search."""
+    """Yield the paths at which a tool may be, in search order."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         yield Path(home) / "bin" / tool

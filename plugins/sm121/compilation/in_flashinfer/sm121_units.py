@@ -1,10 +1,10 @@
-"""Print what FlashInfer would compile, or let it compile a module into its own cache.
+"""Print what FlashInfer would compile, or make it compile a module into its own cache.
 
-The script runs in the engine's environment (``python FILE REQUEST``), with the standard library and
-FlashInfer only. REQUEST and the answer, the last line of the output, are JSON objects. Generators
-are called as FlashInfer's own wrappers call them for gpt-oss: BF16 queries, a cache in BF16 or
-E4M3, head_dim 64, 64 query and 8 KV heads. The arguments of the sink module are those of the
-wrapper itself, so that each release gives its own name.
+The script runs in the engine's environment (``python FILE REQUEST``), where only the standard
+library and FlashInfer are available. REQUEST is a JSON object, and so is the answer in the last
+line of the output. The generators are called as FlashInfer's own wrappers call them for gpt-oss:
+BF16 queries, a cache in BF16 or E4M3, head_dim 64, 64 query and 8 KV heads. The arguments of the
+sink module are taken from the wrapper itself, because the module's name depends on the release.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: One kernel in a generated unit, and the marks of those with MXFP8 activations and MXFP4 weights.
+#: The instantiation of one kernel in a generated unit.
 INSTANTIATION = re.compile(r"INSTANTIATE_TMA_WARP_SPECIALIZED_MOE_GEMM\([^;]*\);")
+#: The beginning of the arguments of kernels with MXFP8 activations and MXFP4 weights.
 MXFP8_MXFP4 = re.compile(r"\(Sm120,\s*__nv_fp8_e4m3,\s*SafeFP4,\s*__nv_bfloat16,")
-#: The smallest tile, without the fused finalisation: the cheapest to compile.
+#: The arguments of the kernel that compiles fastest: the smallest tile, no fused finalisation.
 SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
 
-#: Tokens a page of the KV cache.
+#: The page size of the KV cache, in tokens.
 page = 16
-#: Queries of a sequence in a decode step.
+#: The number of queries per sequence in a decode step.
 queries = 1
 
 
@@ -70,7 +71,7 @@ def _xqa(window: bool, fp8: bool = False, tokens: int = 1) -> Any:
 
 
 def _generated(file: str, name: str) -> Any:
-    """Return the module of a generator without arguments."""
+    """Call a generator that takes no arguments, and return its module."""
     functions: dict[str, Any] = vars(importlib.import_module(f"flashinfer.jit.{file}"))
     return functions[name]()
 
@@ -97,9 +98,9 @@ MODULES: dict[str, Any] = {
 
 
 def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    """Return the generated MXFP8 x MXFP4 unit, cut to one kernel.
+    """Return the generated MXFP8 x MXFP4 unit, reduced to one kernel.
 
-    Whole units need 8 GiB and minutes.
+    Compiling a whole unit takes 8 GiB of memory and several minutes.
     """
     chosen: tuple[dict[str, Any], str, re.Match[str]] | None = None
     is_smallest = False
@@ -124,7 +125,7 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 
 
 def _targets(values: list[str]) -> dict[str, Any]:
-    """Return the architectures, or the text of an error, for FLASHINFER_CUDA_ARCH_LIST's values."""
+    """Return architectures, or the text of an error, by value of FLASHINFER_CUDA_ARCH_LIST."""
     from flashinfer.compilation_context import CompilationContext
 
     targets: dict[str, Any] = {}
@@ -146,7 +147,7 @@ def _targets(values: list[str]) -> dict[str, Any]:
 def _build(module: str) -> str:
     """Compile a module into FlashInfer's cache. Return the path of its library."""
     spec = MODULES[module]()
-    # `verbose` has no default before 0.7; several processes may compile at a time.
+    # Before 0.7, `verbose` has no default. The lock is for several processes that compile at once.
     options = {"verbose": False, "need_lock": True}
     parameters = inspect.signature(spec.build).parameters
     spec.build(**{name: value for name, value in options.items() if name in parameters})
