@@ -1,1 +1,1 @@
-"""The canary, a tiny, architecture-complete, trained gpt-oss checkpoint, and its tokenizer."""
+"""Checkpoints: formats and contradictions, and the canary, a tiny trained gpt-oss."""

@@ -1,9 +1,9 @@
-"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format.
+"""The canary checkpoint: a small gpt-oss that was trained, in the Hugging Face format.
 
-Its twin `mxfp4` is stored as gpt-oss is; `bf16` has the same values. Both are expanded from
-``fixtures/canary`` (`canary_tensors`), which has the tokens of its corpus: other rows of embedding
-and output are one shared row plus a noise of their own. The folder of each twin contains the Eagle3
-drafter, as `eagle3`.
+There are two twins with the same values: `mxfp4` is stored in gpt-oss's formats, `bf16` in BF16.
+Both are expanded from ``fixtures/canary`` (`canary_tensors`), which contains the embedding and
+output rows of the corpus's tokens. All other rows are a shared row plus noise. The folder of each
+twin contains the Eagle3 drafter in the subfolder `eagle3`.
 """
 
 import fcntl
@@ -29,15 +29,15 @@ from sm121.checkpoint.canary_tensors import (
 )
 from sm121.core.lock_file import open_lock
 
-#: Raised if the same shipped weights would make other files.
+#: Incremented when the files change that are built from the same shipped weights.
 BUILDER_VERSION = 3
-#: The file that identifies a canary.
+#: The name of the file that identifies a canary.
 MANIFEST = "canary.json"
-#: The folder of the drafter.
+#: The name of the drafter's subfolder.
 DRAFTER = "eagle3"
-#: Before the name of a twin, where a profile or ``--model`` names the canary.
+#: The prefix of a twin's name in profiles and in ``--model``.
 _PREFIX = "canary:"
-#: Characters of the digest in the name of a folder.
+#: The length of the digest in a folder's name, in characters.
 _DIGEST_LENGTH = 12
 
 #: Receives one line for each step.
@@ -45,11 +45,11 @@ Progress = Callable[[str], None]
 
 
 def folder() -> Path:
-    """Return the folder of the twins that a run serves, with a subfolder for each twin.
+    """Return the folder for the twins that a run serves, with a subfolder for each twin.
 
-    The environment variable SM121_CANARY names it; without it, it is in the user's cache. Its name
-    there contains a digest of the canary's sources, so two releases of the suite on one machine
-    have a folder each, and neither replaces a checkpoint that the other serves.
+    The environment variable SM121_CANARY names the folder. By default, it is in the user's cache,
+    and its name contains a digest of the canary's sources. Two releases of the suite on one machine
+    therefore have different folders, and do not replace each other's checkpoints.
     """
     named = os.environ.get("SM121_CANARY")
     if named:
@@ -60,7 +60,7 @@ def folder() -> Path:
 
 
 def twin_of(model: str) -> str | None:
-    """Return the twin that a model names: ``mxfp4`` of ``canary:mxfp4``; None for another model.
+    """Return the twin that a model names: ``mxfp4`` for ``canary:mxfp4``; None for another model.
 
     Args:
         model: The model of a profile or of ``--model``.
@@ -71,10 +71,11 @@ def twin_of(model: str) -> str | None:
 
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
-    """Make a twin's checkpoint, unless it is there and up to date.
+    """Build a twin's checkpoint, unless it exists and is up to date.
 
-    The directory appears whole or not at all, with the same bytes every time. A second process that
-    builds the same twin waits for the first. The tokenizer is copied from a sibling that has it.
+    The directory is created atomically, and always with the same bytes. A second process that
+    builds the same twin waits for the first one. The tokenizer is copied from another twin's
+    directory if possible.
 
     Args:
         directory: The folder of the checkpoint.
@@ -125,8 +126,8 @@ def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
 
 
 def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Progress) -> None:
-    """Make the checkpoint in a draft, and put it in the place of the directory."""
-    # The caller has the lock, so drafts of this directory were left by killed processes.
+    """Build the checkpoint in a draft directory, which then replaces the directory."""
+    # The caller has the lock, so that existing drafts were left by killed processes.
     for left in directory.parent.glob(f".{directory.name}.draft.*"):
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.", dir=directory.parent))
@@ -141,7 +142,7 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
         drafter.mkdir()
         _write_weights(drafter / "model.safetensors", drafter_tensors())
         (drafter / "config.json").write_bytes(read_data("checkpoint/eagle3.json"))
-        # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
+        # The same as gpt-oss's: generation ends with <|return|>, <|endoftext|> or <|call|>.
         (work / "generation_config.json").write_bytes(
             read_data("checkpoint/generation_config.json")
         )
@@ -154,7 +155,7 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
 
 
 def manifest(twin: Twin) -> dict[str, Any]:
-    """Return the content of `MANIFEST`, which identifies a checkpoint."""
+    """Return the content of a twin's `MANIFEST`."""
     return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": _inputs_digest()}
 
 
@@ -167,7 +168,7 @@ def _inputs_digest() -> str:
 
 
 def config(twin: Twin) -> dict[str, Any]:
-    """Return config.json of a twin: the keys and values of gpt-oss, with smaller sizes."""
+    """Return a twin's config.json: that of gpt-oss with smaller sizes."""
     result: dict[str, Any] = json.loads(read_data("checkpoint/config.json"))
     if twin == "bf16":
         del result["quantization_config"]
@@ -211,7 +212,7 @@ def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> boo
 
 
 def _replace(work: Path, directory: Path) -> None:
-    """Put a draft in the place of the directory."""
+    """Replace the directory by a draft."""
     if not directory.exists():
         work.replace(directory)
         return

@@ -1,4 +1,4 @@
-"""The tensors of the canary, expanded from ``fixtures/canary``, and BF16 in NumPy."""
+"""The tensors of the canary, which are expanded from ``fixtures/canary``, and BF16 in NumPy."""
 
 import json
 from importlib import resources
@@ -10,27 +10,28 @@ from numpy.typing import NDArray
 from sm121.checkpoint import tokenizer
 from sm121.oracles import mxfp4
 
-#: ``mxfp4`` is stored as gpt-oss is; ``bf16`` has the same values.
+#: The twins have the same values: ``mxfp4`` in gpt-oss's formats, ``bf16`` in BF16.
 Twin = Literal["mxfp4", "bf16"]
 Array = NDArray[Any]
 
-#: Layers of the canary.
+#: The number of layers of the canary.
 LAYERS = 4
-#: The seed of the noise in the rows of unknown tokens.
+#: The seed of the noise in the rows of tokens that are not in the corpus.
 _NOISE_SEED = 121
-#: Rows whose noise is made at a time.
+#: The number of rows whose noise is generated at a time.
 _NOISE_ROWS = 8192
-#: The streams of the noise.
+#: The stream of random numbers for the embedding.
 _EMBEDDING_STREAM = 0
+#: The stream of random numbers for the output matrix.
 _HEAD_STREAM = 1
-#: Half of BF16's last bit, in the bits of float32, less one.
+#: Half of BF16's last bit, as bits of float32, minus one.
 _ALMOST_HALF = 0x7FFF
 
 
 class StoredTensor(NamedTuple):
     """A tensor as safetensors stores it."""
 
-    #: The dtype in safetensors. The array of ``BF16`` has the bits as u16.
+    #: The dtype in safetensors. For ``BF16``, the array has the bits as u16.
     dtype: str
     array: Array
 
@@ -88,7 +89,7 @@ def _layer_tensors(twin: Twin, prefix: str, layer: dict[str, Array]) -> dict[str
             result[f"{name}_scales"] = StoredTensor("U8", scales)
         else:
             values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
-            # As transformers' GptOssExperts has it: [E, in, out].
+            # The layout of transformers' GptOssExperts: [E, in, out].
             result[name] = StoredTensor("BF16", _exact_bf16(values.swapaxes(1, 2), name))
     return result
 
@@ -96,9 +97,9 @@ def _layer_tensors(twin: Twin, prefix: str, layer: dict[str, Array]) -> dict[str
 def drafter_tensors() -> dict[str, StoredTensor]:
     """Return all tensors of the Eagle3 drafter (`LlamaForCausalLMEagle3`), sorted by name.
 
-    The drafter only knows the tokens of the corpus: ``d2t`` [draft vocabulary] i64 is added to its
-    ids for the canary's, and ``t2d`` [vocabulary] marks the known tokens. It uses the canary's
-    embedding.
+    The drafter's vocabulary has only the tokens of the corpus: ``d2t`` [draft vocabulary] i64 is
+    added to its ids to get the canary's, and ``t2d`` [vocabulary] marks its tokens. The drafter
+    uses the canary's embedding.
     """
     import safetensors.numpy
 
@@ -123,13 +124,14 @@ def drafter_tensors() -> dict[str, StoredTensor]:
 def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
     """Expand [known + 1, H] BF16 bits to [vocabulary, H].
 
-    The rows of known tokens are stored; the others are the last, shared row plus or minus a noise.
+    The rows of known tokens are stored. Each element of the other rows is that of the last, shared
+    row, plus or minus `noise`.
     """
     rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
     shared = from_bf16(compact[-1])
     below = to_bf16(shared - noise)
     above = to_bf16(shared + noise)
-    # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
+    # PCG64's raw words are the same in all versions of NumPy; distributions may change.
     words = np.random.PCG64([_NOISE_SEED, stream])
     for start in range(0, len(rows), _NOISE_ROWS):
         block = rows[start : start + _NOISE_ROWS]

@@ -1,4 +1,4 @@
-"""Where a checkpoint's label and its tensors contradict each other."""
+"""Find contradictions between a checkpoint's label and its tensors."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,20 @@ from sm121.core.unmet import Fact
 
 #: The ``kind`` of these facts.
 KIND = "checkpoint label"
-#: The beginning of the names of formats that are not quantised.
+#: The prefixes of the names of formats that are not quantised.
 _FLOATS = ("float", "bfloat")
-#: A label gives the values of a part a format. If a larger share than this is not quantised, that
-#: is a contradiction. The rest an engine knows by the model's code: DeepSeek-V4's compressor.
+#: The largest share of a part's values that may be unquantised, although the label gives the part a
+#: quantised format. An engine's model code handles such exceptions (DeepSeek-V4's compressor).
 _MOST = 0.5
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A label against the tensors."""
+    """The result of comparing a label with the tensors."""
 
+    #: The contradictions.
     facts: tuple[Fact, ...]
-    #: Matrices that the label does not except, and that are not quantised: a line each.
+    #: A line for each tolerated exception: unquantised matrices that the label does not exclude.
     notes: tuple[str, ...]
 
 
@@ -36,7 +37,7 @@ def judge(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judg
         config: The checkpoint's config.json.
 
     Returns:
-        One fact for each part and pair of formats, with the layers.
+        One fact, which names the layers, for each part, required format and observed format.
     """
     facts = [*_wrong_experts(held, config)]
     if own.unknown:
@@ -50,10 +51,10 @@ def judge(own: Label, held: Sequence[Weight], config: Mapping[str, Any]) -> Judg
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A matrix with the formats that the label gives it."""
+    """A matrix, and the formats that the label gives it."""
 
     weight: Weight
-    #: Empty: not to be quantised; None: the label says nothing.
+    #: Empty: the matrix must not be quantised; None: the label does not mention it.
     formats: tuple[str, ...] | None
 
     @classmethod
@@ -66,14 +67,14 @@ class _Matrix:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it is quantised otherwise than the label says."""
+        """Whether it is quantised in another way than the label says."""
         if self.is_float or self.formats is None:
             return False
         return self.weight.format not in self.formats
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether it is not quantised, and the label does not except it."""
+        """Whether it is not quantised, although the label does not exclude it."""
         return self.is_float and bool(self.formats)
 
     @property
@@ -89,9 +90,10 @@ def _is_judged(weight: Weight) -> bool:
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:
-    """Return the matrices that are left unquantised against the label, and notes on others.
+    """Return unquantised matrices that contradict the label, and notes on the tolerated ones.
 
-    It is a contradiction if most of a part is left alone, or a matrix in some layers only.
+    Unquantised matrices are a contradiction if they make up more than half of a part, or if the
+    same matrix is quantised in other layers.
     """
     quantised_roles = {each.role for each in matrices if not each.is_float}
     wrong = []
@@ -117,7 +119,7 @@ def _values(matrices: Iterable[_Matrix]) -> int:
 
 
 def _facts(own: Label, wrong: Iterable[_Matrix]) -> Iterator[Fact]:
-    """Yield a fact for each part, required and observed format."""
+    """Yield a fact for each combination of part, required format and observed format."""
     groups: dict[tuple[str, str, str], list[Weight]] = {}
     for each in wrong:
         required = label.quantised(each.formats or ())
@@ -136,7 +138,7 @@ def _facts(own: Label, wrong: Iterable[_Matrix]) -> Iterator[Fact]:
 
 
 def _wrong_experts(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterator[Fact]:
-    """Yield a fact if the tensors have another number of experts than the configuration."""
+    """Yield a fact if the number of experts differs between the tensors and the configuration."""
     stored = weights.stored_experts(held)
     said = number(config, weight_tables.load().keys.experts)
     if stored is None or said is None or stored == said:
@@ -151,10 +153,10 @@ def _wrong_experts(held: Sequence[Weight], config: Mapping[str, Any]) -> Iterato
 
 
 def number(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
-    """Return the first whole number that a configuration has under some key.
+    """Return the first integer that a configuration has under one of several keys, or None.
 
     Args:
-        config: The config.json of a model, also of one with a ``text_config``.
+        config: The config.json of a model. A ``text_config`` in it is searched first.
         keys: The keys.
     """
     for holder in (config.get("text_config") or {}, config):

@@ -1,4 +1,4 @@
-"""The identity of a checkpoint, wherever it is stored."""
+"""The identity of a checkpoint, which does not depend on where it is stored."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from sm121.core import digest, engine_arguments, model_folder
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import NotRun
 
-#: In front of the name of a model whose files are not on this machine.
+#: The prefix of the identity of a model whose files are not on this machine.
 _ON_THE_HUB = "hub:"
-#: The keys of config.json that are compared with those of a known model.
+#: The keys of config.json that make up the shape of a model.
 _SHAPE = (
     "model_type",
     "hidden_size",
@@ -25,11 +25,11 @@ _SHAPE = (
     "num_experts_per_tok",
     "vocab_size",
 )
-#: The arguments that name a drafter: vLLM's, SGLang's.
+#: The arguments that name a drafter, in vLLM and in SGLang.
 _DRAFTERS = ("speculative_config.model", "speculative_draft_model_path")
-#: Stands for the model's folder, which has a drafter of its own.
+#: The placeholder for the model's folder, in which the drafter may be.
 _MODEL = "{model}"
-#: Suffixes of files that are no part of a checkpoint.
+#: The suffixes of files that are not part of a checkpoint.
 _IGNORED = (".md", ".lock")
 
 
@@ -41,7 +41,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
         environment: Has the variables of the hub's cache.
 
     Returns:
-        The digest; the name if the model is on the hub and not in the cache.
+        The digest; or ``hub:`` and the name if the files are not on this machine.
 
     Raises:
         OSError: A file cannot be read.
@@ -56,7 +56,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_name(identity: str) -> bool:
-    """Return whether an `identity` is a name on the hub, and no digest."""
+    """Return whether an `identity` is a name on the hub, not a digest."""
     return identity.startswith(_ON_THE_HUB)
 
 
@@ -73,10 +73,10 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 def drafter_obstacle(
     arguments: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Return why an engine cannot be started with a drafter; None if it can.
+    """Return the reason why an engine cannot be started with its drafter, or None.
 
     Args:
-        arguments: The arguments of the engine.
+        arguments: The arguments of the engine, which may name a drafter.
         environment: Has the variables of the hub's cache.
     """
     given = engine_arguments.read(arguments)
@@ -97,7 +97,7 @@ def require_drafter(configuration: ServerConfiguration) -> None:
         configuration: The configuration of the server.
 
     Raises:
-        NotRun: It is not.
+        NotRun: The drafter would have to be downloaded.
     """
     why = drafter_obstacle(configuration.given, configuration.variables)
     if why is not None:
@@ -121,12 +121,12 @@ def contradiction(
 
     Args:
         name: The name of the profile's model on the hub.
-        expected: Its digest; None: any.
+        expected: Its digest; None: any digest is accepted.
         model: The loaded model: a folder, a file, or owner/name on the hub.
         environment: Has the variables of the hub's cache.
 
     Returns:
-        The difference; None if there is none, or if the model is not on this machine.
+        The difference in words; None if there is none, or if the model is not on this machine.
 
     Raises:
         OSError: A file cannot be read.
@@ -147,9 +147,9 @@ def contradiction(
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:
-    """Return the keys of config.json with another value than the named model's.
+    """Return the keys of config.json whose values differ from those of the named model.
 
-    None if the suite does not know the model, or the folder has no configuration.
+    The result is None if the model is not in ``fixtures/models`` or the folder has no config.json.
     """
     file = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
     try:

@@ -1,4 +1,4 @@
-"""A checkpoint as its headers and its label describe it: formats by layer, bytes of a token."""
+"""Inspect a checkpoint without reading weights: formats by layer, bytes that a token reads."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from sm121.core import model_folder
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.unmet import Fact
 
-#: Weights that are vectors, in the column of formats.
+#: The name of the "format" of weights that are vectors.
 _VECTORS = "vectors"
 
 
@@ -24,45 +24,48 @@ _VECTORS = "vectors"
 class Part:
     """The weights of one part of a model in one format."""
 
-    #: As checkpoint.toml names it; ``draft`` for a drafter.
+    #: The name in checkpoint.toml; ``draft`` for a drafter.
     name: str
-    #: As formats.toml names it; ``vectors`` for norms and biases that stand alone.
+    #: The name in formats.toml; ``vectors`` for separate norms and biases.
     format: str
-    #: The numbers of its layers for people; empty: it belongs to none.
+    #: The numbers of its layers in words; empty: it belongs to no layer.
     layers: str
+    #: The number of its weights.
     weights: int
-    #: Its bytes, with scales and biases.
+    #: Its size in bytes, with scales and biases.
     stored: int
-    #: The bytes of it that a token reads.
+    #: The number of its bytes that are read for a token.
     read: float
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of a checkpoint without a weight."""
+    """The properties of a checkpoint that are known without reading weights."""
 
     stored: StoredTensors
     config: Mapping[str, Any]
     label: Label
     weights: tuple[Weight, ...]
     parts: tuple[Part, ...]
-    #: The experts of a layer, and those that a token uses; None: it has none.
+    #: The number of experts in a layer; None: the model has no experts.
     experts: int | None
+    #: The number of experts that a token uses; None: no experts, or unknown.
     used_experts: int | None
-    #: None: it is not known, for the reason ``kv_unknown``.
+    #: None: the KV cache is unknown, for the reason in ``kv_unknown``.
     kv: KvCache | None
+    #: Empty if ``kv`` is known.
     kv_unknown: str
     facts: tuple[Fact, ...]
     notes: tuple[str, ...]
 
     @property
     def read(self) -> float:
-        """The bytes of weights that a token reads."""
+        """The number of bytes of weights that are read for a token."""
         return sum(part.read for part in self.parts)
 
     @property
     def drafter(self) -> int:
-        """The bytes of a drafter, which are loaded only for speculation."""
+        """The size of the drafter in bytes, which is loaded only for speculative decoding."""
         return sum(weight.size for weight in self.weights if weight.drafts)
 
 
@@ -74,8 +77,8 @@ def inspect(model: str, environment: Mapping[str, str] = os.environ) -> Inspecti
         environment: Has the variables of the hub's cache.
 
     Raises:
-        UsageError: This machine does not have it.
-        Sm121Error: It has no safetensors, or a file cannot be read.
+        UsageError: The model is not on this machine.
+        Sm121Error: The checkpoint has no safetensors, or a file cannot be read.
     """
     folder = model_folder.folder_of(model, environment)
     if folder is None:
@@ -93,7 +96,7 @@ def of_folder(folder: Path) -> Inspection:
         folder: The folder.
 
     Raises:
-        Sm121Error: It has no safetensors, or a file cannot be read.
+        Sm121Error: The folder has no safetensors, or a file cannot be read.
     """
     stored = safetensors_header.read(folder)
     config = label.read_json(folder / label.CONFIG)
@@ -150,12 +153,12 @@ def _parts(held: Sequence[Weight], experts: int | None, used: int | None) -> Ite
 
 
 def _read(weight: Weight, share: float, *, is_head: bool) -> float:
-    """Return the bytes of a weight that a token reads.
+    """Return the number of a weight's bytes that are read for a token.
 
     Args:
         weight: The weight.
         share: The share of the experts that a token uses.
-        is_head: Whether the embedding is the head as well.
+        is_head: Whether the embedding is also the output matrix.
     """
     if weight.drafts or weight.part.read == "nothing":
         return 0.0

@@ -1,4 +1,4 @@
-"""The KV cache of a model by its config.json: layers, values of a token, tokens that are kept."""
+"""Derive the size of a model's KV cache from its config.json."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any
 
 from sm121.core.errors import Sm121Error
 
-#: The kinds of layers in ``layer_types`` and ``layers_block_type``: those that keep all tokens, and
-#: those that keep a window. A layer of another kind has a state of a fixed size.
+#: The kinds of layers that cache all tokens, in ``layer_types`` and ``layers_block_type``. Layers
+#: of kinds that are neither here nor in `_SLIDING` have a state of a fixed size.
 _FULL = ("full_attention", "attention")
+#: The kinds of layers that cache a window.
 _SLIDING = ("sliding_attention", "chunked_attention")
-#: Keys of configurations whose cache has a form of its own: compressed or with an indexer.
+#: Keys of configurations with an unsupported kind of cache: compressed, or with an indexer.
 _OWN_FORM = ("compress_ratios", "compress_rates", "index_topk")
 
 
@@ -19,42 +20,42 @@ _OWN_FORM = ("compress_ratios", "compress_rates", "index_topk")
 class KvCache:
     """The KV cache of one sequence."""
 
-    #: The layers that keep every token.
+    #: The number of layers that cache all tokens.
     full_layers: int
-    #: The layers that keep the last tokens.
+    #: The number of layers that cache only a window of the last tokens.
     sliding_layers: int
-    #: The tokens that those keep; 0 without them.
+    #: The size of the window, in tokens; 0 without such layers.
     window: int
-    #: The values of a token in a layer, keys and values together.
+    #: The number of cached values per token and layer, keys and values together.
     values: int
 
     def layer_tokens(self, depth: int) -> int:
-        """Return the tokens of all layers together that a token at a depth reads.
+        """Return how many cached tokens a new token reads, summed over all layers.
 
         Args:
-            depth: Tokens before it.
+            depth: The number of tokens before the new one.
         """
         in_window = min(depth, self.window) if self.window else depth
         return self.sliding_layers * in_window + self.full_layers * depth
 
     def size(self, depth: int, bits: float) -> float:
-        """Return the bytes that a token at a depth reads.
+        """Return how many bytes of the cache a new token reads.
 
         Args:
-            depth: Tokens before it.
-            bits: Bits of a value.
+            depth: The number of tokens before the new one.
+            bits: The number of bits per value.
         """
         return self.layer_tokens(depth) * self.values * bits / 8
 
     def request_size(self, length: int, bits: float, *, batched: int, block: int) -> float:
-        """Return the bytes that vLLM reserves for a request of the longest length.
+        """Return the number of bytes that vLLM reserves for a request of a given length.
 
         Args:
-            length: The tokens of the request.
-            bits: Bits of a value.
-            batched: The tokens of a step (``--max-num-batched-tokens``), which a layer with a
-                window keeps beside the window.
-            block: The tokens of a block.
+            length: The length of the request, in tokens.
+            bits: The number of bits per value.
+            batched: The maximum number of tokens in a step (``--max-num-batched-tokens``). A layer
+                with a window keeps this many tokens in addition to the window.
+            block: The block size in tokens.
         """
         blocks = self.full_layers * math.ceil(length / block)
         if self.sliding_layers:
@@ -63,10 +64,10 @@ class KvCache:
         return blocks * block * self.values * bits / 8
 
     def growth(self, bits: float) -> float:
-        """Return the bytes of one token more in a long context.
+        """Return the number of bytes by which one more token enlarges the cache of a long context.
 
         Args:
-            bits: Bits of a value.
+            bits: The number of bits per value.
         """
         return self.full_layers * self.values * bits / 8
 
@@ -75,10 +76,10 @@ def of(config: Mapping[str, Any]) -> KvCache:
     """Return the KV cache of a model.
 
     Args:
-        config: The model's config.json, also of one with a ``text_config``.
+        config: The model's config.json. Values in a ``text_config`` take precedence.
 
     Raises:
-        Sm121Error: The configuration lacks a field, or the cache has a form that is not known.
+        Sm121Error: The configuration lacks a field, or has an unsupported kind of cache.
     """
     text = {**config, **(config.get("text_config") or {})}
     for key in _OWN_FORM:
@@ -95,7 +96,7 @@ def of(config: Mapping[str, Any]) -> KvCache:
 
 
 def _values(text: Mapping[str, Any]) -> int:
-    """Return the values of a token in a layer."""
+    """Return the number of cached values per token and layer."""
     if text.get("kv_lora_rank"):  # MLA keeps one compressed vector and the keys' rotary part
         return int(text["kv_lora_rank"]) + int(text["qk_rope_head_dim"])
     heads = int(text["num_attention_heads"])
@@ -104,7 +105,7 @@ def _values(text: Mapping[str, Any]) -> int:
 
 
 def _layers(text: Mapping[str, Any], layers: int, window: int) -> tuple[int, int]:
-    """Return how many layers keep every token, and how many keep the last ones."""
+    """Return the number of layers that cache all tokens, and of those that cache a window."""
     for key in ("layer_types", "layers_block_type"):
         kinds = text.get(key)
         if isinstance(kinds, list):
@@ -112,7 +113,7 @@ def _layers(text: Mapping[str, Any], layers: int, window: int) -> tuple[int, int
     pattern = text.get("hybrid_override_pattern")
     if isinstance(pattern, str):  # Nemotron-H: * is attention
         return pattern.count("*"), 0
-    if text.get("full_attention_interval"):  # Qwen3-Next: the others have a state
+    if text.get("full_attention_interval"):  # Qwen3-Next: other layers have a fixed-size state
         return layers // int(text["full_attention_interval"]), 0
     if not window or text.get("use_sliding_window") is False:
         return layers, 0

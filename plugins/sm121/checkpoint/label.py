@@ -1,6 +1,6 @@
-"""The label of a checkpoint: the formats that its configuration says its weights have.
+"""The label of a checkpoint: the weight formats that its configuration declares.
 
-It is ``quantization_config`` of config.json, or hf_quant_config.json of ModelOpt.
+The label is ``quantization_config`` in config.json, or ModelOpt's hf_quant_config.json.
 """
 
 import functools
@@ -18,20 +18,20 @@ from sm121.core.errors import Sm121Error
 #: The file of a checkpoint's configuration.
 CONFIG = "config.json"
 _MODELOPT = "hf_quant_config.json"
-#: The keys of a label with the modules that are not quantised.
+#: The keys of a label that list modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-#: A target of compressed-tensors that means every matrix.
+#: The target of compressed-tensors that stands for all matrices.
 _EVERY = "Linear"
 _PATTERN = "re:"
 
 
 @dataclass(frozen=True)
 class _Modules:
-    """Modules that a label names: each entry means a module and what is in it."""
+    """A list of modules in a label. Each entry selects a module and its submodules."""
 
-    #: Names of modules, or ends or beginnings of such names.
+    #: Names of modules, or dotted parts of such names.
     names: frozenset[str] = frozenset()
-    #: Regular expressions for the beginning of a name.
+    #: Regular expressions that match from the beginning of a name.
     patterns: tuple[str, ...] = ()
 
     @classmethod
@@ -50,11 +50,11 @@ class _Modules:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no entry."""
+        """Whether there are no entries."""
         return not self.names and not self.patterns
 
     def have(self, module: str) -> bool:
-        """Return whether an entry names a module, or one that the module is in."""
+        """Return whether an entry selects a module."""
         if self.names and not self.names.isdisjoint(_parts_of(module)):
             return True
         return any(_matches(pattern, module) for pattern in self.patterns)
@@ -62,30 +62,30 @@ class _Modules:
 
 @dataclass(frozen=True)
 class _Group:
-    """Modules that a label gives a format."""
+    """Modules to which a label gives a format."""
 
-    #: Empty: all.
+    #: Empty: all modules.
     targets: _Modules
     formats: tuple[str, ...]
-    #: The parts of a model that it speaks of; empty: all.
+    #: The parts of a model to which the group applies; empty: all parts.
     parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Label:
-    """The formats that a configuration claims."""
+    """The formats that a configuration declares."""
 
-    #: For people: ``fp8``, ``modelopt NVFP4``; empty: the configuration has no label.
+    #: The label in words: ``fp8``, ``modelopt NVFP4``; empty: the configuration has no label.
     name: str
-    #: Where it was read.
+    #: The file from which it was read.
     file: str
-    #: The first group with a module counts.
+    #: The first group that selects a module applies to it.
     groups: tuple[_Group, ...]
     #: Modules that are not quantised.
     ignored: _Modules
-    #: The values of a scale; None: not said.
+    #: The number of values per scale; None: the label does not say it.
     group_size: int | None
-    #: A method or algorithm that no row describes; empty: all is understood.
+    #: The method or algorithm, if no row of checkpoint.toml describes it; else empty.
     unknown: str = ""
 
     def formats_of(self, weight: Weight) -> tuple[str, ...] | None:
@@ -95,7 +95,8 @@ class Label:
             weight: The weight.
 
         Returns:
-            The formats; empty if it is not to be quantised, None if the label says nothing.
+            The formats; empty if the weight must not be quantised; None if the label does not
+            mention it.
         """
         if self.ignored.have(weight.module):
             return ()
@@ -111,11 +112,11 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> Label:
     """Return the label of a checkpoint.
 
     Args:
-        folder: The folder, which may have hf_quant_config.json.
-        config: Its config.json.
+        folder: The folder, which may contain hf_quant_config.json.
+        config: The content of its config.json.
 
     Raises:
-        Sm121Error: A file is no JSON.
+        Sm121Error: A file is not JSON.
     """
     table = _table(config)
     file = CONFIG
@@ -128,13 +129,13 @@ def of_folder(folder: Path, config: Mapping[str, Any]) -> Label:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object of a file; empty if there is none.
+    """Read a JSON object from a file; the result is empty if the file does not exist.
 
     Args:
         path: The file.
 
     Raises:
-        Sm121Error: The file is no JSON object.
+        Sm121Error: The file does not contain a JSON object.
     """
     if not path.is_file():
         return {}
@@ -187,7 +188,7 @@ def _of_table(table: Mapping[str, Any], file: str, config: Mapping[str, Any]) ->
 
 
 def _formats(word: str, bits: object = None) -> tuple[str, ...]:
-    """Return the formats of a word; empty if no row has it."""
+    """Return the formats for which a word of a label stands; empty for an unknown word."""
     row = weight_tables.load().label.get(word.lower())
     if row is None:
         return ()
@@ -196,7 +197,7 @@ def _formats(word: str, bits: object = None) -> tuple[str, ...]:
 
 
 def _of_schemes(group: Mapping[str, Any]) -> _Group:
-    """Return a group of compressed-tensors."""
+    """Read one of the ``config_groups`` of compressed-tensors."""
     weights = group.get("weights") or {}
     formats = _formats(f"{weights.get('type')}{weights.get('num_bits')}")
     targets = [str(target) for target in group.get("targets") or ()]
@@ -206,7 +207,7 @@ def _of_schemes(group: Mapping[str, Any]) -> _Group:
 
 
 def _of_layers(layers: Mapping[str, Mapping[str, Any]]) -> Iterable[_Group]:
-    """Yield a group for each algorithm of ModelOpt's mixed precision."""
+    """Yield a group for each algorithm in ModelOpt's ``quantized_layers`` (mixed precision)."""
     by_algorithm: dict[str, list[str]] = {}
     for name, scheme in layers.items():
         by_algorithm.setdefault(str(scheme.get("quant_algo")), []).append(name)
@@ -225,7 +226,7 @@ def _group_size(table: Mapping[str, Any]) -> int | None:
 
 
 def _parts_of(module: str) -> Iterator[str]:
-    """Yield all successive parts of a name: a.b.c has a, a.b, a.b.c, b, b.c and c."""
+    """Yield all dotted parts of a name: a, a.b, a.b.c, b, b.c and c for a.b.c."""
     words = module.split(".")
     for first in range(len(words)):
         for last in range(first, len(words)):
@@ -233,7 +234,7 @@ def _parts_of(module: str) -> Iterator[str]:
 
 
 def _of_glob(entry: str) -> str:
-    """Return a name with ``*`` as a regular expression: with one at its end it is a beginning."""
+    """Convert a name with ``*`` to a regular expression; a ``*`` at the end matches any rest."""
     pattern = ".*".join(map(re.escape, entry.split("*")))
     return pattern if entry.endswith("*") else rf"{pattern}(\.|$)"
 
@@ -247,7 +248,7 @@ def _matches(pattern: str, module: str) -> bool:
 
 
 def quantised(formats: Sequence[str]) -> str:
-    """Return formats for people.
+    """Describe formats in words.
 
     Args:
         formats: The formats that a label gives a weight.

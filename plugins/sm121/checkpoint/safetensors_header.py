@@ -1,7 +1,7 @@
-"""Read which tensors a checkpoint has, by the headers of its safetensors alone.
+"""List the tensors of a checkpoint by reading only the headers of its safetensors files.
 
-A file begins with 8 bytes, the length of a header in JSON (little-endian). The header has the
-dtype, the shape and the place of each tensor. No weight is read.
+A file begins with 8 bytes, the length of a JSON header (little-endian). The header has the dtype,
+the shape and the offsets of each tensor. No weights are read.
 Source: https://github.com/huggingface/safetensors#format
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 from sm121.core.errors import Sm121Error
 from sm121.core.unmet import Fact
 
-#: The list of all tensors with their files, of a checkpoint in several files.
+#: The file that lists all tensors with their files, if a checkpoint has several files.
 INDEX = "model.safetensors.index.json"
-#: The ``kind`` of facts on files that are not whole.
+#: The ``kind`` of facts on missing or truncated files.
 KIND = "checkpoint files"
 #: The longest header that the format allows, in bytes.
 _LONGEST = 100_000_000
-#: The bytes in front of the header.
+#: The number of bytes before the header.
 _PREFIX = 8
 
 
@@ -31,15 +31,15 @@ class Tensor:
     """A tensor, as its header describes it."""
 
     name: str
-    #: As the format names it: BF16, U8, F8_E4M3, ...
+    #: The dtype's name in safetensors: BF16, U8, F8_E4M3, ...
     dtype: str
     shape: tuple[int, ...]
-    #: Its bytes in the file.
+    #: The size in the file, in bytes.
     size: int
 
     @property
     def elements(self) -> int:
-        """The elements of its shape."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -54,20 +54,20 @@ class StoredTensors:
     #: The names of the files.
     files: tuple[str, ...]
     tensors: tuple[Tensor, ...]
-    #: Files that are missing, cut or not those of the index.
+    #: Files that are missing or truncated, and tensors of the index that are missing.
     facts: tuple[Fact, ...]
 
     @property
     def size(self) -> int:
-        """The bytes of all tensors."""
+        """The size of all tensors, in bytes."""
         return sum(tensor.size for tensor in self.tensors)
 
 
 def read(folder: Path) -> StoredTensors:
-    """Read the headers of a folder's safetensors.
+    """Read the headers of all safetensors files in a folder.
 
     Args:
-        folder: The folder. If it has an index, only the files of the index count.
+        folder: The folder. If it has an index, only the files in the index are read.
 
     Raises:
         Sm121Error: The folder has no safetensors, or a header cannot be read.
@@ -96,7 +96,7 @@ def read(folder: Path) -> StoredTensors:
 
 
 def _files_by_tensor(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor by the index; empty if the checkpoint has none."""
+    """Return the file of each tensor, from the index; empty if the checkpoint has no index."""
     path = folder / INDEX
     if not path.is_file():
         return {}
@@ -112,7 +112,7 @@ def _files_by_tensor(folder: Path) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> tuple[list[Tensor], int]:
-    """Return the tensors of a file, and how long the file must be."""
+    """Return the tensors of a file, and the minimum size of the file in bytes."""
     with path.open("rb") as file:
         prefix = file.read(_PREFIX)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == _PREFIX else 0

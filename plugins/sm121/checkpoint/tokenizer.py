@@ -1,12 +1,13 @@
-"""The Hugging Face tokenizer of gpt-oss (o200k_harmony), made offline.
+"""Build the Hugging Face tokenizer of gpt-oss (o200k_harmony) without a download.
 
-oss-harmony embeds the tiktoken ranks but exports no file. Decoding every id gives the ranks; the
-merge list follows from them as in transformers' TikTokenConverter (convert_slow_tokenizer.py):
-every split of a token into two tokens is a merge, in the order of the whole token's rank.
+oss-harmony embeds the tiktoken ranks, but does not export them as a file. Decoding each id gives
+the ranks. The list of merges follows from the ranks as in transformers' TikTokenConverter
+(convert_slow_tokenizer.py): each split of a token into two tokens is a merge, and merges are
+ordered by the rank of the whole token.
 
 The rest is in ``fixtures/canary/checkpoint``: the split pattern of o200k_base (tiktoken,
-tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that render chats
-from it; vLLM uses harmony instead.
+tiktoken_ext/openai_public.py), and a part of gpt-oss's chat template for engines that render chats
+with it. vLLM uses harmony instead.
 """
 
 import json
@@ -16,9 +17,9 @@ from typing import Any
 
 from sm121.core.vocabulary import byte_alphabet
 
-#: The number of ordinary tokens: ids below are byte sequences, all others are special tokens.
+#: The number of ordinary tokens. Ids below it are byte sequences; all others are special tokens.
 ORDINARY = 199_998
-#: The number of all ids.
+#: The number of ids.
 VOCABULARY = 201_088
 #: The files of a tokenizer.
 FILES = (
@@ -30,7 +31,7 @@ FILES = (
 
 
 def ranks() -> list[bytes]:
-    """Return the bytes of each ordinary token, by id, which is the rank.
+    """Return the bytes of each ordinary token, indexed by its id, which is also its rank.
 
     Raises:
         ImportError: oss-harmony is not installed.
@@ -38,7 +39,7 @@ def ranks() -> list[bytes]:
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    # The public decode() replaces invalid UTF-8, and a token's bytes need not be valid.
+    # The public decode() replaces invalid UTF-8, but the bytes of a token may be invalid.
     decode = encoding._inner.decode_bytes
     return [bytes(decode([token])) for token in range(ORDINARY)]
 
@@ -48,7 +49,7 @@ def special_tokens() -> dict[int, str]:
 
     Raises:
         ImportError: oss-harmony is not installed.
-        ValueError: oss-harmony has no special token of an id.
+        ValueError: oss-harmony lacks the special token for an id.
     """
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
@@ -65,7 +66,7 @@ def special_tokens() -> dict[int, str]:
 
 
 def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
-    """Return all pairs of tokens that make a token, in the order of byte-pair encoding.
+    """Return all pairs of tokens whose concatenation is a token, in the order of the merges.
 
     Args:
         tokens: The bytes of each token, by rank.
@@ -87,14 +88,14 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
 
 
 def write(directory: Path) -> None:
-    """Write the files of `FILES`, with the same bytes every time.
+    """Write the files in `FILES`, always with the same bytes.
 
     Args:
         directory: An existing directory.
 
     Raises:
         ImportError: oss-harmony is not installed.
-        ValueError: Its vocabulary is another one.
+        ValueError: oss-harmony has another vocabulary.
     """
     tokens = ranks()
     if len(set(tokens)) != ORDINARY:

@@ -1,7 +1,8 @@
-"""Harmony's vocabulary as a file, for engines whose openai-harmony would download it.
+"""Write harmony's vocabulary to a file, for engines whose openai-harmony would download it.
 
 oss-harmony contains the vocabulary. openai-harmony reads ``o200k_base.tiktoken`` from the folder in
-``TIKTOKEN_ENCODINGS_BASE``: a line for each token, with its bytes in base64 and its rank.
+``TIKTOKEN_ENCODINGS_BASE``. The file has a line for each token, with its bytes in base64 and its
+rank.
 """
 
 import base64
@@ -13,22 +14,22 @@ from sm121.core.errors import Sm121Error
 
 #: The name of the file.
 NAME = "o200k_base.tiktoken"
-#: openai/harmony, src/tiktoken_ext/public_encodings.rs: it refuses any other file.
+#: openai-harmony refuses files with another digest (src/tiktoken_ext/public_encodings.rs).
 _SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
 def write(folder: Path) -> Path:
-    """Write the file.
+    """Write the vocabulary file.
 
     Args:
-        folder: The folder, which is made if needed.
+        folder: The folder, which is created if needed.
 
     Returns:
         The path of the file.
 
     Raises:
         ModuleNotFoundError: oss-harmony is not installed.
-        Sm121Error: Another harmony is installed, or its vocabulary is another one.
+        Sm121Error: openai-harmony is installed instead of oss-harmony, or the vocabulary differs.
     """
     from openai_harmony import HarmonyError
 

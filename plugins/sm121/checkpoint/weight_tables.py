@@ -1,4 +1,4 @@
-"""The tables of ``fixtures/checkpoint.toml``: formats, parts of a model, words of labels."""
+"""The tables in ``fixtures/checkpoint.toml``: formats, parts of a model, words in labels."""
 
 from typing import Literal
 
@@ -7,24 +7,26 @@ from pydantic import Field
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Regex
 
-#: How much of a part a token reads.
+#: How much of a part is read for a token.
 Read = Literal["all", "used", "row", "nothing"]
 
 
 class FormatRow(DataTable):
-    """How a format is stored: a weight with its scale."""
+    """How a format is stored: the tensors for a weight and its scales."""
 
-    #: The format as formats.toml names it; ``int``: its bits are found by the shapes.
+    #: The name in formats.toml; ``int``: the number of bits is derived from the shapes.
     id: str
-    #: The end of the weight's name, and its dtypes.
+    #: The suffix of the weight's name.
     weight: str
+    #: The possible dtypes of the weight.
     dtypes: tuple[str, ...]
-    #: The end of the scale's name, and its dtypes.
+    #: The suffix of the scale's name.
     scale: str
+    #: The possible dtypes of the scale.
     scale_dtypes: tuple[str, ...]
-    #: The end of the name of the zero points.
+    #: The suffix of the name of the zero points; None: the format has no zero points.
     zeros: str | None = None
-    #: The values in an element of the weight; None: found by the shapes.
+    #: The number of values in an element of the weight; None: it is derived from the shapes.
     values: int | None = None
 
 
@@ -32,31 +34,35 @@ class PartRow(DataTable):
     """A part of a model."""
 
     id: str
-    #: Found in the names of its modules.
+    #: A pattern that occurs in the names of its modules.
     pattern: Regex
     read: Read
-    #: Whether a label speaks of its matrices.
+    #: Whether labels apply to its matrices.
     linear: bool
 
 
 class LabelRow(DataTable):
-    """What a word of a label means."""
+    """The meaning of a word in a label."""
 
     formats: tuple[str, ...]
-    #: The parts that it speaks of; empty: all with ``linear``.
+    #: The parts to which the word applies; empty: all parts with ``linear``.
     parts: tuple[str, ...] = ()
 
 
 class _Names(DataTable):
+    #: The suffixes of tensors' names after the name of the module.
     ends: tuple[str, ...]
-    #: Found in the name of a module of a drafter.
+    #: A pattern that occurs in the names of a drafter's modules.
     draft: Regex
-    #: Found in the name of a module that is no matrix, though its tensor has rows.
+    #: A pattern that occurs in the names of modules that are not matrices, although their tensors
+    #: have several dimensions.
     no_matrix: Regex
 
 
 class _Keys(DataTable):
+    #: Keys in config.json for the number of experts that a token uses.
     used_experts: tuple[str, ...]
+    #: Keys in config.json for the number of experts in a layer.
     experts: tuple[str, ...]
 
 
@@ -64,7 +70,7 @@ class WeightTables(DataTable):
     """The content of checkpoint.toml."""
 
     format: tuple[FormatRow, ...] = Field(min_length=1)
-    #: The format of a weight without a scale, by its dtype.
+    #: The formats of weights without a scale, by dtype.
     plain: dict[str, str]
     names: _Names
     part: Entries[PartRow]
@@ -76,6 +82,6 @@ def load() -> WeightTables:
     """Return the content of ``fixtures/checkpoint.toml``.
 
     Raises:
-        DataFileError: The file is wrong.
+        DataFileError: The file is invalid.
     """
     return data_file.load("checkpoint.toml", WeightTables)

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint: the tensors of one module together, with their format and part."""
+"""The weights of a checkpoint: for each module, its tensors with their format and part."""
 
 import functools
 import re
@@ -13,11 +13,11 @@ from sm121.checkpoint.weight_tables import FormatRow, PartRow
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 #: The number of an expert in the name of a module.
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-#: The part of all weights of a drafter.
+#: The name of the group with all weights of a drafter.
 DRAFT = "draft"
-#: The beginning of the format of a weight whose tensors no row describes.
+#: The prefix of the format of a weight that no row of checkpoint.toml describes.
 UNKNOWN = "unknown"
-#: The bits of an element that packs integers.
+#: The number of bits of an element that contains several packed integers.
 _PACKED_BITS = 32
 
 
@@ -25,39 +25,41 @@ _PACKED_BITS = 32
 class Weight:
     """The tensors of a module."""
 
-    #: The name without its end: model.layers.0.self_attn.q_proj.
+    #: The name without its suffix: model.layers.0.self_attn.q_proj.
     module: str
     part: PartRow
-    #: Whether it belongs to a drafter (multi-token prediction), which only speculation reads.
+    #: Whether it belongs to a drafter (multi-token prediction), which is only read for speculative
+    #: decoding.
     drafts: bool
-    #: None: it belongs to no layer.
+    #: The number of its layer; None: it belongs to no layer.
     layer: int | None
-    #: The number of an expert that is stored alone.
+    #: The number of its expert; None: it belongs to no expert, or to all experts of a layer.
     expert: int | None
-    #: As formats.toml names it; None: it has no matrix (a norm, a bias).
+    #: The name in formats.toml; None: the weight is no matrix (a norm, a bias).
     format: str | None
-    #: The tensor with its values.
+    #: The tensor with the values, without scales and zero points.
     main: Tensor
-    #: How many values it has, as far as that is known.
+    #: The number of its values, as far as it is known.
     values: int
-    #: The bytes of all its tensors.
+    #: The size of all its tensors, in bytes.
     size: int
 
     @property
     def group(self) -> str:
-        """The part that people are shown."""
+        """The name of the part in reports."""
         return DRAFT if self.drafts else self.part.id
 
 
 def of_tensors(
     tensors: Iterable[Tensor], layers: int | None = None, group_size: int | None = None
 ) -> list[Weight]:
-    """Join tensors to weights.
+    """Group tensors into weights.
 
     Args:
         tensors: All tensors of a checkpoint.
-        layers: The layers of the model by its config.json; a layer behind them drafts.
-        group_size: The values of a scale by the label, where no zero points tell the packing.
+        layers: The number of layers in the model's config.json. Further layers are a drafter's.
+        group_size: The number of values per scale, from the label. It is needed to derive the bits
+            of packed integers without zero points.
     """
     by_module: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:
@@ -67,7 +69,7 @@ def of_tensors(
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the module of a tensor, and the end of its name."""
+    """Split the name of a tensor into the name of its module and a suffix."""
     for end in weight_tables.load().names.ends:
         if name.endswith(end):
             return name.removesuffix(end), end
@@ -111,7 +113,7 @@ def _weight(
 
 
 def _row_of(own: Mapping[str, Tensor]) -> FormatRow | None:
-    """Return the format that the tensors of a module have; None: they have no scale."""
+    """Return the format of a module's tensors; None: no row describes a weight with a scale."""
     for row in weight_tables.load().format:
         weight, scale = own.get(row.weight), own.get(row.scale)
         if weight is None or scale is None:
@@ -122,10 +124,10 @@ def _row_of(own: Mapping[str, Tensor]) -> FormatRow | None:
 
 
 def _packing(row: FormatRow, own: Mapping[str, Tensor], group_size: int | None) -> int:
-    """Return how many values an element of packed integers has.
+    """Return the number of values in an element of packed integers.
 
-    A scale has a zero point, which is packed as the weight is. Without zero points the label has
-    the number of values of a scale.
+    It is derived from the zero points, of which there is one per scale, packed like the weight.
+    Without zero points, it is derived from the label's number of values per scale.
     """
     scale = own[row.scale]
     zeros = own.get(row.zeros or "")
@@ -154,7 +156,7 @@ def _part_of(role: str) -> PartRow:
 
 
 def stored_experts(weights: Sequence[Weight]) -> int | None:
-    """Return how many experts a layer has by its tensors; None: the model has none.
+    """Return the number of experts in a layer, from the tensors; None: the model has no experts.
 
     Args:
         weights: All weights.
@@ -169,10 +171,10 @@ def stored_experts(weights: Sequence[Weight]) -> int | None:
 
 
 def layers_text(numbers: Iterable[int | None]) -> str:
-    """Return the numbers of layers for people: ``layers 0 to 2, 5`` or ``layer 61``.
+    """Return the numbers of layers in words: ``layers 0 to 2, 5`` or ``layer 61``.
 
     Args:
-        numbers: The numbers; None for what belongs to no layer.
+        numbers: The numbers. None stands for weights that belong to no layer, and is ignored.
     """
     known = sorted({number for number in numbers if number is not None})
     if not known:
