@@ -11,7 +11,7 @@ def memory_events() -> dict[str, int] | str:
     """Read the counters of this process's memory control group, of version 2 or 1.
 
     Returns:
-        Each counter by its name, or the reason why there are none.
+        The counters by name, or the reason why none could be read.
     """
     try:
         groups = Path("/proc/self/cgroup").read_text("ascii", "replace").splitlines()
@@ -36,24 +36,24 @@ def _read_counters(file: Path) -> dict[str, int]:
 
 
 def _files(groups: list[str]) -> Iterator[Path]:
-    """Yield the files that may have the counters, by the lines of /proc/self/cgroup."""
+    """Yield the files that may have the counters, given the lines of /proc/self/cgroup."""
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             yield _ROOT / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
             yield _ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
-            yield _ROOT / "memory" / "memory.oom_control"  # of the container's own group
+            yield _ROOT / "memory" / "memory.oom_control"  # the container's own group
 
 
 def kills(before: Mapping[str, int] | str) -> int:
-    """Return how many processes the memory limit of this process's group killed.
+    """Return how many processes were killed by the memory limit of this process's control group.
 
     Args:
         before: An earlier result of `memory_events`.
 
     Returns:
-        The number of kills after that; 0 without counters.
+        The number of kills since that result; 0 without counters.
     """
     now = memory_events()
     if isinstance(before, str) or isinstance(now, str):

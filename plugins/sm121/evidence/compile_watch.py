@@ -1,7 +1,7 @@
-"""Kernels that an engine compiles during inference.
+"""Find kernels that an engine compiles during inference.
 
-The time of a request that waits for a compiler is not measured. vLLM reports these kernels from
-0.20 on (``vllm/utils/jit_monitor.py``).
+A request that waits for a compiler must not be measured. vLLM reports such kernels from 0.20 on
+(``vllm/utils/jit_monitor.py``).
 """
 
 import itertools
@@ -19,8 +19,8 @@ class CompileWatch:
 
     Attributes:
         log: The server's log. None: nothing is reported.
-        engine: The engine whose signatures find the lines. Without signatures nothing is reported.
-        follow: Called before each read, to copy new lines of an attached server.
+        engine: The engine, whose signatures find the lines. Without any, nothing is reported.
+        follow: Called before each read, to copy an attached server's new lines to the log.
     """
 
     log: Path | None
@@ -30,7 +30,7 @@ class CompileWatch:
     _rest: bytes = field(default=b"", init=False)
 
     def new(self) -> list[str]:
-        """Return the lines that were written after the last call, or from the start of the log.
+        """Return the lines about compiled kernels that were written since the last call.
 
         Returns:
             Each line about a kernel, cleaned and shortened.

@@ -1,7 +1,7 @@
-"""The evidence of an abnormal end, in one folder.
+"""Crash bundles: a folder with the evidence of a server's abnormal end.
 
-Each part is written even if others are not available. bundle.json has the reason for each missing
-part.
+Each part is written even if other parts are not available. bundle.json has the reason for each
+missing part.
 """
 
 import contextlib
@@ -22,19 +22,20 @@ from sm121.core import templates
 from sm121.core.files import write_text
 from sm121.evidence import failure, kernel_messages, process_snapshot, stacks
 
-#: The folder of the report directory with the bundles.
+#: The folder with the bundles in the report directory.
 FOLDER = "crashes"
 #: The file that describes a bundle.
 INDEX = "bundle.json"
 Redact = Callable[[str], str]
 
-#: The longest log that is copied whole. Only the ends of a longer log are copied.
+#: The size of the largest log that is copied whole. Of a larger log, only the beginning and the end
+#: are copied.
 _WHOLE_LOG_BYTES = 24 << 20
 _LOG_HEAD_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 8 << 20
-#: Seconds that a program may take for its answer.
+#: The time limit of a program such as nvidia-smi, in seconds.
 _PROGRAM_TIMEOUT_S = 30
-#: Messages of note in the head of kernel.log.
+#: The maximum number of important messages at the beginning of kernel.log.
 _MOST_NOTED = 50
 _NO_PROCESS = "no process of the tree was left to look at"
 
@@ -48,7 +49,7 @@ class BundleIndex(failure.Cause):
 
     schema_version: int = 1
     kind: str = Field(serialization_alias="class", validation_alias=AliasChoices("class", "kind"))
-    """One of `failure_tables.Kind`, or a class of the suite's own such as suite_killed."""
+    """One of `failure_tables.Kind`, or one of the suite's own classes, such as suite_killed."""
     what: str
     test: str | None
     at: str
@@ -56,22 +57,23 @@ class BundleIndex(failure.Cause):
     exits: list[dict[str, Any]]
     engine_debug: bool
     rerun: str
-    """How to run again for a better stack; empty where nothing would help."""
+    """How to rerun in order to get a better stack; empty if no option would help."""
     parts: dict[str, dict[str, str]]
-    """Name of a part -> ``{"file": name}`` or ``{"unavailable": why}``."""
+    """By the name of a part: ``{"file": name}`` or ``{"unavailable": reason}``."""
 
 
 @dataclass
 class EngineProcesses:
-    """The processes of an engine, at its end.
+    """The processes of an engine at the time of its end.
 
     Attributes:
-        exit_status: The exit status of the server's first process; None if it is not known.
-        exits: The ended processes, each with its status.
-        tree: The processes, as of `process_snapshot.snapshot`.
+        exit_status: The exit status of the server's first process; None if it is unknown.
+        exits: The processes that have ended, each with its status.
+        tree: The processes, as returned by `process_snapshot.snapshot`.
         pids: The ids of all processes that the server had.
-        stacks: The stacks that were taken before the processes were ended; empty: they still live.
-        stacks_folder: The folder into which they can write their stacks, as of `stacks.take`.
+        stacks: The stacks that were taken before the processes were killed; empty if they still
+            run.
+        stacks_folder: The folder in which the processes can write their stacks (see `stacks.take`).
     """
 
     exit_status: int | None = None
@@ -84,11 +86,11 @@ class EngineProcesses:
 
 @dataclass(frozen=True)
 class CgroupCounters:
-    """The counters of the control group, or why there are none.
+    """The memory counters of the control group, or the reason why they were not read.
 
     Attributes:
-        before: Those at the start.
-        after: Those after the end.
+        before: The counters at the server's start.
+        after: The counters after its end.
     """
 
     before: Mapping[str, int] | str = "not read before"
@@ -97,10 +99,10 @@ class CgroupCounters:
 
 @dataclass
 class EngineSetup:
-    """What an engine was started with.
+    """The configuration and the environment with which an engine was started.
 
     Attributes:
-        configuration: The server's configuration; None if it is not known.
+        configuration: The server's configuration; None if it is unknown.
         environment: The environment of the engine's process.
         debug: Whether the run had ``--engine-debug``.
     """
@@ -112,23 +114,23 @@ class EngineSetup:
 
 @dataclass
 class Evidence:
-    """The evidence of an abnormal end. None or empty: not known.
+    """The evidence of an abnormal end. None or empty: unknown.
 
     Attributes:
         cause: The cause.
-        what: The end in words.
-        test: The id of the test during which it happened.
+        what: A description of the end, such as "the suite died".
+        test: The id of the test that was running.
         log: The server's log.
         processes: The server's processes.
-        kernel: The kernel's messages since the start.
+        kernel: The messages of the Linux kernel since the server's start.
         cgroup: The counters of the control group.
-        memory: The samples of the memory.
-        in_flight: The requests under way.
+        memory: The memory samples.
+        in_flight: The requests that were in flight.
         metrics: The last answer of /metrics before the end.
-        setup: What the engine was started with.
-        rerun: How to run again for a better stack.
-        missing: Reasons why parts are missing, by field, where the general reason is less exact.
-        nodes: For each other node of the server the log and the record, by the name of its files.
+        setup: The configuration and the environment of the engine.
+        rerun: How to rerun in order to get a better stack.
+        missing: Specific reasons why parts are missing, by field; they replace the general reasons.
+        nodes: The log and the record of each other node of the server, by the name of its files.
     """
 
     cause: failure.Cause
@@ -152,7 +154,7 @@ class _Part:
     """A file of a bundle."""
 
     file: str
-    #: Returns its text. Raises `Unavailable`.
+    #: Returns the content of the file, or raises `Unavailable`.
     produce: Callable[[], str]
 
 
@@ -161,8 +163,8 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
 
     Args:
         evidence: The evidence.
-        directory: The folder in which the bundle's folder ``<n>-<class>`` is made.
-        redact: Removes the secrets of a text.
+        directory: The folder in which the bundle's folder ``<n>-<class>`` is created.
+        redact: Removes secrets from a text.
 
     Returns:
         The folder of the bundle.
@@ -189,33 +191,33 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
         text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
         write_text(redact(text) + "\n", folder / INDEX)
     except OSError:
-        shutil.rmtree(folder, ignore_errors=True)  # half a bundle misleads
+        shutil.rmtree(folder, ignore_errors=True)  # an incomplete bundle would mislead
         raise
     return folder
 
 
 def _write_part(part: _Part, folder: Path, redact: Redact) -> dict[str, str]:
-    """Write a file, and return its entry of the index."""
+    """Write a part, and return its entry in the index."""
     try:
         write_text(redact(part.produce()), folder / part.file)
     except Unavailable as reason:
         return {"unavailable": redact(str(reason))}
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        # The reader needs a reason such as "No space left on device".
+        # Show the reason, such as "No space left on device".
         return {"unavailable": redact(f"{type(error).__name__}: {error}")}
     return {"file": part.file}
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
-    """Write a bundle as `write` does, into a temporary folder if it cannot be written there.
+    """Write a bundle into a folder, or into a temporary folder if that fails.
 
     Args:
-        evidence: As of `write`.
-        directory: As of `write`.
-        redact: As of `write`.
+        evidence: As in `write`.
+        directory: As in `write`.
+        redact: As in `write`.
 
     Returns:
-        The folder of the bundle, and the reason why it is not in `directory`.
+        The folder of the bundle, and the reason why it is not in `directory`, or None.
 
     Raises:
         OSError: The bundle cannot be written into a temporary folder either.
@@ -368,7 +370,7 @@ def _flashinfer(evidence: Evidence) -> str:
 
 
 def _api_logs(target: str, evidence: Evidence) -> list[Path]:
-    """Return the API logs of FlashInfer: one, or one a process if the name has %i for the pid."""
+    """Return FlashInfer's API logs: one file, or one per process if the name has %i for the pid."""
     if "%i" not in target:
         return [Path(target)]
     pids = {entry["pid"] for entry in [*evidence.processes.tree, *evidence.processes.exits]}
@@ -381,7 +383,7 @@ def _new_folder(directory: Path, kind: str) -> Path:
     while True:
         folder = directory / f"{number}-{kind}"
         if not any(directory.glob(f"{number}-*")):
-            with contextlib.suppress(FileExistsError):  # another process has just made it
+            with contextlib.suppress(FileExistsError):  # another process has just created it
                 folder.mkdir()
                 return folder
         number += 1

@@ -1,6 +1,6 @@
-"""The cause of an abnormal end, from the log, the exit codes, the kernel and the control group.
+"""Find the cause of an abnormal end from the log, exit codes, kernel messages and control group.
 
-A log alone cannot distinguish the OOM killer from another sender of SIGKILL.
+The log alone cannot distinguish the OOM killer from another sender of SIGKILL.
 """
 
 import signal
@@ -10,11 +10,11 @@ from typing import Any
 from sm121.evidence.failure import Basis, Cause, classify_lines, ended
 from sm121.evidence.kernel_messages import KernelMessages
 
-#: Classes of causes that only state the end of a process.
+#: The classes of causes that only state that a process ended.
 VAGUE = ("engine_dead", "unknown")
-#: Prefixes of the names of engines' own processes: none of them ends while the server lives.
+#: The prefixes of the names of engines' own processes, none of which ends while the server runs.
 OF_ENGINES = ("VLLM::", "sglang::")
-#: Lines of the kernel and of the log, of either, in a cause.
+#: The maximum number of kernel messages, and also of log lines, that a cause quotes.
 _QUOTED = 4
 
 
@@ -30,14 +30,14 @@ def cause_of(
 
     Args:
         logged: The cause that the log shows.
-        exits: The pid, name and status of each ended process of the tree. An entry with ``by_us``
-            was ended by the suite's own stop and is no cause.
-        kernel: The kernel's messages since the start.
-        kills: The OOM kills of the control group since the start.
+        exits: The pid, name and status of each process of the tree that has ended. An entry with
+            ``by_us`` was ended by the suite itself, and is not a cause.
+        kernel: The messages of the Linux kernel since the server's start.
+        kills: The number of OOM kills in the control group since the server's start.
         pids: The pids of the tree.
 
     Returns:
-        The most exact cause; `logged` if nothing shows more.
+        The most specific cause; `logged` if there is no better evidence.
     """
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
@@ -68,7 +68,7 @@ def cause_of(
             "its parent does not say how: most likely SIGKILL"
         )
         return ended("killed", logged.lines, how=how)
-    # A healthy engine also ends its helper processes by SIGTERM.
+    # A healthy engine also ends its helper processes with SIGTERM.
     unexpected = [entry for entry in signalled if entry["status"] != -signal.SIGTERM]
     if unexpected and vague:
         first = unexpected[0]
@@ -79,10 +79,10 @@ def cause_of(
 
 
 def _ended_silently(exits: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the processes of which nothing shows how they ended.
+    """Return the processes whose exit status is unknown.
 
-    An engine also starts and ends helpers, such as compilers, and alone knows their status. They
-    are left out if a process with an engine's name ended so.
+    The status of an engine's helpers, such as compilers, is known only to the engine. Helpers are
+    left out if a process with an engine's name is among the processes.
     """
     silent = [entry for entry in exits if entry.get("status") is None]
     of_engines = [entry for entry in silent if str(entry.get("name")).startswith(OF_ENGINES)]

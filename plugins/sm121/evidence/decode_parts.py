@@ -1,7 +1,7 @@
-"""The pieces of a decode step: the rows of the plan's table of kernels.
+"""The pieces of a decode step, which are the rows of the benchmark plan's table of kernels.
 
-A part of `kernel_names` is divided by ``fixtures/kernels/decode.toml``: the experts into products
-and routing, and the norms apart from the rest.
+``fixtures/kernels/decode.toml`` subdivides parts of `kernel_names`: the experts' kernels into
+matrix products and routing, and the other kernels into norms and the rest.
 """
 
 from functools import cache
@@ -15,8 +15,8 @@ Row = Literal[
     "moe_fc1", "moe_fc2", "moe_products", "moe_other", "attention", "norms", "quantise", "routing",
     "dense", "other", "host",
 ]  # fmt: skip
-"""A row of the table. ``moe_products``: both products of the experts, where they cannot be told
-apart. ``host``: no kernel ran."""
+"""A row of the table. ``moe_products``: both products of the experts, if they cannot be
+distinguished. ``host``: the time in which no kernel ran."""
 ROWS: tuple[Row, ...] = get_args(Row)
 
 
@@ -29,27 +29,30 @@ class _Piece(DataTable):
 
 
 class Decision(DataTable):
-    """A row of the plan's decision table."""
+    """A row of the benchmark plan's decision table."""
 
+    #: The rows of the table of kernels whose shares are added.
     rows: tuple[Row, ...]
-    #: It follows above this share of a step.
+    #: The decision applies if these rows take more than this share of a step.
     share: float
+    #: What these rows are, in words.
     what: str
+    #: The consequence, in words.
     then: str
     source: str
 
 
 class Gates(DataTable):
-    """The guide's limits, in milliseconds."""
+    """The guide's time limits, in milliseconds."""
 
-    #: Both products of the experts of one layer, for one token.
+    #: For both products of the experts of one layer, for one token.
     moe_ms: float
-    #: A decoded token.
+    #: For one decoded token.
     token_ms: float
 
 
 class DecodeFile(DataTable):
-    """decode.toml."""
+    """The content of decode.toml."""
 
     piece: Entries[_Piece]
     decision: tuple[Decision, ...]
@@ -90,7 +93,7 @@ def is_product(name: str) -> bool:
 
 
 def is_first_product(name: str) -> bool:
-    """Return whether a kernel is the experts' first product, with the activation in it.
+    """Return whether a kernel is the experts' first product with a fused activation.
 
     Args:
         name: The name of the kernel.

@@ -1,4 +1,4 @@
-"""The time of a decode step by its parts, the host's share of it, and what follows from both."""
+"""Divide the time of a decode step into parts and the host's share, and evaluate both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sm121.evidence.decode_parts import ROWS, Row
 from sm121.evidence.kernel_names import entry_of
 from sm121.evidence.kernel_profile import KernelProfile
 
-#: Characters of a kernel's name in a message.
+#: The maximum length of a kernel's name in a message, in characters.
 _LONGEST_NAME = 120
 
 
@@ -18,51 +18,51 @@ class RowTime(Record):
 
     row: Row
     share: float
-    """Of a step; of the time of all kernels where the steps' times are not known."""
+    """The share of a step, or of the time of all kernels if the steps' times are unknown."""
     average_us: float | None
-    """Of a launch; null for the host."""
+    """The mean time of a launch; null for the host."""
     calls_per_token: float | None
-    """Null where the profile does not mark its steps, and for the host."""
+    """Null for the host, and if the profile does not mark steps."""
     token_ms: float | None
-    """Milliseconds of each decoded token; null where the profile does not mark its steps."""
+    """Milliseconds for each decoded token; null if the profile does not mark steps."""
 
 
 class DecodeTime(Record):
     """The times of decode steps of one request."""
 
     of: str
-    """What the shares are of: ``step`` or ``kernels``."""
+    """The whole to which the shares refer: ``step`` or ``kernels``."""
     steps: int | None
     step_ms: float | None
-    """Milliseconds from a step to the next one."""
+    """Milliseconds from the start of a step to the start of the next one."""
     host_share: float | None
-    """The share of a step in which no kernel ran; null where it is not known."""
+    """The share of a step in which no kernel ran; null if it is unknown."""
     launches: float | None
-    """Launches of kernels or of graphs by the host in a step."""
+    """The number of launches of kernels or graphs by the host, per step."""
     kernels: float | None
-    """Kernels that ran in a step."""
+    """The number of kernels that ran, per step."""
     moe_layer_ms: float | None
-    """Both products of the experts of one layer, for one token."""
+    """The time of both products of the experts of one layer, for one token."""
     rows: list[RowTime]
-    """Without rows that have no time."""
+    """The rows of the table that have any time."""
 
 
 @dataclass(frozen=True)
 class _Kernels:
-    """The kernels of a row."""
+    """The sum of a row's kernels."""
 
     calls: int
     seconds: float
 
 
 def measure(profile: KernelProfile) -> DecodeTime | None:
-    """Divide the time of decode steps.
+    """Divide the time of decode steps into the rows of the table.
 
     Args:
         profile: The kernels of some decode steps of one request.
 
     Returns:
-        The times; None for a profile of a CPU, which has operators and no kernels.
+        The times; None for a CPU's profile, which has operators instead of kernels.
     """
     if profile.kind != "gpu":
         return None
@@ -131,7 +131,7 @@ def _row_time(row: Row, kernels: _Kernels, total_s: float, steps: int | None) ->
 
 
 def _each(steps: int | None, count: int | None) -> float | None:
-    """Return a count in each step."""
+    """Return a count per step."""
     if steps is None or count is None:
         return None
     return round(count / steps, 2)
@@ -146,7 +146,7 @@ def _moe_layer_ms(profile: KernelProfile) -> float | None:
 
 
 def follows(time: DecodeTime) -> list[str]:
-    """Return what the plan's decision table says of a decode step, a line for each row of it.
+    """Return a line for each row of the plan's decision table that applies to a decode step.
 
     Args:
         time: The times of the step.
@@ -164,12 +164,12 @@ def follows(time: DecodeTime) -> list[str]:
 
 
 def faults(profile: KernelProfile, time: DecodeTime, *, backends: Sequence[str] = ()) -> list[str]:
-    """Return what is not as it must be: kernels of another backend, and the guide's limits.
+    """Return a line for each fault: kernels of another backend, and exceeded limits of the guide.
 
     Args:
         profile: The kernels.
         time: Their times.
-        backends: The backends of the experts that were requested; empty: not known.
+        backends: The requested backends of the experts; empty: unknown.
     """
     gates = decode_parts.load().gates
     found = [] if not backends else _of_others(profile, backends)

@@ -1,18 +1,18 @@
-"""Report what is installed in an interpreter's environment, without importing any of it.
+"""Report what is installed in an interpreter's environment, without importing packages.
 
-The module runs inside the engine's environment (``python -c``), which has nothing of this suite: it
-uses the standard library only. A package is located by its import specification, because an engine
+The module runs in the engine's environment (``python -c``), which does not contain this suite: it
+uses only the standard library. A package is located by its import specification, because an engine
 on PYTHONPATH (as in the development container) has no metadata.
 
-If standard input has ``null``, the program prints one JSON object about what is installed. If it
-has a list of registries of environment variables, the program prints for each whether the package
-is installed and which names it knows:
+If standard input is ``null``, the program prints one JSON object about the installed packages. If
+it is a list of registries of environment variables, the program prints for each registry whether
+its package is installed, and the names of the variables that the package reads:
 
-* A registry with ``module`` is a file of the package that holds a dictionary ``name`` of all
-  variables (``vllm/envs.py``). The file is loaded by itself if that works, since an import of the
-  whole package takes seconds and may fail for other reasons.
-* For a registry with ``suffixes`` the package's sources are searched. The package does not read a
-  variable that no source names.
+* A registry with ``module`` is a file of the package with a dictionary ``name`` of all variables
+  (``vllm/envs.py``). The file is loaded separately if possible, because importing the whole package
+  takes seconds and may fail for other reasons.
+* For a registry with ``suffixes``, the package's sources are searched for names of variables. The
+  package cannot read a variable that no source names.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def _location(name: str) -> str | None:
 
 
 def _constant(folder: str | None, file: str, name: str) -> str | None:
-    """Return a constant text of a source file, or None."""
+    """Return the value of a string constant in a source file, or None."""
     if folder is None:
         return None
     try:
@@ -73,7 +73,7 @@ def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
     variables: set[str] = set()
     for path in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):  # it belongs to another user, or is gone
+        with contextlib.suppress(OSError):  # the file belongs to another user, or was removed
             if path.name.endswith(tuple(registry["suffixes"])) and path.is_file():
                 variables.update(quoted.findall(path.read_text("utf-8", "replace")))
     return sorted(variables)
@@ -93,12 +93,13 @@ def installed() -> dict[str, dict[str, str]]:
     """Return the installed distributions, by their normalised names.
 
     Returns:
-        ``packages``: the version of each; ``commits``: the commit of each whose metadata has one.
+        ``packages``: the versions; ``commits``: the commits, for distributions whose metadata has
+        one.
     """
     packages: dict[str, str] = {}
     commits: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        # `distribution.metadata` parses the description too, which takes ten times as long.
+        # `distribution.metadata` would also parse the description, which takes ten times as long.
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
         fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
         name = re.sub(r"[-_.]+", "-", fields.get("Name", "")).lower()

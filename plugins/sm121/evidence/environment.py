@@ -1,7 +1,7 @@
 """The reproducibility record: the software and the machine of a run.
 
-This is phase 9 of the benchmark plan. A value that cannot be known is null, and ``unknown`` has the
-reason.
+This is phase 9 of the benchmark plan. A value that cannot be determined is null, and ``unknown``
+has the reason.
 """
 
 import json
@@ -23,10 +23,10 @@ from sm121.evidence.git_source import read_checkout
 
 PROBE_TIMEOUT_S = 60.0
 
-#: Names of the variables that are recorded, and how names of recorded variables begin.
+#: The names, and the prefixes of names, of the variables that are recorded.
 _RECORDED = data_file.load_key("recorded-variables.toml", "recorded", dict[str, tuple[str, ...]])
 _SHA = re.compile(r"^g?(?P<sha>[0-9a-f]{7,40})$")
-#: A commit in the local part of a version.
+#: The hash of a commit in the local part of a version.
 _LOCAL_SHA = re.compile(r"\+(?:\w+\.)?g(?P<sha>[0-9a-f]{7,40})\b")
 _CUDNN_PACKAGE = re.compile(r"nvidia-cudnn(-cu\d+)?")
 #: Distributions that install the package ``flashinfer``.
@@ -55,20 +55,20 @@ def record(
 ) -> EnvironmentRecord:
     """Record the environment of a run that is about to start.
 
-    One subprocess is started, for `PROBE_TIMEOUT_S` seconds at most, and ``git`` for checkouts.
+    This starts one subprocess, for at most `PROBE_TIMEOUT_S` seconds, and ``git`` for checkouts.
 
     Args:
         engine_python: The engine's interpreter.
         arguments: The engine's arguments.
         environment: The engine's environment.
         workload: The requests that will be measured, as JSON.
-        root: The folder that has ``/proc`` and the marks of a container.
+        root: The folder with ``proc``, ``etc``, ``run`` and ``.dockerenv``.
 
     Returns:
         The record. Values that cannot be read are null.
 
     Raises:
-        TypeError: `workload` cannot be written as JSON.
+        TypeError: `workload` cannot be converted to JSON.
     """
     unknown: dict[str, str] = {}
     secrets = secrets_of(environment)
@@ -108,11 +108,11 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
     """Read the sets of tactics that FlashInfer's autotuner has saved for vLLM.
 
     Args:
-        environment: The engine's environment, which names the caches.
+        environment: The engine's environment, which determines the cache's folder.
 
     Returns:
-        For each folder below the cache the digest of its set, whatever the order of its entries;
-        empty if nothing was saved, as before a first start.
+        The digest of each set, by its folder in the cache. It does not depend on the order of the
+        set's entries. Empty if no set was saved, as before the first start.
     """
     named = environment.get("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
     root = CompileCaches.of(environment).vllm / "flashinfer_autotune_cache"
@@ -124,7 +124,7 @@ def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
         try:
             content = json.loads(text)
         except ValueError:
-            content = text  # cut short, which is another set too
+            content = text  # truncated, which also counts as another set
         sets[str(file.parent.relative_to(root))] = digest.of(content)
     return sets
 
@@ -136,7 +136,7 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
         environment: The engine's environment.
 
     Returns:
-        The variables by name, without their secrets.
+        The variables by name, with secrets redacted.
     """
     chosen: dict[str, str] = {}
     for name, value in sorted(environment.items()):
@@ -149,7 +149,7 @@ def _ask_engine(
     engine_python: str, environment: Mapping[str, str], unknown: dict[str, str]
 ) -> _Probe | None:
     source = (files("sm121.evidence") / "engine_probe.py").read_text(encoding="utf-8")
-    # PYTHONPATH counts: the development container has its checkouts there.
+    # PYTHONPATH is kept, because the development container has its checkouts there.
     variables = {**os.environ, **environment, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         answer = interpreter.ask(engine_python, source, variables, within_s=PROBE_TIMEOUT_S)
@@ -174,7 +174,7 @@ def _suite_source(packages: Mapping[str, str], unknown: dict[str, str]) -> Sourc
 def _engine_source(
     name: str, distributions: Sequence[str], probe: _Probe | None, unknown: dict[str, str]
 ) -> SourceRecord:
-    """Return the source of a package of the engine's environment."""
+    """Return the source of a package in the engine's environment."""
     if probe is None:
         unknown[f"git_shas.{name}"] = "the engine's interpreter did not answer"
         return SourceRecord()

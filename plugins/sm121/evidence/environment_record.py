@@ -1,4 +1,4 @@
-"""The records of the environment of a run. A value that cannot be known is null."""
+"""The records of a run's environment. A value that cannot be determined is null."""
 
 from typing import Literal
 
@@ -9,15 +9,15 @@ from sm121.evidence.mapped import MappedLibrary
 
 
 class SourceRecord(Record):
-    """The source that a piece of software was made from."""
+    """The source of installed software."""
 
     sha: str | None = None
-    """Git commit, as long as it is known (a version string holds 9 digits)."""
+    """The git commit, perhaps abbreviated (a version string has 9 digits of it)."""
     dirty: bool | None = None
-    """True when tracked files of the checkout differ from that commit; None without a checkout."""
+    """Whether tracked files of the checkout differ from that commit; None without a checkout."""
     version: str | None = None
     changes: str | None = None
-    """Digest of the differences from that commit; None where there are none."""
+    """The digest of the differences from that commit; None without differences."""
 
     @property
     def text(self) -> str:
@@ -40,8 +40,8 @@ class GpuRecord(Record):
     """A digest of its UUID."""
     compute_capability: str | None = None
     clocks: Literal["locked", "default"] | None = None
-    """``locked`` when application clocks differ from the default ones. Clocks locked by
-    ``nvidia-smi -lgc`` are not visible to NVML, so ``default`` speaks of application clocks."""
+    """``locked`` if the application clocks differ from the default ones. Other clocks are not
+    compared, because NVML does not report those locked by ``nvidia-smi -lgc``."""
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None
@@ -65,10 +65,10 @@ class HostRecord(Record):
 
 
 class ContainerRecord(Record):
-    """The container that the suite runs in, as far as a process inside can tell."""
+    """The container in which the suite runs, as far as a process inside it can tell."""
 
     runtime: str
-    """``unknown`` where the user names an image, and the suite is in no container."""
+    """``unknown`` if the user names an image, but the suite runs outside a container."""
     image: str | None = None
     image_id: str | None = None
     build: dict[str, str] = Field(default_factory=dict)
@@ -76,13 +76,13 @@ class ContainerRecord(Record):
 
 
 class PackagesRecord(Record):
-    """Interpreter and installed distributions."""
+    """An interpreter and the distributions installed in its environment."""
 
     python: str | None = None
     packages: dict[str, str] | None = None
-    """Normalised name to version."""
+    """Versions by normalised name."""
     flashinfer_config: str | None = None
-    """The output of ``python -m flashinfer show-config``, of an engine's environment alone."""
+    """The output of ``python -m flashinfer show-config``, only for an engine's environment."""
 
 
 class EnvironmentRecord(Record):
@@ -101,14 +101,14 @@ class EnvironmentRecord(Record):
     host: HostRecord
     engine_arguments: list[str]
     environment: dict[str, str]
-    """The variables that bear on an engine, secrets blanked."""
+    """The variables that affect an engine, with secrets redacted."""
     workload: dict[str, JsonValue]
-    """Sizes and sampling of the timed requests. ``seed`` is null: they are greedy."""
+    """The sizes and the sampling of the timed requests. ``seed`` is null: they are greedy."""
     nccl: dict[str, list[MappedLibrary]] = Field(default_factory=dict)
-    """By node, the NCCL that the server's processes mapped, once its path was judged; empty where
-    none did, or where they are not seen from here."""
+    """By node, the NCCL libraries that the server's processes mapped; recorded when the kernel path
+    is judged. Empty if no process mapped one, or if the processes cannot be inspected."""
     autotune: dict[str, str] = Field(default_factory=dict)
-    """Digest of each set of tactics that FlashInfer's autotuner has saved, by the folder that vLLM
-    names after the configuration. Between two starts another set may be a slower one."""
+    """The digest of each set of tactics that FlashInfer's autotuner has saved, by the folder that
+    vLLM names after the configuration. Another set in a later start may be slower."""
     unknown: dict[str, str] = Field(default_factory=dict)
-    """Field to the reason why it is null."""
+    """The reasons why fields are null, by field."""

@@ -1,7 +1,7 @@
 """Find why a server died or did not start, from its log and its exit status.
 
-Most lines of such a log are consequences. The earliest most specific line counts (``rank`` in
-``failures.toml``).
+Most error lines in such a log are consequences of an earlier error. The cause is taken from the
+most specific line (``rank`` in ``failures.toml``), and from the first of several such lines.
 """
 
 import re
@@ -19,55 +19,55 @@ from sm121.evidence import log_lines, log_message
 from sm121.evidence.failure_tables import FailureSignature, any_of, load_failures
 from sm121.evidence.log_message import LogLine
 
-#: The rank of an exception of no known kind.
+#: The rank of an exception of an unknown kind.
 _GENERIC_RANK = 70
-#: From this rank on, a line only states that something died.
+#: Lines with this rank or a higher one only state that a process died.
 _DEAD_RANK = 80
 QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
 _EXCEPTION = re.compile(r"(?:[\w.<>]+\.)?[A-Z]\w*(?:Error|Exception)\b.*:")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
 _SERVER_ERROR = re.compile(r"\b5\d\d\b")
-#: Numbers of signals on Linux: 1 to 64.
+#: The numbers of signals on Linux.
 _SIGNAL_NUMBERS = range(1, 65)
 
 
 class Basis(Enum):
-    """The evidence of a cause."""
+    """The kind of evidence for a cause."""
 
     STATED = auto()
-    """Something names the cause: a line of the log, the kernel, an exit status."""
+    """The log, the kernel or an exit status states the cause."""
     SIGKILL_ALONE = auto()
-    """Nothing but SIGKILL, so that the OOM killer is a guess."""
+    """The only evidence is SIGKILL; the OOM killer is a guess."""
     FATAL_EXCEPTION = auto()
-    """An exception that ended a process of the engine. The ends of its other processes follow."""
+    """An exception ended a process of the engine, and its other processes ended as a result."""
     AFTERMATH = auto()
-    """Lines that state that something died, and none above them that states why."""
+    """Lines state that a process died, but no earlier line states why."""
 
 
 class Cause(Record):
-    """Why a server is dead."""
+    """The cause of a server's death."""
 
     kind: str
     """One of `Kind`."""
     summary: str
-    """One line: what happened, in the log's own words where it has them."""
+    """One line with what happened, in the words of the log if possible."""
     owner: str
-    """Who to ask, or what to look at."""
+    """Whom to ask, or what to check."""
     remedy: str | None = None
     lines: list[str] = Field(default_factory=list)
-    """The log lines that this rests on, cleaned, at most 400 characters each."""
+    """The log lines on which the cause is based, cleaned, at most 400 characters each."""
     basis: Basis = Field(default=Basis.STATED, exclude=True)
-    """Not part of any file."""
+    """The kind of evidence; it is not written to files."""
 
 
 def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: object) -> Cause:
-    """Return the cause of an ending of the data file.
+    """Return the cause for one of the endings in ``failures.toml``.
 
     Args:
         name: The id of the ending.
-        lines: The lines that it rests on.
-        basis: The evidence.
-        words: The words for the braces of its summary.
+        lines: The lines on which the cause is based.
+        basis: The kind of evidence.
+        words: The values for the placeholders in the summary and the owner.
 
     Raises:
         DataFileError: There is no such ending.
@@ -99,7 +99,7 @@ class _Match:
 
 
 class _Patterns:
-    """The patterns of ``failures.toml`` that each line is searched for."""
+    """The patterns of ``failures.toml``, for which each line is searched."""
 
     def __init__(self) -> None:
         failures = load_failures()
@@ -107,7 +107,7 @@ class _Patterns:
         self.is_stop = any_of(failures.markers.stopped).search
         self.is_fatal = any_of(failures.markers.fatal).search
         self.is_quiet = any_of(failures.markers.quiet).search
-        #: Each hint with its signature: all of them, and those of quiet lines too.
+        #: Pairs of a hint and its signature: all of them, and those that also apply to quiet lines.
         self._hints: list[tuple[str, FailureSignature]] = []
         self._quiet_hints: list[tuple[str, FailureSignature]] = []
         for entry in failures.failure:
@@ -118,7 +118,7 @@ class _Patterns:
         self.bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
 
     def most_specific(self, line: LogLine, *, ready: bool) -> _Match | None:
-        """Return the match of the lowest rank. `ready`: the server has served."""
+        """Return the match with the lowest rank. `ready`: whether the server has served."""
         is_quiet = line.level in QUIET_LEVELS or self.is_quiet(line.text) is not None
         best: _Match | None = None
         for hint, entry in self._quiet_hints if is_quiet else self._hints:
@@ -134,7 +134,7 @@ class _Patterns:
 
 @dataclass(slots=True)
 class _Hits:
-    """The failures that a log has shown so far."""
+    """The failures in the log so far."""
 
     #: The first hit of each rank.
     first: dict[int, _Hit] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class _Hits:
     def best(self, *, ready: bool, died: bool) -> _Hit | None:
         """Return the hit that explains the end.
 
-        `ready`: the server has served. `died`: it is known to be dead.
+        `ready`: whether the server has served. `died`: whether it is known to be dead.
         """
         ranks = sorted(self.first)
         if not ranks:
@@ -153,11 +153,11 @@ class _Hits:
             return self.weak
         has_died = died or self.states_death()
         if best.entry.rank == _GENERIC_RANK and ready and not has_died:
-            return None  # an exception that one request met; the server goes on
+            return None  # an exception of a single request; the server continues
         return best
 
     def states_death(self) -> bool:
-        """Return whether a line states that something died."""
+        """Return whether a line states that a process died."""
         return any(rank >= _DEAD_RANK for rank in self.first)
 
     def kind_of(self, hit: _Hit) -> str:
@@ -167,7 +167,7 @@ class _Hits:
         return hit.entry.kind
 
     def lines(self, hit: _Hit) -> list[str]:
-        """Return the line of a hit, and the lines which state that something died."""
+        """Return the line of a hit, and the lines which state that a process died."""
         lines = [hit.line]
         for rank, other in sorted(self.first.items()):
             if rank >= _DEAD_RANK and other.line not in lines:
@@ -176,32 +176,33 @@ class _Hits:
 
 
 class FailureReader:
-    """Reads a log line by line and keeps the failures that it shows, in bounded memory.
+    """Reads a log line by line and collects its failures, in bounded memory.
 
     Attributes:
-        ready: Whether the log shows that the server served.
-        stopped: Whether the log shows that the server received the request to stop.
+        ready: Whether the log shows that the server became ready.
+        stopped: Whether the log shows that the server was told to stop.
     """
 
     def __init__(self) -> None:
         self._patterns = _Patterns()
         self._hits = _Hits()
-        #: The hit whose details may follow.
+        #: The last hit, if detail lines may follow it.
         self._latest: _Hit | None = None
         self._last: str | bytes | None = None
         self.ready = False
         self.stopped = False
         self._fatal = False
-        #: An exception was named: an indented line behind it is part of its message, and no frame.
+        #: Whether an exception was just named. Indented lines after it then belong to its message,
+        #: and are not stack frames.
         self._in_message = False
-        #: The engine went on after the exception that is kept: only a request met it.
+        #: Whether the engine continued after the stored exception, which only affected a request.
         self._went_on = False
 
     def feed(self, line: LogLine) -> None:
         """Read the next line of the log.
 
         Args:
-            line: The line, joined with its pieces.
+            line: The line, joined with its continuation lines.
         """
         text = line.text
         self._last = text
@@ -222,14 +223,14 @@ class FailureReader:
             self.goes_on()
 
     def _note_ready(self) -> None:
-        """Forget the errors so far: they did not stop the server from starting."""
+        """Forget the errors so far, because the server started in spite of them."""
         self._hits = _Hits()
         self.ready = True
         self.stopped = False
         self._fatal = False
 
     def _add_detail(self, text: str) -> bool:
-        """Add a line to the summary of the hit before it, if it is a detail of it."""
+        """Add a line to the summary of the last hit, if it has a detail of that hit."""
         if self._latest is None:
             return False
         detail = self._latest.entry.detail
@@ -241,7 +242,7 @@ class FailureReader:
 
     def _note_fatal(self) -> None:
         if self.ready and self._went_on and not self._fatal:
-            # The exception that is kept was only a request's.
+            # The stored exception only affected a request.
             self._hits.first.pop(_GENERIC_RANK, None)
         self._fatal = True
 
@@ -257,7 +258,7 @@ class FailureReader:
             self._went_on = False
 
     def read(self, log: Path) -> None:
-        """Read a whole file, ten times as fast as by `feed` of each line.
+        """Read a whole file, ten times as fast as by calling `feed` for each line.
 
         Args:
             log: The log.
@@ -273,16 +274,16 @@ class FailureReader:
         return self.is_plain(line) and not any(hint in text for hint in self._patterns.bare_hints)
 
     def _take_plain(self, raw: bytes, like: LogLine) -> None:
-        """Read a line that differs from a plain line in digits alone."""
+        """Read a line that differs from a plain line only in its digits."""
         self._last = raw
         if self.shows_life(like):
             self.goes_on()
 
     def is_plain(self, line: LogLine) -> bool:
-        """Return whether a line says nothing about a failure, whatever digits it has.
+        """Return whether a line is irrelevant to failures, whatever digits it has.
 
         Args:
-            line: The line. The hints of the signatures are not searched.
+            line: The line. It is not searched for the hints of the signatures.
         """
         text = line.text
         return not (
@@ -294,7 +295,7 @@ class FailureReader:
 
     @staticmethod
     def shows_life(line: LogLine) -> bool:
-        """Return whether a plain line shows that the engine goes on.
+        """Return whether a plain line shows that the engine continues to run.
 
         Args:
             line: The line.
@@ -302,7 +303,7 @@ class FailureReader:
         return line.level == "INFO" and not _ACCESS_LOG.search(line.text)
 
     def goes_on(self) -> None:
-        """Note that a line has shown that the engine goes on."""
+        """Note that the engine continues to run."""
         self._hits.weak = None
         self._went_on = True
 
@@ -311,7 +312,7 @@ class FailureReader:
             self._in_message = False
             return None
         if line.is_frame and not self._in_message:
-            return None  # a frame quotes source code, which may hold any message
+            return None  # a frame quotes source code, which may contain any message
         line = line.without_indent
         self._in_message = self._in_message or _EXCEPTION.match(line.text) is not None
         best = self._patterns.most_specific(line, ready=self.ready)
@@ -330,29 +331,29 @@ class FailureReader:
         return None if hit is None else self._hits.kind_of(hit)
 
     def evidence(self) -> str | None:
-        """Return the line that `kind` rests on, or None."""
+        """Return the line on which the result of `kind` is based, or None."""
         hit = self._hits.best(ready=self.ready, died=False)
         return None if hit is None else hit.line
 
     def remedy(self) -> str | None:
-        """Return the kind, the remedy and the owner of a failure of a known kind, or None."""
+        """Return a text with kind, remedy and owner, if the kind of the failure is known."""
         hit = self._hits.best(ready=self.ready, died=False)
         if hit is None or hit.entry.rank >= _GENERIC_RANK or hit.entry.remedy is None:
             return None
         return f"{hit.entry.kind}: {hit.entry.remedy} (ask: {hit.entry.owner})"
 
     def cause(self, exit_code: int | None) -> Cause:
-        """Return the cause, from the log and from the end of the process.
+        """Return the cause of the end, from the log and the exit status of the process.
 
         Args:
-            exit_code: The exit status, as of `classify`.
+            exit_code: The exit status, as in `classify`.
         """
         hit = self._hits.best(ready=self.ready, died=False)
         if hit is None or hit.entry.rank >= _DEAD_RANK:
             from_status = self._cause_from_status(exit_code, hit)
             if from_status is not None:
                 return from_status
-        # An exception that one request met counts last: it need not have ended the server.
+        # An exception of a single request is the last choice: it need not have ended the server.
         hit = hit or self._hits.best(ready=self.ready, died=True)
         if hit is None:
             return ended("unknown", self._last_line(), how=_exit_of(exit_code).text)
@@ -405,7 +406,7 @@ class _Exit:
 
 
 def _exit_of(exit_code: int | None) -> _Exit:
-    """Return the end of a process. A shell has the status 128 + N for signal N, Python -N."""
+    """Interpret an exit status. For signal N, a shell reports 128 + N, and Python reports -N."""
     if exit_code is None:
         return _Exit(None, "exit status not known")
     number = -exit_code if exit_code < 0 else exit_code - 128
@@ -419,11 +420,11 @@ def _exit_of(exit_code: int | None) -> _Exit:
 
 
 def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
-    """Find why a server is dead, from the lines of its log.
+    """Find why a server died, from the lines of its log.
 
     Args:
         lines: The physical lines.
-        exit_code: As of `classify`.
+        exit_code: As in `classify`.
     """
     reader = FailureReader()
     for line in log_lines.join_wrapped(lines):
@@ -432,16 +433,16 @@ def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
 
 
 def classify(log: Path, exit_code: int | None = None) -> Cause:
-    """Find why a server is dead, from its log.
+    """Find why a server died, from its log.
 
     Args:
         log: The log.
-        exit_code: The exit status as of `subprocess` (negative: the signal) or of a shell (128 +
-            signal). None: not known.
+        exit_code: The exit status as reported by `subprocess` (negative: the signal) or by a shell
+            (128 + signal). None: unknown.
 
     Returns:
-        The cause. A SIGKILL without a cause in the log is a *probable* kill by the host's OOM
-        killer.
+        The cause. A SIGKILL without a cause in the log is reported as a *probable* kill by the
+        host's OOM killer.
 
     Raises:
         OSError: The log cannot be read.
@@ -452,13 +453,13 @@ def classify(log: Path, exit_code: int | None = None) -> Cause:
 
 
 def explain(answer: str) -> str | None:
-    """Return the remedy for an error of a server (status 5xx).
+    """Return the remedy for an error response of a server (status 5xx).
 
     Args:
-        answer: The status and the words of the answer.
+        answer: The status and the text of the response.
 
     Returns:
-        The kind, the remedy and its owner; None if the error is not known.
+        A text with the kind, the remedy and the owner; None if the error is unknown.
     """
     if not _SERVER_ERROR.search(answer):
         return None

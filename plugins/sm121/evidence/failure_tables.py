@@ -19,22 +19,22 @@ Kind = Literal[
 
 
 class FailureSignature(signatures.LinePattern):
-    """A line that shows why a server is dead."""
+    """A log line that shows why a server died."""
 
     kind: Kind
     rank: int = Field(ge=1, le=99)
     """Lower is more specific."""
     levels: Literal["error", "any"] = "error"
     never_green: bool = False
-    """A server that prints this line has failed, at any level, even one that goes on to serve."""
+    """Whether a server that prints this line has failed even if it continues to serve."""
     weak: bool = False
-    """True when the line counts only if no line after it shows that the engine goes on."""
+    """Whether the line is ignored if a later line shows that the engine continues to run."""
     at_start_only: bool = False
-    """True when the same line, once the server serves, is about a single request."""
+    """Whether the line is ignored once the server serves, because it then concerns one request."""
     summary: str | None = None
-    """Template of the summary: groups of `regex`, and ``{line}``. The line itself without one."""
+    """The summary's template, with groups of `regex` and ``{line}``. None: the line itself."""
     detail: Regex | None = None
-    """Lines right behind this one that match are added to the summary."""
+    """Lines directly after this one that match are appended to the summary."""
     owner: str
     remedy: str | None = None
 
@@ -54,23 +54,23 @@ class Markers(DataTable):
     """Lines and names that show the state of a server."""
 
     ready: tuple[Regex, ...] = Field(min_length=1)
-    """It serves."""
+    """Lines that show that the server is ready."""
     stopped: tuple[Regex, ...] = Field(min_length=1)
-    """It received the request to stop."""
+    """Lines that show that the server was told to stop."""
     fatal: tuple[Regex, ...] = Field(min_length=1)
-    """An exception ends the process that prints it. A killed process prints no such line."""
+    """Lines of a process that an exception ends. A killed process prints no such line."""
     error: tuple[Regex, ...] = ()
-    """An error, in a line without a level."""
+    """Lines without a level that report an error."""
     quiet: tuple[Regex, ...] = Field(min_length=1)
-    """No error, where only the message has a level."""
+    """Lines whose message contains a level below that of an error."""
     of_gpu: tuple[str, ...] = ()
-    """Ids of the failures of the GPU that the kernel reports."""
+    """The ids of the GPU failures that the Linux kernel reports."""
     of_host: tuple[Regex, ...] = ()
-    """Messages of the kernel about the host after which no result is sure."""
+    """Messages of the Linux kernel about faults of the host that make all results unreliable."""
     engine_process: tuple[Regex, ...] = Field(min_length=1)
-    """Names of processes that run the model or schedule requests: no exception there is healthy."""
+    """Names of processes that run the model or schedule requests. Their exceptions are faults."""
     engine_frame: tuple[Regex, ...] = Field(min_length=1)
-    """Frames of stacks of those processes, where the line does not name its process."""
+    """Stack frames of those processes, for lines that do not name their process."""
 
 
 class AcceptedError(DataTable):
@@ -78,22 +78,22 @@ class AcceptedError(DataTable):
 
     id: str
     regex: Regex
-    """On the message, or on the exception under its traceback."""
+    """Searched in the message, and in the exception at the end of a traceback."""
     traceback: bool = False
-    """Whether the traceback right under the message belongs to it, whatever its exception."""
+    """Whether a traceback directly after the message is accepted, too, whatever its exception."""
     engine: str
-    """``any`` for all engines."""
+    """The name of the engine, or ``any``."""
     reason: str = Field(min_length=3)
     source: str = Field(min_length=3)
 
 
 class Ending(DataTable):
-    """A cause that no line of the log states, and its words."""
+    """The texts for a cause that no line of the log states."""
 
     id: str
     kind: str
     summary: str
-    """Template. The caller that finds the cause has the words for its braces."""
+    """A template, whose placeholders are filled in by the caller of `failure.ended`."""
     owner: str
     remedy: str | None = None
 
@@ -118,7 +118,7 @@ def load_failures() -> FailureSet:
 
 @cache
 def any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
-    """Return a pattern that matches where one of several does.
+    """Return a pattern that matches if any of several patterns does.
 
     Args:
         patterns: The patterns.

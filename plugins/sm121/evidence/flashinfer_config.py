@@ -1,7 +1,7 @@
 """The configuration of an engine's FlashInfer: ``python -m flashinfer show-config``.
 
-Its last sections need NVIDIA's server of cubins (seen in 0.7.4). Without a network the sections
-before them are there.
+The last sections of the output need NVIDIA's cubin server (in 0.7.4). Without a network, the output
+ends before them.
 """
 
 import subprocess
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from sm121.core.redaction import redact, secrets_of
 
-#: Seconds that the command may take: it imports torch, and looks for cubins.
+#: The time limit of the command, in seconds. It imports torch and searches for cubins.
 _WITHIN_S = 120.0
-#: Characters of a message of it.
+#: The maximum length of a quoted error message, in characters.
 _LONGEST_MESSAGE = 200
 
 
 @dataclass(frozen=True)
 class FlashInferConfig:
-    """The output of the command, or why there is none.
+    """The output of the command, or the reason why there is none.
 
     Attributes:
-        text: The output, without secrets; None without any.
-        problem: Why there is none, or why it is not whole; else empty.
+        text: The output, with secrets redacted; None if there is none.
+        problem: The reason why the output is missing or incomplete; empty if it is complete.
     """
 
     text: str | None = None
@@ -30,7 +30,7 @@ class FlashInferConfig:
 
 
 def read(python: str, environment: Mapping[str, str]) -> FlashInferConfig:
-    """Ask the FlashInfer of an interpreter for its configuration.
+    """Run the command in the engine's environment.
 
     Args:
         python: The interpreter of the engine.

@@ -19,8 +19,8 @@ def read_checkout(file: Path) -> SourceRecord | None:
         file: The file.
 
     Returns:
-        The commit, and whether tracked files differ from it. None: no checkout tracks the file. A
-        virtual environment may lie inside the checkout of another project.
+        The commit, and whether tracked files differ from it. None: no checkout tracks the file, for
+        example in a virtual environment inside the checkout of another project.
     """
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
@@ -43,11 +43,11 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
     Args:
         checkout: The folder of the checkout.
-        parts: The files and folders that are compared.
+        parts: The files and folders to compare.
 
     Returns:
-        The changed files, the files that git does not track, and those that it was told to ignore
-        changes of. None: git does not track the parts.
+        The changed files, the untracked files, and the files whose changes git was told to ignore.
+        None: git does not track the parts.
     """
     status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
     flags = _git(checkout, "ls-files", "-v", "--", *parts)
@@ -57,7 +57,7 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
     changed = [line[3:] for line in status.splitlines()]  # XY PATH
     for line in flags.splitlines():
         flag, _, name = line.partition(" ")
-        if flag != "H":  # H: tracked, and looked at
+        if flag != "H":  # H: tracked, and compared with the commit
             changed.append(name)
     for name in untracked.splitlines():
         if "__pycache__/" not in name and not (checkout / name).is_symlink():
@@ -66,10 +66,10 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git for the checkout of a folder, or None if it fails.
+    """Return the output of git in a folder, or None if git fails.
 
-    Variables of git are removed: they may name another checkout. The checkout may belong to another
-    user, as often in a container.
+    git's environment variables are removed, because they may name another checkout. The checkout
+    may belong to another user, as is common in containers.
     """
     git = shutil.which("git")
     if git is None:

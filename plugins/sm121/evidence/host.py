@@ -13,8 +13,9 @@ import psutil
 from sm121.core import architecture, data_file, digest
 from sm121.evidence.environment_record import ContainerRecord, GpuRecord, HostRecord
 
-#: The variables by which the user gives the id and the name of the image to the container.
+#: The variable with which the user passes the id of the image into the container.
 IMAGE_ID = "SM121_IMAGE_ID"
+#: The variable with which the user passes the name of the image into the container.
 _IMAGE = "SM121_IMAGE"
 #: The variables that describe an image.
 _IMAGE_VARIABLES = data_file.load_key(
@@ -27,7 +28,7 @@ _CPU_MODEL = re.compile(r"(?m)^model name\s*:\s*(.+)$")
 _CPU_FLAGS = re.compile(r"(?m)^flags\s*:\s*(.+)$")
 _ARM_PART = re.compile(r"(?m)^CPU part\s*:\s*(\S+)")
 _ARM_IMPLEMENTER = re.compile(r"(?m)^CPU implementer\s*:\s*(\S+)")
-#: A line of Podman's ``/run/.containerenv``.
+#: A line in Podman's ``/run/.containerenv``.
 _PODMAN_VALUE = re.compile(r'(?m)^(\w+)="?([^"\n]*)"?$')
 
 
@@ -38,7 +39,7 @@ class NvmlReading:
     Attributes:
         gpus: The GPUs. None: no NVML.
         driver: The version of the driver.
-        problem: Why `gpus` is None.
+        problem: The reason why `gpus` is None.
     """
 
     gpus: list[GpuRecord] | None = None
@@ -64,7 +65,7 @@ def read_gpus() -> NvmlReading:
 
 
 def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
-    """Return an answer of NVML, or None if this GPU has none, as often a GB10."""
+    """Call a function of NVML; return None if the GPU does not support it, as on a GB10."""
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -113,7 +114,7 @@ def read_driver_version(root: Path = Path("/")) -> str | None:
     """Read the version of NVIDIA's driver from ``/proc``.
 
     Args:
-        root: The folder that has ``proc``.
+        root: The folder that contains ``proc``.
 
     Returns:
         The version; None without the driver.
@@ -125,7 +126,7 @@ def has_driver_file(root: Path = Path("/")) -> bool:
     """Return whether ``/proc`` has the file of NVIDIA's driver.
 
     Args:
-        root: The folder that has ``proc``.
+        root: The folder that contains ``proc``.
     """
     return (root / _DRIVER_FILE).exists()
 
@@ -134,7 +135,7 @@ def read_host(root: Path = Path("/")) -> HostRecord:
     """Read the processor, memory, kernel and distribution of this machine.
 
     Args:
-        root: The folder that has ``proc`` and ``etc``.
+        root: The folder that contains ``proc`` and ``etc``.
     """
     cpu_info = root / "proc/cpuinfo"
     model = _search(_CPU_MODEL, cpu_info)
@@ -162,7 +163,7 @@ def cpu_flags(root: Path = Path("/")) -> str:
     """Read the flags of this machine's processor.
 
     Args:
-        root: The folder that has ``proc``.
+        root: The folder that contains ``proc``.
 
     Returns:
         The flags as /proc/cpuinfo lists them; empty if it lists none.
@@ -175,17 +176,17 @@ def read_container(
 ) -> ContainerRecord | None:
     """Read the container of this process.
 
-    Podman writes the image into ``/run/.containerenv``. Docker leaves a mark without the image. So
-    the image is null unless it names itself in its environment, as those of NGC and vLLM do, or the
-    user names it: SM121_IMAGE has its name, SM121_IMAGE_ID its id. Outside of a container these two
-    are of the container of an attached server.
+    Podman writes the name of the image to ``/run/.containerenv``. Docker's ``.dockerenv`` does not
+    contain it. The image is therefore null, unless its own environment names it, as in NGC's and
+    vLLM's images, or the user names it in SM121_IMAGE (name) and SM121_IMAGE_ID (id). Outside a
+    container, these two variables describe the container of an attached server.
 
     Args:
         environment: The environment of the process.
-        root: The folder that has ``run`` and ``.dockerenv``.
+        root: The folder that contains ``run`` and ``.dockerenv``.
 
     Returns:
-        The container; None if nothing shows one.
+        The container; None without evidence of one.
     """
     build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
     container = ContainerRecord(

@@ -1,7 +1,7 @@
-"""Modules that an engine compiled at run time: their names, and the GPUs of their machine code.
+"""Modules that an engine compiled at run time: their names, and the targets of their machine code.
 
-A module in a cache proves that some run compiled it, not that this run called it. A module that is
-missing from a cache that was empty before proves that nothing of it ran.
+A module in a cache only proves that some run compiled it, not that this run called it. If the cache
+was empty before a run, a module that is still missing after it did not run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from sm121.compilation import architecture, libraries
 from sm121.core import data_file, errors
 from sm121.evidence.kernel_names import Part, part_of
 
-#: Folders of a cache that are not named after one module.
+#: The names of folders in a cache that are not names of modules.
 _FOLDERS_OF_ALL = ("", "cached_ops", "cache", "generated")
 
 
@@ -20,27 +20,27 @@ class JitModule(data_file.Record):
 
     name: str
     part: Part
-    """The part of the model that it computes, by its name."""
+    """The part of the model that the module computes, as its name shows."""
     state: str
-    """Whether its code fits the GPU, in the words of ``sm121 path --libraries``."""
+    """Whether its code runs on the GPU: a state of ``sm121 path --libraries``."""
     sass: list[str]
     ptx: list[str]
     path: str
     written: float
-    """When, in seconds since 1970."""
+    """The time of its last change, in seconds since 1970."""
 
 
 def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
-    """Read the modules under some cache folders.
+    """Read the modules in some cache folders.
 
-    FlashInfer's modules are shared libraries in a folder of their name; Triton's are cubins.
+    FlashInfer's modules are shared libraries, in folders of the same name; Triton's are cubins.
 
     Args:
         places: The folders.
-        gpu: The compute capability of the GPU, as 121.
+        gpu: The compute capability of the GPU, such as 121.
 
     Returns:
-        The modules, by name. Libraries without code for a GPU are left out.
+        The modules, sorted by name. Libraries without device code are left out.
 
     Raises:
         UsageError: A folder does not exist.
@@ -52,7 +52,7 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     modules: list[JitModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
-            continue  # a library beside it contains it
+            continue  # the library in the same folder contains it
         report = libraries.judge(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue
@@ -72,7 +72,7 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
 
 
 def _name_of(file: Path) -> str:
-    """Return the name of a module: of its folder, if that is named after it, else of its file."""
+    """Return the name of a module: its folder's name if it matches the file's, else the file's."""
     folder = file.parent.name
     if file.suffix == ".so" and folder not in _FOLDERS_OF_ALL and folder in file.stem:
         return folder

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sm121.core.data_file import named
 from sm121.evidence.failure_tables import any_of, load_failures
 
-#: Programs that print the messages. Both print seconds since boot, as ``time.monotonic`` has them.
+#: The programs that print the messages. Both print seconds since boot, like ``time.monotonic``.
 _READERS = (
     ("dmesg", ("dmesg",)),
     ("journalctl", ("journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager")),
 )
-#: How long such a program may run, in seconds.
+#: The time limit of such a program, in seconds.
 _READER_TIMEOUT_S = 20
 _STAMP = re.compile(r"^\S*?\s*\[\s*(\d+\.\d+)\]|^\[\s*(\d+\.\d+)\]")
 _OF_NOTE = re.compile(
@@ -21,18 +21,18 @@ _OF_NOTE = re.compile(
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
 _KILLED = re.compile(r"Killed process (\d+)")
-#: Messages that are kept: the last ones, and as many of note before them.
+#: The number of last messages that are kept, and the maximum number of important ones before them.
 _MOST_LINES = 4000
 
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """The kernel's messages since a moment.
+    """The messages of the Linux kernel since a point in time.
 
     Attributes:
         lines: The messages.
-        unavailable: Why messages are missing. None: none is missing.
-        starts: When the starts of servers that then served began and ended (``time.monotonic``).
+        unavailable: The reason why messages are missing. None: no messages are missing.
+        starts: The times at which successful server starts began and ended (``time.monotonic``).
     """
 
     lines: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class KernelMessages:
 
     @property
     def host_faults(self) -> list[str]:
-        """The messages about an uncorrected error of the host, or about a lack of memory."""
+        """The messages about uncorrected errors of the host, or about a lack of memory."""
         reports_fault = any_of(load_failures().markers.of_host)
         return [line for line in self.lines if reports_fault.search(line)]
 
@@ -62,16 +62,17 @@ class KernelMessages:
     def no_memory(self) -> list[str]:
         """The messages about failed allocations of NVIDIA's driver, which a process may survive.
 
-        Those within `starts` are left out.
+        Messages during one of the `starts` are left out.
         """
         at_start = set(self.no_memory_at_start)
         return [line for line in self.lines if line not in at_start and _NO_MEMORY.search(line)]
 
     @property
     def no_memory_at_start(self) -> list[str]:
-        """The messages about failed allocations within `starts`.
+        """The messages about failed allocations during one of the `starts`.
 
-        A GB10 also logs them at healthy starts (https://github.com/vllm-project/vllm/issues/56824).
+        On a GB10, they also occur during healthy starts
+        (https://github.com/vllm-project/vllm/issues/56824).
         """
         return [line for line in self.lines if _NO_MEMORY.search(line) and self._is_at_start(line)]
 
@@ -97,11 +98,11 @@ class KernelMessages:
 
 
 def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> KernelMessages:
-    """Read the kernel's messages since a moment, by dmesg or else by journalctl.
+    """Read the messages of the Linux kernel since a point in time, with dmesg or journalctl.
 
     Args:
-        monotonic_s: The moment, as ``time.monotonic`` has it.
-        starts: See `KernelMessages`.
+        monotonic_s: The point in time, as a value of ``time.monotonic``.
+        starts: As in `KernelMessages`.
 
     Returns:
         The messages. `KernelMessages.unavailable` is set if neither program printed all of them.
@@ -135,7 +136,7 @@ def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> Ker
 
 
 def _first_stamp(text: str) -> float | None:
-    """Return the time of the first line that has one, in seconds since boot."""
+    """Return the time of the first line with a time stamp, in seconds since boot."""
     for line in text.splitlines():
         match = _STAMP.match(line)
         if match is not None:
@@ -148,7 +149,7 @@ def _seconds(stamp: re.Match[str]) -> float:
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
-    """Return the lines since a moment: the last ones, and those of note before them."""
+    """Return the last lines since a point in time, and the important ones before them."""
     lines: list[str] = []
     is_later = False
     for line in text.splitlines():

@@ -1,6 +1,6 @@
-"""The names of kernels and operators, and the part of the model that each computes.
+"""The part of the model that each kernel or operator computes, by its name.
 
-The names are data: ``fixtures/kernels/names.toml``.
+The names are listed in ``fixtures/kernels/names.toml``.
 """
 
 import re
@@ -16,24 +16,25 @@ Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
 
 Proof = Literal["layer_pass", "plain", "requantised", "quantised", "fused", "unfused"]
-"""The proof of a kernel beside its part (`sm121.evidence.kernel_proof`).
+"""What a kernel proves besides its part (`sm121.evidence.kernel_proof`).
 
-``layer_pass``: a write into the KV cache, one a layer and pass. ``plain``, ``requantised``,
-``quantised``: a dense product in BF16, in the checkpoint's MXFP4, in another format. ``fused``,
-``unfused``: the variant of the experts' first product.
+``layer_pass``: a write into the KV cache, one per layer and forward pass. ``plain``,
+``requantised``, ``quantised``: a dense matrix product in BF16, in the checkpoint's MXFP4, or in
+another format. ``fused``, ``unfused``: the variant of the experts' first product.
 """
 
 
 class KernelName(DataTable):
-    """The purpose of the kernels or operators with a name."""
+    """The purpose of kernels or operators whose name matches a pattern."""
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     part: Part
     regex: Regex
-    #: On the whole name of the only backend that runs it, in any case. None: several backends do.
+    #: A pattern that matches, ignoring case, the whole name of the only backend that runs these
+    #: kernels. None: several backends run them.
     backend: Pattern | None = None
     proves: Proof | None = None
-    #: Whether the text behind the match matters, so that a cut name is never this one.
+    #: Whether the pattern depends on the end of the name, and so never applies to truncated names.
     whole: bool = False
     source: str = Field(min_length=3)
 
@@ -47,13 +48,13 @@ class KernelName(DataTable):
 
 
 class KernelNames(DataTable):
-    """All known names. The first entry that matches counts."""
+    """All known names. The first entry that matches a name applies."""
 
     name: Entries[KernelName]
 
 
 def load_names() -> KernelNames:
-    """Load the names that come with the suite.
+    """Load the known names.
 
     Raises:
         DataFileError: The file breaks the schema.
@@ -63,10 +64,10 @@ def load_names() -> KernelNames:
 
 @cache
 def entry_of(name: str) -> KernelName | None:
-    """Return the entry of a kernel or operator, or None if its name is not known.
+    """Return the entry for a kernel or operator, or None if its name is unknown.
 
     Args:
-        name: The name, perhaps cut.
+        name: The name, which may be truncated.
     """
     cut = is_cut(name)
     for entry in load_names().name:
@@ -81,17 +82,17 @@ def part_of(name: str) -> Part:
     """Return the part of the model that a kernel or operator computes.
 
     Args:
-        name: The name, perhaps cut.
+        name: The name, which may be truncated.
 
     Returns:
-        The part; ``other`` if the name is not known.
+        The part; ``other`` if the name is unknown.
     """
     entry = entry_of(name)
     return "other" if entry is None else entry.part
 
 
 def is_cut(name: str) -> bool:
-    """Return whether the end of a name is missing, as in the table that nsys prints.
+    """Return whether a name is truncated, as in the table that nsys prints.
 
     Args:
         name: The name.

@@ -1,6 +1,7 @@
-"""The kernels that really ran, read from a server's log, with the line that proves each value.
+"""Read from a server's log which kernels really ran, with the line that proves each value.
 
-A requested value proves nothing, nor does a line with the value ``auto``. None: the log is silent.
+A requested value is no proof, and neither is a line with the value ``auto``. A value is None if no
+line of the log proves it.
 """
 
 import re
@@ -26,36 +27,37 @@ from sm121.evidence.server_state import (
 )
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
-#: Fields of signatures that speak of requests, and not of the path.
+#: The fields of signatures that describe requests, not the kernel path.
 _OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _NUMBERS = ("context", "rank", "world_size")
-#: Lists that show that the lines of a container are a server's.
+#: The lists of which an entry proves that the lines of a container come from a server.
 _LISTS_OF_SERVERS = ("weights", "unknown_env", "fallbacks", "channels")
-#: Bytes of a log in which its engine is searched.
+#: The number of bytes at the beginning of a log that are searched for its engine.
 _DETECTED_IN = 4 << 20
 #: A line of the Linux kernel, or of a program that starts servers, as dmesg and journald show it.
-#: Both name processes and units, which are called as their owner likes.
+#: Such lines are not searched for the engine, because the names of processes and units in them are
+#: chosen by users.
 _OF_HOST = re.compile(
     r"(?:<\d+>|[a-z]+ *:[a-z]+ *: )?"
     r"(?:\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
     r"|\d{4}-\d\d-\d\dT[\d:]{8},\d{6}[+-]\d\d:\d\d )"
     r"|.{0,80}\b(?:kernel|systemd[\w-]*\[\d+\]|dockerd\[\d+\]|containerd\[\d+\]|earlyoom\[\d+\]): "
 )
-#: The name of a service in front of a line, as docker compose shows it.
+#: The name of a service at the beginning of a line of docker compose.
 _OF_SERVICE = re.compile(r"(?:\x1b\[[\d;]*m)*[\w.-]+ +\|(?:\x1b\[[\d;]*m)* ?")
-#: In a line of nsys that `ServerState.note_age` reads.
+#: A part of the line of nsys that `ServerState.note_age` reads.
 _PROFILER_HINT = "] Executing '"
 
 
 class RequestReport(data_file.Record):
-    """A requested value, and the one that ran (`sm121.engines.requested`)."""
+    """A requested value, and the value that ran (`sm121.engines.requested`)."""
 
     by: str
     """The argument or the variable, with its value."""
     field: str | None
-    """The value of the path that it speaks of; None for a variable that has no effect."""
+    """The field of the path that it requests; None for a variable without an effect."""
     resolved: str | None
     state: str
     """``resolved``, ``different``, ``not_proven`` or ``not_applicable``."""
@@ -63,7 +65,7 @@ class RequestReport(data_file.Record):
 
 
 class KernelPath(data_file.Record):
-    """The ``path`` object of verdict.json. None where the log is silent."""
+    """The ``path`` object of verdict.json. A field is None if no line of the log proves it."""
 
     attention: str | None = None
     """vLLM's name of the attention backend: FLASHINFER, TRITON_ATTN, FLASH_ATTN, CPU_ATTN, ..."""
@@ -72,55 +74,56 @@ class KernelPath(data_file.Record):
     moe: str | None = None
     """The name of the MoE backend: MARLIN, FLASHINFER_CUTLASS_MXFP4_MXFP8, TRITON, CPU, ..."""
     cuda_graphs: bool | None = None
-    """True when graphs were captured, False when the log says that they are off."""
+    """True if graphs were captured, False if the log states that they are off."""
     kv_layout: str | None = None
     """As printed: LBHNC, LBNHC, ..., or the older HND, NHD."""
     speculative: str | None = None
-    """The method; ``none`` when the log says that there is no speculation."""
+    """The method; ``none`` if the log states that there is no speculative decoding."""
     native_fp4: bool | None = None
-    """True when the experts run block-scaled FP4 MMA, False when FP4 weights are only unpacked."""
+    """True if the experts run block-scaled FP4 MMA, False if FP4 weights are only decoded."""
     kv_cache_dtype: str | None = None
     dtype: str | None = None
     load_format: str | None = None
     quantization: str | None = None
-    """The checkpoint's format as the engine resolved it; it names no kernel."""
+    """The checkpoint's format, as resolved by the engine. It does not determine the kernel."""
     context: int | None = None
-    """Tokens of context."""
+    """The context length, in tokens."""
     requantised: list[str] | None = None
     """Layers that are proven to be quantised beyond the checkpoint: ``qkv``, ``o``, ``lm_head``.
-    None where nothing shows any; an empty list where it is shown that there are none."""
+    None: there is no evidence. Empty: it is proven that there are no such layers."""
     requantised_is_whole: bool = Field(default=False, exclude=True)
-    """Whether that list is complete: the kernels proved it. A log names some of the layers."""
+    """Whether that list is complete: it is if the kernels proved it. A log may name only some of
+    the layers."""
     moe_variant: str | None = None
-    """``fused`` or ``unfused``: whether the experts' first product has the activation in it."""
+    """``fused`` or ``unfused``: whether the experts' first product includes the activation."""
     moe_tiles: str | None = None
-    """The tiles of the experts' modules that this start compiled: ``(64, 128)``."""
+    """The tile sizes of the experts' modules that this start compiled: ``(64, 128)``."""
     weights: list[str] = Field(default_factory=list)
-    """Types of the weights' tensors, with their numbers, where the log lists them."""
+    """The types of the weights' tensors with their counts, if the log lists them."""
     prefix_caching: bool | None = None
     block_size: str | None = None
-    """Tokens a block of the KV cache."""
+    """The block size of the KV cache, in tokens."""
     unknown_env: list[str] = Field(default_factory=list)
-    """Variables that this vLLM does not know, harmless ones of official images included."""
+    """Variables that this vLLM does not know, including harmless ones of official images."""
     fallbacks: list[str] = Field(default_factory=list)
-    """Kinds of fallback that the log admits, by the ids of ``fixtures/signatures``."""
+    """Fallbacks that the log reports, by their ids in ``fixtures/signatures``."""
     silent_fallbacks: list[str] = Field(default_factory=list)
-    """Choices with one candidate left, by the ids of ``fixtures/signatures``. It may be the right
-    one."""
+    """Choices for which only one candidate was left, by their ids in ``fixtures/signatures``. The
+    candidate may be the right one."""
     failure: str | None = None
-    """Kind of failure, as in `sm121.evidence.failure_tables`."""
+    """The kind of failure, as in `sm121.evidence.failure_tables`."""
     evidence: dict[str, str] = Field(default_factory=dict)
-    """Field to the log line (cleaned, at most 400 characters); ``fallbacks.<id>`` and
-    ``unknown_env.<name>`` too. ``<field>_also`` is a line as strong that names another value."""
+    """The log lines (cleaned, at most 400 characters) by field, and by ``fallbacks.<id>`` and
+    ``unknown_env.<name>``. ``<field>_also`` is an equally strong line that proves another value."""
     also: dict[str, list[str]] = Field(default_factory=dict)
-    """Field to the other values that lines as strong name: some layers run these."""
+    """Other values that equally strong lines prove, by field: some layers run with these."""
     requested: list[RequestReport] = Field(default_factory=list)
-    """The values that the configuration requested; empty where they are not known."""
+    """The values that the configuration requested; empty if they are unknown."""
     differences: list[str] = Field(default_factory=list)
-    """The requested values that did not run. With any of them the configuration's numbers are
+    """The requested values that did not run. If there are any, the configuration's numbers are
     INVALID."""
     log: LogStart = Field(default_factory=LogStart, exclude=True)
-    """What the log shows beside the path."""
+    """The other facts that the log proves."""
 
 
 #: The fields of the ``path`` object of verdict.json.
@@ -130,13 +133,13 @@ PATH_FIELDS = tuple(name for name, info in KernelPath.model_fields.items() if no
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
     """Read the kernel path that a log proves, in bounded memory.
 
-    The last run of a restarted server counts. If one log has several servers (``docker compose``),
-    the values that they agree on count. Bytes that are no text are replaced.
+    For a restarted server, only the last run counts. If the log contains several servers (``docker
+    compose``), only values on which they agree count. Invalid bytes are replaced.
 
     Args:
         path: The log.
         engine: The engine, one of `signatures.known_engines`.
-        one_run: Whether no line is of an older run, whatever its time.
+        one_run: Whether all lines are from one run, whatever their times.
 
     Raises:
         OSError: The file cannot be read.
@@ -148,18 +151,18 @@ def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> Kern
 
 
 class _Source(NamedTuple):
-    """The printer of a line: a worker in a container. None: the line is no worker's."""
+    """The origin of a line: a container, and a worker in it (None: no worker printed the line)."""
 
     container: str
     worker: Worker | None
 
 
 class LogReader:
-    """Reads a log line by line, with a state for each server in it.
+    """Reads a log line by line, and keeps a state for each server in it.
 
     Args:
         engine: The engine, one of `signatures.known_engines`.
-        one_run: Whether no line is of an older run, whatever its time.
+        one_run: Whether all lines are from one run, whatever their times.
     """
 
     def __init__(self, engine: str, *, one_run: bool = False) -> None:
@@ -180,7 +183,7 @@ class LogReader:
         """Read the next line.
 
         Args:
-            line: The line, joined with its pieces.
+            line: The line, joined with its continuation lines.
         """
         state = self._states.get(line.container)
         if state is None:
@@ -204,7 +207,7 @@ class LogReader:
     def _open_run(self, state: ServerState, entry: Signature, line: LogLine) -> ServerState:
         """Return the state of the run that a line opens."""
         if state.opened or (state.candidates and entry.field == "version"):
-            # The server was restarted, or the log begins in the run before.
+            # The server was restarted, or the log begins within an earlier run.
             state = ServerState(began=line.number, since=line.stamp)
             self._states[line.container] = state
             for source in list(self._workers):
@@ -226,7 +229,7 @@ class LogReader:
         state.take(entry, line)
 
     def read(self, path: Path) -> None:
-        """Read a whole file, ten times as fast as by `take` of each line.
+        """Read a whole file, ten times as fast as by calling `take` for each line.
 
         Args:
             path: The log.
@@ -243,7 +246,7 @@ class LogReader:
         return is_plain and not any(hint in text for hint in self._bare_hints)
 
     def _take_plain(self, _raw: bytes, like: LogLine) -> None:
-        """Read a line that differs from a plain line in digits alone."""
+        """Read a line that differs from a plain line only in its digits."""
         state = self._states[like.container]
         if not state.stale and state.failures.shows_life(like):
             state.failures.goes_on()
@@ -261,7 +264,8 @@ class LogReader:
     def workers(self) -> dict[Worker, KernelPath]:
         """Return the path that the lines of each worker prove.
 
-        A line that no worker printed holds for all workers whose own lines do not have its value.
+        Values from lines that no worker printed apply to all workers whose own lines do not prove
+        another value.
         """
         paths: dict[Worker, KernelPath] = {}
         for source, state in self._workers.items():
@@ -276,10 +280,10 @@ class LogReader:
 
 
 def _with_common(state: ServerState, common: ServerState) -> ServerState:
-    """Return the state of a worker with the values of the lines that no worker printed."""
+    """Add the values from lines that no worker printed to the state of a worker."""
     candidates = {**common.candidates, **state.candidates}
     if "rank" not in state.candidates:
-        candidates.pop("rank", None)  # a rank is one worker's alone
+        candidates.pop("rank", None)  # each worker has its own rank
     lists = dict(state.lists)
     lists["channels"] = state.lists["channels"] or common.lists["channels"]
     lists["fallbacks"] = common.lists["fallbacks"] | state.lists["fallbacks"]
@@ -293,13 +297,13 @@ def search_last_start(
     patterns: Collection[re.Pattern[str]],
     ends: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Search a log from the last start of each server on.
+    """Search the lines of a log since the last start of each server.
 
     Args:
         path: The log.
-        begins: The lines with which the last starts begin (`LogStart.begins`).
-        patterns: The patterns. A line's quotation of a user is not searched.
-        ends: The lines with which older runs begin (`LogStart.ends`).
+        begins: The numbers of the lines with which the last starts begin (`LogStart.begins`).
+        patterns: The patterns. Text of users that a line quotes is not searched.
+        ends: The numbers of the lines with which older runs begin (`LogStart.ends`).
 
     Yields:
         Each pattern with each line that it matches.
@@ -326,14 +330,15 @@ def search_last_start(
 def detect_engine(path: Path) -> str | None:
     """Find the engine that wrote a log.
 
-    The words of its first megabytes decide, else the values that its lines prove.
+    The engine is identified by words in the first megabytes of the log or, without such words, by
+    its signatures in the whole log.
 
     Args:
         path: The log.
 
     Returns:
-        The engine; None if neither shows it, as of a log of the kernel's messages, or if the lines
-        prove values of several engines.
+        The engine. None if neither identifies it, as in a log of the Linux kernel, or if signatures
+        of several engines match.
 
     Raises:
         OSError: The file cannot be read.
@@ -347,12 +352,12 @@ def detect_engine(path: Path) -> str | None:
     for name in engines:
         words = [word for word in load_signatures(name).detect if word in text]
         counts[name] = len(words)
-    best = max(engines, key=counts.__getitem__)  # of equal ones the first: vLLM
+    best = max(engines, key=counts.__getitem__)  # the first one if counts are equal: vLLM
     if counts[best]:
         return best
     named = [name for name in engines if _proves_values(read_log(path, name))]
     if len(named) != 1:
-        return None  # several engines call the kernel whose frame the log has
+        return None  # the log may only have a stack frame of a kernel that several engines call
     return named[0]
 
 
@@ -362,7 +367,7 @@ def _proves_values(path: KernelPath) -> bool:
 
 
 def shown(path: KernelPath, field: str) -> Any:
-    """Return the value of a signature's field, of the path or beside it.
+    """Return the value of a signature's field, from a path or from its `KernelPath.log`.
 
     Args:
         path: The path.
@@ -372,18 +377,18 @@ def shown(path: KernelPath, field: str) -> Any:
 
 
 def give(path: KernelPath, field: str, value: object) -> None:
-    """Set the value of a signature's field, of the path or beside it.
+    """Set the value of a signature's field, in a path or in its `KernelPath.log`.
 
     Args:
-        path: The path. It is changed.
+        path: The path, which is modified.
         field: The field (`signatures.SignatureField`).
-        value: The value, in the type of the field.
+        value: The value, which must have the type of the field.
     """
     setattr(_holder(path, field), field, value)
 
 
 def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks:
-    """Return the part of a path that has a field."""
+    """Return the object of a path that has a field."""
     if field in LogStart.model_fields:
         return path.log
     if field in RankLinks.model_fields:
@@ -392,7 +397,7 @@ def _holder(path: KernelPath, field: str) -> KernelPath | LogStart | RankLinks:
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
-    """Return the unknown variables that images and Kubernetes do not set by themselves.
+    """Return the unknown variables, without those that images and Kubernetes set.
 
     Args:
         path: The path.
@@ -403,7 +408,7 @@ def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
 
 
 def _merge(states: list[ServerState]) -> KernelPath:
-    """Return the path that the servers of one log prove together."""
+    """Return the path on which the servers of one log agree."""
     path = KernelPath()
     speaking = [state for state in states if _speaks_of_path(state)]
     resolved = [state.resolve() for state in speaking]
@@ -430,7 +435,7 @@ def _speaks_of_path(state: ServerState) -> bool:
 
 
 def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) -> None:
-    """Set a field, if all servers of the log prove the same value of it."""
+    """Set a field if all servers of the log prove the same value."""
     named = [candidate for candidate in offers if candidate is not None]
     if not named:
         return
@@ -443,14 +448,14 @@ def _set_value(path: KernelPath, name: str, offers: Sequence[Candidate | None]) 
     give(path, name, _typed(name, named[0].value))
     path.evidence[name] = named[0].line
     if name not in PATH_FIELDS:
-        return  # not part of the path: its other values are not kept
+        return  # not a field of the path: other values are not kept
     for candidate in named:
         for value, line in candidate.others.items():
             _add_other(path, name, value, line)
 
 
 def _typed(name: str, value: str | bool) -> Any:
-    """Return a value in the type of its field."""
+    """Convert a value to the type of its field."""
     if name in _NUMBERS:
         return int(value)
     if name == "requantised":
@@ -459,8 +464,8 @@ def _typed(name: str, value: str | bool) -> Any:
 
 
 def _add_other(path: KernelPath, name: str, value: str, line: str) -> None:
-    """Add another value of a field that lines as strong prove."""
-    if name == "requantised":  # one line, or several, may show several layers
+    """Add another value of a field, which an equally strong line proves."""
+    if name == "requantised":  # its values are layers, of which several may be requantised
         layers = [*(path.requantised or []), value]
         path.requantised = list(dict.fromkeys(layers))
         return

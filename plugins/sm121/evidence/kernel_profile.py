@@ -1,6 +1,6 @@
-"""A profile of decode steps: its kernels, classified, with their shares of time.
+"""A profile of decode steps: its kernels by part of the model, with their shares of the time.
 
-`sm121.evidence.profile_files` reads the files. Without a GPU a profile has operators.
+`sm121.evidence.profile_files` reads the files. Without a GPU, a profile has operators, not kernels.
 """
 
 from collections.abc import Iterable
@@ -12,8 +12,9 @@ from sm121.core import templates
 from sm121.core.data_file import Record
 from sm121.evidence.kernel_names import PARTS, Part, is_cut, part_of
 
-#: Digits of the seconds and of the shares in a profile.
+#: The number of decimals of seconds in a profile.
 _SECONDS_DIGITS = 9
+#: The number of decimals of shares in a profile.
 _SHARE_DIGITS = 6
 
 
@@ -36,21 +37,22 @@ class PartTime(Record):
 
 
 class HostTime(Record):
-    """The times of a trace's steps, with what the host did in them."""
+    """The times of a trace, and the host's launches in it."""
 
     wall_s: float
     """Seconds from the start of the first kernel to the end of the last one."""
     busy_s: float
-    """Seconds of them in which a kernel ran."""
+    """The part of these seconds in which a kernel ran."""
     launches: int | None = None
-    """Calls with which the host launched a kernel or a graph; null where the trace has none."""
+    """The number of the host's calls that launched a kernel or a graph; null if the trace has no
+    such calls."""
 
 
 class ExpertProducts(Record):
-    """The launches of the experts' two products, which often have one name."""
+    """The launches of the experts' two matrix products, whose kernels often have the same name."""
 
     pairs: int
-    """Launches of each of the two."""
+    """The number of launches of each product."""
     first_s: float
     second_s: float
 
@@ -59,17 +61,18 @@ class KernelProfile(Record):
     """Which kernels ran in some decode steps, and for how long."""
 
     kind: Literal["gpu", "cpu"]
-    """``gpu``: kernels; ``cpu``: operators, each without those that it calls."""
+    """``gpu``: kernels; ``cpu``: operators, each without the operators that it calls."""
     source: str
-    """The trace that it was read from."""
+    """The trace from which the profile was read."""
     steps: int | None
-    """Decode steps in it; null where the trace does not mark them."""
+    """The number of decode steps; null if the trace does not mark steps."""
     host: HostTime | None = None
-    """Null where the file has no times of single kernels, and without a GPU."""
+    """Null if the file has no times of single launches, and without a GPU."""
     products: ExpertProducts | None = None
-    """Null where the launches do not come in pairs."""
+    """Null if the launches are not in pairs."""
     decoding: bool = False
-    """The suite took it while one request was decoded: there is no prefill in it."""
+    """Whether the suite took the profile while one request was decoding, so that it contains no
+    prefill."""
     seconds: float
     parts: dict[Part, PartTime]
     kernels: list[KernelTime]
@@ -80,7 +83,7 @@ class KernelProfile(Record):
         return [kernel.name for kernel in self.kernels]
 
     def cut_names(self) -> list[str]:
-        """Return the names whose end is missing."""
+        """Return the truncated names."""
         return [name for name in self.names() if is_cut(name)]
 
 
@@ -96,8 +99,8 @@ class Launches:
         """Add launches.
 
         Args:
-            seconds: The time of all of them.
-            calls: Their number.
+            seconds: The time of all launches to add.
+            calls: The number of launches to add.
         """
         self.calls += calls
         self.seconds += seconds
@@ -106,13 +109,13 @@ class Launches:
 def build_profile(
     kind: Literal["gpu", "cpu"], source: Path, steps: int | None, launches: Iterable[Launches]
 ) -> KernelProfile:
-    """Make a profile of the launches in a trace.
+    """Build a profile from the launches in a trace.
 
     Args:
-        kind: Whether they are kernels (``gpu``) or operators (``cpu``).
+        kind: Whether the launches are of kernels (``gpu``) or operators (``cpu``).
         source: The trace.
-        steps: The decode steps in it. None: the trace does not mark them.
-        launches: The launches. Two may have one name, if the names are cut.
+        steps: The number of decode steps. None: the trace does not mark steps.
+        launches: The launches. If names are truncated, several may have the same name.
     """
     longest = sorted(launches, key=lambda one: -one.seconds)
     total_s = sum(one.seconds for one in longest)
@@ -156,10 +159,10 @@ def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
 
     Args:
         profile: The profile.
-        kernels: How many of its longest kernels are kept.
+        kernels: The number of longest kernels that are kept.
 
     Returns:
-        A copy with these kernels, and with all whose part is known.
+        A copy with these kernels, and with all kernels whose part is known.
     """
     kept = [
         kernel
@@ -174,6 +177,6 @@ def table(profile: KernelProfile, rows: int = 25) -> str:
 
     Args:
         profile: The profile.
-        rows: How many kernels are shown.
+        rows: The number of kernels that are shown.
     """
     return templates.rendered("kernels.md.j2", profile=profile, rows=rows)

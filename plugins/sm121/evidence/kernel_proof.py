@@ -1,7 +1,7 @@
-"""The values of a kernel path that the kernels of a profile prove, where no log line shows them.
+"""Values of a kernel path that the kernels of a profile prove, but that no log line shows.
 
-* The layers that are quantised beyond the checkpoint, by the calls of dense Marlin for each decoded
-  token: 73 with qkv, o and lm_head of 36 layers.
+* The layers that are quantised beyond the checkpoint. They are derived from the number of calls of
+  dense Marlin per decoded token: 73 for qkv and o in each of 36 layers, and lm_head.
 * The variant of the experts' first product.
 """
 
@@ -11,7 +11,7 @@ from sm121.evidence.kernel_names import Proof, entry_of
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime
 
-#: Characters of a kernel's name in the evidence.
+#: The maximum length of a kernel's name in the evidence, in characters.
 _LONGEST_NAME = 300
 
 
@@ -19,12 +19,12 @@ def with_kernels(path: KernelPath, profile: KernelProfile, layers: int | None) -
     """Add the values that the kernels prove to a kernel path.
 
     Args:
-        path: The path that the log proves. It is not changed.
+        path: The path that the log proves. It is not modified.
         profile: The kernels.
-        layers: The layers of the model. None: not known.
+        layers: The number of layers of the model. None: unknown.
 
     Returns:
-        A copy with the proven values and their evidence. If the log has another value, that value
+        A copy with the proven values and their evidence. If the log shows another value, that value
         is in ``also``.
     """
     path = path.model_copy(deep=True)
@@ -48,9 +48,9 @@ def with_kernels(path: KernelPath, profile: KernelProfile, layers: int | None) -
 def _keep_logged(
     path: KernelPath, field: str, logged: Sequence[str], proven: Sequence[str]
 ) -> None:
-    """Keep the values of the log in ``also``, unless the kernels prove them too.
+    """Keep the values from the log in ``also``, unless the kernels also prove them.
 
-    A log may show some of the layers only.
+    A log may show only some of the layers.
     """
     if set(logged) <= set(proven):
         return
@@ -65,8 +65,8 @@ def moe_variant(profile: KernelProfile) -> Proof | None:
         profile: The kernels.
 
     Returns:
-        ``fused`` if a kernel has the activation in it, else ``unfused``. None: no kernel shows it,
-        or names are cut.
+        ``fused`` if a kernel includes the activation, else ``unfused``. None: no kernel shows the
+        variant, or names are truncated.
     """
     if _rows(profile, "fused"):
         return "fused"
@@ -78,15 +78,16 @@ def moe_variant(profile: KernelProfile) -> Proof | None:
 def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     """Find which of ``qkv``, ``o`` and ``lm_head`` run on dense Marlin.
 
-    The checkpoint quantises the experts only. Each layer writes into the KV cache once a pass,
-    which gives the number of passes. ``qkv`` alone and ``o`` alone have the same number of calls.
+    In the checkpoint, only the experts are quantised. Each layer writes into the KV cache once per
+    forward pass, which gives the number of passes. ``qkv`` alone and ``o`` alone cannot be
+    distinguished, because they have the same number of calls.
 
     Args:
         profile: The kernels.
-        layers: The layers of the model.
+        layers: The number of layers of the model.
 
     Returns:
-        The layers; None if the calls prove nothing.
+        The layers; None if the calls do not prove them.
     """
     passes, rest = divmod(_calls(_rows(profile, "layer_pass")), layers)
     if rest or not passes:
@@ -94,7 +95,7 @@ def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
     marlin = _rows(profile, "requantised")
     if not marlin:
         return [] if _all_is_plain(profile, layers, passes) else None
-    # If steps are marked, passes beyond them are prefill.
+    # If steps are marked, additional passes are prefill.
     is_decoding = profile.decoding or (profile.steps or 0) - passes in (0, 1)
     calls: float | None
     if is_decoding:
@@ -111,7 +112,7 @@ def requantised(profile: KernelProfile, layers: int) -> list[str] | None:
 
 
 def _all_is_plain(profile: KernelProfile, layers: int, passes: int) -> bool:
-    """Whether qkv, o and the router of each layer run in BF16."""
+    """Return whether qkv, o and the router of each layer run in BF16."""
     if _rows(profile, "quantised") or profile.cut_names():
         return False
     return _calls(_rows(profile, "plain")) >= 3 * layers * passes
@@ -120,10 +121,10 @@ def _all_is_plain(profile: KernelProfile, layers: int, passes: int) -> bool:
 def _calls_a_token(
     profile: KernelProfile, marlin: Sequence[KernelTime], passes: int, layers: int
 ) -> int | None:
-    """Return the calls of dense Marlin for each decoded token, from a profile with prefill in it.
+    """Return the number of calls of dense Marlin per decoded token, if a profile includes prefill.
 
-    A product of every layer has a row with as many calls as decoding attention, which is the
-    commonest and shortest attention. lm_head has one call more each pass.
+    A matrix product that every layer has is a row with as many calls as decode attention, which is
+    the attention kernel with the most calls and the shortest time. lm_head adds one call per pass.
     """
     attention = [row for row in profile.kernels if _is_of_one_backend(row)]
     decode = max(attention, key=lambda row: (row.calls, row.seconds), default=None)
@@ -147,7 +148,7 @@ def _calls_a_token(
 
 
 def _is_of_one_backend(row: KernelTime) -> bool:
-    """Whether a kernel is of attention, of a backend that alone runs it."""
+    """Return whether a kernel computes attention, and belongs to a single backend."""
     entry = entry_of(row.name)
     return row.part == "attention" and entry is not None and bool(entry.backend)
 

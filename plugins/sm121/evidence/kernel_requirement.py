@@ -1,4 +1,4 @@
-"""Compare the kernels of a profile with the log's backends and with the required path."""
+"""Compare the kernels of a profile with the backends in the log and with the required path."""
 
 import re
 from collections.abc import Iterator
@@ -10,11 +10,13 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.kernel_proof import with_kernels
 
-#: Parts of which every decode step has kernels.
+#: The parts of the model that every decode step computes.
 _PARTS: tuple[Part, ...] = ("attention", "moe")
-#: Kernels that a finding names, and characters of a name.
+#: The number of longest kernels that a finding names.
 _NAMED_KERNELS = 5
+#: The maximum length of the name of one of these kernels, in characters.
 _SHORT_NAME = 60
+#: The maximum length of the name of a wrong kernel, in characters.
 _LONGEST_NAME = 200
 
 
@@ -23,7 +25,7 @@ class _Finding:
     """A difference between the kernels and the path."""
 
     text: str
-    #: Whether the kernels cannot show it: names are cut, or the calls prove nothing.
+    #: Whether the kernels are no sufficient evidence: names are truncated, or calls prove nothing.
     undecided: bool = False
 
 
@@ -35,15 +37,16 @@ def kernel_contradictions(
 ) -> list[str]:
     """Compare the kernels of a decode step with the log and with the required path.
 
-    There must be kernels of attention and of the experts, of the backends that the log resolved
-    (``fixtures/kernels/names.toml``). A backend without a known kernel is a contradiction, so that
-    an emulation is no proof. The rules of the profile count too.
+    There must be kernels of attention and of the experts, and they must belong to the backends that
+    the log shows (``fixtures/kernels/names.toml``). A backend without a known kernel is a
+    contradiction, so that an emulation is not accepted. The profile's rules on kernels are checked,
+    too.
 
     Args:
         required: The required path.
         path: The path that the log proves.
         profile: The kernels.
-        layers: The layers of the model. None: not known.
+        layers: The number of layers of the model. None: unknown.
 
     Returns:
         A line for each contradiction.
@@ -61,10 +64,10 @@ def untold_of_kernels(
     """Return the requirements that these kernels neither prove nor contradict.
 
     Args:
-        required: As of `kernel_contradictions`.
-        path: As of `kernel_contradictions`.
-        profile: As of `kernel_contradictions`.
-        layers: As of `kernel_contradictions`.
+        required: As in `kernel_contradictions`.
+        path: As in `kernel_contradictions`.
+        profile: As in `kernel_contradictions`.
+        layers: As in `kernel_contradictions`.
 
     Returns:
         A line for each requirement.
@@ -74,7 +77,7 @@ def untold_of_kernels(
 
 
 def backend_contradictions(path: KernelPath, profile: KernelProfile) -> list[str]:
-    """Find kernels that contradict the backends that the log resolved.
+    """Find kernels that contradict the backends in the log.
 
     Args:
         path: The path that the log proves.
@@ -126,7 +129,7 @@ def _check_rule(rule: PathRule, profile: KernelProfile) -> Iterator[_Finding]:
 def _compare_proven(
     required: KernelPathRequirement, profile: KernelProfile, layers: int | None
 ) -> Iterator[_Finding]:
-    """Compare the values that the kernels prove."""
+    """Compare the values that the kernels prove with the required ones."""
     proven = with_kernels(KernelPath(), profile, layers)
     if required.requantised is not None:
         text = f"requantised: required {', '.join(required.requantised)}"
@@ -158,9 +161,9 @@ def _compare_backends(path: KernelPath, profile: KernelProfile) -> Iterator[_Fin
 def _compare_backend(
     path: KernelPath, part: Part, names: list[str], profile: KernelProfile
 ) -> Iterator[_Finding]:
-    """Compare the kernels of a part with the backend that the log resolved."""
+    """Compare the kernels of a part with the backend in the log."""
     backend = getattr(path, part)
-    #: The first kernel of each entry that one backend alone runs.
+    #: The first kernel of each entry that belongs to a single backend.
     owned: dict[KernelName, str] = {}
     for name in names:
         entry = entry_of(name)
@@ -175,7 +178,7 @@ def _compare_backend(
             undecided=bool(profile.cut_names()),
         )
     if path.speculative not in (None, "none"):
-        return  # the kernels may be those of the draft model, which has backends of its own
+        return  # the kernels may be the draft model's, which may have other backends
     allowed = [backend, *path.also.get(part, [])]
     for entry, name in owned.items():
         if not any(entry.belongs_to(one) for one in allowed):
@@ -186,10 +189,10 @@ def _compare_backend(
 
 
 def _is_known(part: Part, backend: str) -> bool:
-    """Whether a kernel that only this backend runs is known."""
+    """Return whether there is an entry for kernels that only this backend runs."""
     return any(entry.part == part and entry.belongs_to(backend) for entry in load_names().name)
 
 
 def _longest(profile: KernelProfile) -> str:
-    """Return the names of the kernels that took longest."""
+    """Return the names of the kernels with the longest times."""
     return ", ".join(name[:_SHORT_NAME] for name in profile.names()[:_NAMED_KERNELS])

@@ -1,4 +1,4 @@
-"""Read the Chrome trace of the torch profiler.
+"""Read a Chrome trace that the torch profiler wrote.
 
 Format: the "Trace Event Format" of Chrome, with the categories of PyTorch's Kineto
 (``kernel``, ``cpu_op``, ``user_annotation``).
@@ -29,13 +29,14 @@ from sm121.evidence.kernel_profile import (
 )
 
 _BLOCK_BYTES = 1 << 20
-#: Characters of one event. A stack in a trace may be long, but four million are no event.
+#: The maximum length of one event, in characters. Events may contain long stacks.
 _LONGEST_EVENT = 1 << 22
-#: Operators of a trace without a GPU. More do not fit into the memory beside a server.
+#: The maximum number of operators in a trace without a GPU. More would need too much memory next to
+#: a server.
 _MOST_OPERATORS = 5_000_000
-#: The annotation of a step; its requests are those that decode.
+#: The annotation of a step, with the number of requests that decode.
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
-#: The calls of CUDA that launch a kernel, or a graph of them.
+#: The CUDA functions that launch a kernel or a graph of kernels.
 _LAUNCH = re.compile(r"^cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
 _EVENTS_BEGIN = re.compile(r'"traceEvents"\s*:\s*\[|^\s*\[')
 _BETWEEN_EVENTS = re.compile(r"[ \t\r\n,]*")
@@ -44,13 +45,13 @@ _BETWEEN_EVENTS = re.compile(r"[ \t\r\n,]*")
 def read_trace(path: Path) -> KernelProfile:
     """Read the kernels of a trace, or its operators if it has no kernels.
 
-    The file is streamed: memory grows with the number of different kernels, or of operators.
+    The file is streamed: memory use grows only with the number of launches and of operators.
 
     Args:
         path: The trace, ``.json`` or ``.json.gz``.
 
     Raises:
-        UsageError: The file is no such trace, or has neither kernels nor operators, or has too many
+        UsageError: The file is not such a trace, has neither kernels nor operators, or has too many
             operators.
     """
     trace = _Trace()
@@ -75,7 +76,7 @@ def read_trace(path: Path) -> KernelProfile:
 
 
 class _Operator(NamedTuple):
-    """A call of an operator; times in microseconds."""
+    """A call of an operator. Times are in microseconds."""
 
     start: float
     took: float
@@ -83,7 +84,7 @@ class _Operator(NamedTuple):
 
 
 class _Thread(NamedTuple):
-    """A thread of the profiled process, as the events name it."""
+    """A thread of the profiled process, as the events identify it."""
 
     pid: Any
     tid: Any
@@ -91,7 +92,7 @@ class _Thread(NamedTuple):
 
 @dataclass
 class _Times:
-    """The times of launches, in microseconds. A trace may have a million."""
+    """The times of launches, in microseconds. A trace may have a million launches."""
 
     starts: "array[float]" = field(default_factory=lambda: array("d"))
     took: "array[float]" = field(default_factory=lambda: array("d"))
@@ -101,12 +102,12 @@ class _Times:
         self.took.append(took)
 
     def in_order(self) -> "np.ndarray[Any, Any]":
-        """Return the numbers of the launches, in the order of their starts."""
+        """Return the indices of the launches, in the order of their starts."""
         return np.argsort(np.frombuffer(self.starts), kind="stable")
 
 
 class _OpenOperator(NamedTuple):
-    """An operator that encloses the next ones, until its end in microseconds."""
+    """An operator that encloses the following ones, until its end (in microseconds)."""
 
     end: float
     name: str
@@ -120,13 +121,13 @@ class _Trace:
         self.operators: dict[_Thread, list[_Operator]] = {}
         self.operator_count = 0
         self.steps = 0
-        #: Of the kernels whose times are known.
+        #: The times of kernels, as far as they are known.
         self.times = _Times()
-        #: Of the experts' products.
+        #: The times of the experts' matrix products.
         self.products = _Times()
-        #: For each of these whether its name shows that it is the first one: 0 or 1.
+        #: For each of these products, whether its name shows that it is the first one: 0 or 1.
         self.first_products = bytearray()
-        #: Calls of the host that launch kernels or graphs.
+        #: The number of the host's calls that launch kernels or graphs.
         self.launches = 0
 
     def add(self, event: dict[str, Any]) -> None:
@@ -137,7 +138,7 @@ class _Trace:
         if not isinstance(name, str) or not isinstance(took, int | float):
             return
         if not math.isfinite(took):
-            took = 0.0  # it ran, though its time is not known
+            took = 0.0  # it ran, but its time is unknown
         took = max(took, 0.0)
         category = event.get("cat")
         if category == "kernel":
@@ -165,12 +166,12 @@ class _Trace:
             self.first_products.append(is_first_product(name))
 
     def host_time(self) -> HostTime | None:
-        """Return the times of the steps; None if kernels have no times."""
+        """Return the times of the trace; None if the kernels have no times."""
         if not self.times.starts:
             return None
         order = self.times.in_order()
         starts = np.frombuffer(self.times.starts)[order]
-        #: The time until which a kernel has run, by the kernels so far.
+        #: For each kernel, the latest end of this kernel and all earlier ones.
         until = np.maximum.accumulate(starts + np.frombuffer(self.times.took)[order])
         wall_us = float(until[-1] - starts[0])
         idle_us = float(np.maximum(starts[1:] - until[:-1], 0.0).sum())
@@ -181,9 +182,9 @@ class _Trace:
         )
 
     def expert_products(self) -> ExpertProducts | None:
-        """Return the experts' products; None if they do not come in pairs.
+        """Return the experts' products; None if they are not in pairs.
 
-        A layer launches the first product and then the second one. Their names are often one.
+        A layer launches the first product and then the second one. They often have the same name.
         """
         count = len(self.products.starts)
         if count == 0 or count % 2:
@@ -217,7 +218,7 @@ class _Trace:
 
 
 def _own_times(trace: _Trace) -> list[Launches]:
-    """Return the time of each operator without that of the operators inside it."""
+    """Return the time of each operator, without the time of the operators that it calls."""
     own: dict[str, Launches] = {}
     for operators in trace.operators.values():
         operators.sort(key=lambda operator: (operator.start, -operator.took))
@@ -254,7 +255,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class _EventParser:
-    """Parses the array of events of a trace, piece by piece."""
+    """Parses a trace's array of events incrementally."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder()
@@ -264,7 +265,7 @@ class _EventParser:
         self.ended = False
 
     def feed(self, text: str, *, is_last: bool) -> Iterator[dict[str, Any]]:
-        """Yield the events that end within the next piece of the text."""
+        """Yield the events that are complete after the next piece of text."""
         self._buffer += text
         if not self._inside and not self._enter():
             return
@@ -280,7 +281,7 @@ class _EventParser:
             try:
                 event, end = self._decoder.raw_decode(buffer, position)
             except json.JSONDecodeError:
-                # The next piece has the rest of it, unless it is no event at all.
+                # The next piece may have the rest of the event.
                 if is_last or len(buffer) - position > _LONGEST_EVENT:
                     raise
                 break

@@ -1,4 +1,4 @@
-"""Server logs as streams of clean lines (`sm121.evidence.log_message`), in bounded memory."""
+"""Read server logs as streams of clean lines (`sm121.evidence.log_message`), in bounded memory."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from sm121.evidence.log_message import LogLine, clean
 
-#: Bytes kept of one physical line. vLLM's configuration line is about 8,000 long.
+#: The number of bytes at which a physical line is truncated. vLLM's configuration line has about
+#: 8,000 bytes.
 LINE_LIMIT = 65_536
-#: Characters kept of a line that was put together from wrapped pieces.
+#: The number of characters at which a line that was joined from pieces is truncated.
 JOIN_LIMIT = 8_192
 
 _BLOCK_BYTES = 1 << 18
-#: Different plain lines that `read_new_lines` remembers.
+#: The maximum number of different plain lines that `read_new_lines` remembers.
 _PLAIN_LIMIT = 20_000
-#: Bytes of a log in which Ray's workers are searched.
+#: The number of bytes at the beginning of a log that are searched for Ray's workers.
 _RAY_SEARCHED_BYTES = 1 << 23
 _RAY_WORKER = re.compile(rb"\(RayWorker\w* pid=\d+, ip=")
 _DIGITS = b"0123456789"
@@ -23,16 +24,16 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
-    """Clean lines, and join those that a poster wrapped.
+    """Clean lines, and join lines that were wrapped when the log was posted.
 
-    A line that starts with blanks and has no prefix is a piece of the line before it. The frames of
-    a stack are joined to their ``Traceback`` too.
+    A line that starts with blanks and has no prefix is a continuation of the line before it.
+    Therefore, the frames of a stack are also joined to their ``Traceback``.
 
     Args:
         lines: The physical lines.
 
     Yields:
-        The lines that have a text.
+        The lines that are not empty.
     """
     pending: LogLine | None = None
     for raw in lines:
@@ -50,7 +51,7 @@ def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
 
 
 def continues(line: LogLine, held: LogLine) -> bool:
-    """Return whether a line is a piece of the line before it.
+    """Return whether a line is a continuation of the line before it.
 
     Args:
         line: The line.
@@ -60,14 +61,14 @@ def continues(line: LogLine, held: LogLine) -> bool:
 
 
 def join(held: LogLine, line: LogLine) -> LogLine:
-    """Join a line and a piece of it.
+    """Join a line and its continuation.
 
     Args:
         held: The line.
-        line: The piece: the rest of a wrapped line, or a frame of a stack.
+        line: The continuation: the rest of a wrapped line, or a frame of a stack.
 
     Returns:
-        The line with at most `JOIN_LIMIT` characters.
+        The joined line, truncated to `JOIN_LIMIT` characters.
     """
     if len(held.text) >= JOIN_LIMIT:
         return held
@@ -75,13 +76,13 @@ def join(held: LogLine, line: LogLine) -> LogLine:
 
 
 def read_raw_lines(path: Path) -> Iterator[bytes]:
-    """Read the lines of a log in bounded memory. A carriage return ends a line too.
+    """Read the lines of a log in bounded memory. A carriage return also ends a line.
 
     Args:
         path: The log.
 
     Yields:
-        The lines that are not empty, each cut at `LINE_LIMIT` bytes.
+        The lines that are not empty, each truncated to `LINE_LIMIT` bytes.
 
     Raises:
         OSError: The file cannot be read.
@@ -108,7 +109,7 @@ def read_raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def has_rays_workers(path: Path) -> bool:
-    """Return whether Ray copies the lines of workers on other nodes into a log.
+    """Return whether a log contains lines that Ray copied from workers on other nodes.
 
     Args:
         path: The log. Its first megabytes are searched.
@@ -121,7 +122,7 @@ def has_rays_workers(path: Path) -> bool:
 
 
 def without_digits(text: str) -> str:
-    """Remove the digits of a text. `read_new_lines` compares lines without them.
+    """Remove the digits from a text. `read_new_lines` compares lines without digits.
 
     Args:
         text: The text.
@@ -131,25 +132,26 @@ def without_digits(text: str) -> str:
 
 @dataclass(slots=True)
 class _Held:
-    """A line that the next one may continue."""
+    """A line that the next line may continue."""
 
     line: LogLine
-    #: Its bytes without digits; empty once the line was joined with a piece.
+    #: Its bytes without digits; empty once the line was joined with a continuation.
     key: bytes
 
 
 def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
-    """Read the lines of a log as `join_wrapped` does, ten times as fast where lines repeat.
+    """Read the lines of a log like `join_wrapped`, but ten times as fast if lines repeat.
 
     Args:
         path: The log.
-        is_plain: Returns whether a line means nothing to the caller, whatever digits it has.
-        again: Called with each line that is left out, and the plain line that it is like.
+        is_plain: Returns whether the caller can ignore a line, whatever digits it has.
+        again: Called with each line that is left out, and the plain line to which it is equal but
+            for its digits.
 
     Yields:
-        The lines. A line that differs from a plain line in digits alone is left out, unless the
+        The lines. A line that differs from a plain line only in its digits is left out, unless the
         next line continues it.
 
     Raises:

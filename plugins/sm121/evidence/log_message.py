@@ -1,8 +1,8 @@
-"""One line of a server's log, without what stands around its message.
+"""Parse one line of a server's log into its message and the prefixes around it.
 
-People, containers and process managers wrap the lines of a server: ANSI colours,
-``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes, CI, ``grep -n``. `clean`
-removes the wrappers; the patterns are data (``fixtures/log-lines.toml``).
+Engines, containers, process managers and people add prefixes and decorations to the lines of a
+server: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes, CI,
+``grep -n``. `clean` removes them. The patterns are in ``fixtures/log-lines.toml``.
 """
 
 import datetime
@@ -16,15 +16,15 @@ from pydantic import BeforeValidator
 
 from sm121.core import data_file
 
-# The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
-# so that "[1, 2]" and "[0/5]" stay.
+# The last alternative is an escape sequence whose ESC character was lost when the log was pasted.
+# It must end with "m", so that "[1, 2]" and "[0/5]" are kept.
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]_][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|(?:\^\[|\\x1b|\\u001b|\\033)\[[0-9;]*m|\[\d{1,2}(?:;\d{1,3})*m"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-#: A pattern, perhaps in pieces.
+#: A regular expression, which may be given as a list of pieces.
 _Form = Annotated[data_file.Regex, BeforeValidator("".join)]
 
 
@@ -48,17 +48,17 @@ class _Forms(data_file.DataTable):
 
 
 _FORMS = data_file.load("log-lines.toml", _Forms)
-#: Characters that a log collector puts in front.
+#: The maximum length of an unknown prefix that a log collector adds, in characters.
 _FOREIGN_LIMIT = 100
-#: Characters of a prefix of the server's own.
+#: The maximum length of one of the server's own prefixes, in characters.
 _OWN_PREFIX_LIMIT = 60
-#: Characters in which the time of a line stands.
+#: The number of characters at the beginning of a line that are searched for its time.
 _PREFIX_LIMIT = 200
-#: Prefixes of a line: a Ray worker under an engine core under journald has four.
+#: The maximum number of prefixes of a line. A Ray worker in an engine core under journald has four.
 _MOST_PREFIXES = 10
-#: Ray puts it behind a message that several workers printed.
+#: Ray's suffix of a message that several workers printed.
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")
-#: C++ prints it in front of the message of an exception that ended the process.
+#: C++'s prefix of the message of an exception that ended the process.
 _OF_CPP = "what():"
 _LEVELS = {
     "DEBUG": "DEBUG",
@@ -75,11 +75,11 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The worker that printed a line. A worker has another name before it knows its rank.
+    """The worker that printed a line. Its name is not used, as it changes once the rank is known.
 
     Attributes:
-        pid: Its process id, as the line has it; never empty.
-        node: The address of its node; empty if the line has none.
+        pid: The worker's process id, from the line; never empty.
+        node: The address of the worker's node; empty if the line does not contain it.
     """
 
     pid: str
@@ -91,17 +91,17 @@ class LogLine:
     """One message of a server.
 
     Attributes:
-        text: The message, without prefixes; its own indentation is kept.
+        text: The message, without prefixes, but with its own indentation.
         level: DEBUG, INFO, WARNING, ERROR or CRITICAL. None: the line has no level.
         file: The source file that printed it, without folders. None: the line names no file.
-        container: The name in front of a ``docker compose`` line; empty without one.
-        bare: Whether it had no prefix at all: output of a compiler, a wrapped or pasted line.
-        stamp: The time by its server's clock, as ``02-24 19:04:56``. None: the line has no time, or
-            another node's.
-        process: The process that printed it, as ``EngineCore_DP0``; empty if it is not named.
-        worker: The worker that printed it. None: no worker did.
-        number: The number of the physical line that it begins with, from `read_new_lines`.
-        lines: The lines of a record of JSON that has several, as a message and its exception;
+        container: The container's name at the beginning of a ``docker compose`` line; else empty.
+        bare: Whether the line had no prefix at all: output of a compiler, a wrapped or pasted line.
+        stamp: The time by the server's clock, such as ``02-24 19:04:56``. None: the line has no
+            time, or the time of another node's clock.
+        process: The process that printed it, such as ``EngineCore_DP0``; empty if it is not named.
+        worker: The worker that printed it. None: it was not printed by a worker.
+        number: The number of its first physical line, from `read_new_lines`.
+        lines: The lines of a JSON record with several lines, such as a message and its exception;
             else empty.
     """
 
@@ -118,22 +118,22 @@ class LogLine:
 
     @property
     def is_indented(self) -> bool:
-        """Whether the message starts with blanks: a stack frame, or a piece of a wrapped line."""
+        """Whether the message starts with blanks: a stack frame, or a part of a wrapped line."""
         return self.text.startswith((" ", "\t"))
 
     @property
     def is_frame(self) -> bool:
         """Whether the message may be part of a stack.
 
-        Python indents the lines of a stack by two blanks or more. C++'s ``what():`` is not part of
-        a stack.
+        Python indents the lines of a stack by at least two blanks. C++'s ``what():`` is not a part
+        of a stack.
         """
         is_indented = self.text.startswith(("  ", "\t"))
         return is_indented and not self.text.lstrip().startswith(_OF_CPP)
 
     @property
     def without_indent(self) -> "LogLine":
-        """The message from its first word on, or from the first word behind C++'s ``what():``."""
+        """The message without its indentation, and without C++'s ``what():``."""
         text = self.text.strip().removeprefix(_OF_CPP).lstrip()
         if text == self.text:
             return self
@@ -141,7 +141,7 @@ class LogLine:
 
     @property
     def parts(self) -> list["LogLine"]:
-        """A message for each of `lines`; the message itself if there are none."""
+        """A message for each of the `lines`; only the message itself if there are none."""
         if not self.lines:
             return [self]
         return [replace(self, text=line.rstrip(), lines=()) for line in self.lines]
@@ -151,7 +151,7 @@ def clean(raw: str) -> LogLine:
     """Remove colours and prefixes from a physical line.
 
     Args:
-        raw: The line as the log has it.
+        raw: The line in the log.
     """
     rest = _Rest(_without_escapes(raw))
     if rest.text.startswith('{"'):
@@ -181,13 +181,13 @@ def clean(raw: str) -> LogLine:
 
 def _without_escapes(raw: str) -> str:
     if raw.isprintable() and "[" not in raw:
-        return raw  # most lines; the patterns take far longer
+        return raw  # most lines; applying the patterns takes far longer
     return _CONTROL.sub("", _ANSI.sub("", raw))
 
 
 @dataclass(slots=True)
 class _Rest:
-    """The rest of a line, and what its prefixes so far contained."""
+    """The rest of a line, and the values from the prefixes that were removed so far."""
 
     text: str
     level: str | None = None
@@ -200,7 +200,7 @@ class _Rest:
     node: str | None = None
 
     def take_json(self) -> None:
-        """Replace a record of JSON by its message, with its exception behind it.
+        """Replace a JSON record by its message, followed by its exception.
 
         docker, journald, fluentd, Loki and structured loggers write such records.
         """
@@ -208,7 +208,7 @@ class _Rest:
             record = json.loads(self.text)
             entries = list(_entries(record))
         except (json.JSONDecodeError, RecursionError):
-            return  # cut short: the line is still searched as it stands
+            return  # the record is truncated; the line is searched unchanged
         message = _message_of(record)
         parts = [self.text if message is None else message]
         for key, value in entries:
@@ -286,9 +286,9 @@ class _Rest:
         return False
 
     def _take_foreign(self) -> bool:
-        """Remove a prefix of an unknown form in front of the server's own first prefix.
+        """Remove an unknown prefix before the server's own first prefix.
 
-        A text that quotes a line of the server has no such prefix.
+        Text with a quotation mark is not a prefix: it may quote a line of the server.
         """
         if not self.bare:
             return False
@@ -301,7 +301,7 @@ class _Rest:
         return True
 
     def take_file(self) -> None:
-        """Remove a source file without a level in front of it."""
+        """Remove a prefix with a source file but without a level."""
         if self.file is not None:
             return
         match = _FORMS.bare_file.match(self.text)
@@ -312,7 +312,7 @@ class _Rest:
 
 
 def _entries(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a record of JSON and of the tables in it."""
+    """Yield the keys and values of a JSON record, and of the objects in it."""
     for key, value in table.items():
         yield key, value
         if isinstance(value, dict):
@@ -327,7 +327,7 @@ def _message_of(record: dict[str, Any]) -> str | None:
 
 
 def _level_of(entries: Sequence[tuple[str, Any]]) -> str | None:
-    """Return the level that a logger of the server gave a record."""
+    """Return the level that the server's logger gave a JSON record, or None."""
     for key, value in entries:
         least_error = _FORMS.least_error.get(key)
         if least_error is not None and isinstance(value, int) and value >= least_error:
@@ -341,14 +341,14 @@ def _level_of(entries: Sequence[tuple[str, Any]]) -> str | None:
 
 
 def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
-    """Return the time at which a line was printed, by its server's clock.
+    """Return the time at which a line was printed, by the server's clock.
 
     Args:
-        raw: The line as the log has it.
-        now: The present. If the line has no year, the last such day before `now` is meant.
+        raw: The line in the log.
+        now: The current time. If the line has no year, the last such date before `now` is assumed.
 
     Returns:
-        The time, without a time zone; None if the line has none.
+        The time, without a time zone; None if the line has no time.
     """
     match = _FORMS.moment.search(raw[:_PREFIX_LIMIT])
     if match is None:
@@ -359,12 +359,12 @@ def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
         if match["year"] is None and stamp > now + datetime.timedelta(days=2):
             stamp = stamp.replace(year=now.year - 1)
     except ValueError:
-        return None  # no date: 02-30, or digits of something else
+        return None  # not a date: 02-30, or other digits
     return stamp
 
 
 def is_traceback_opening(line: LogLine) -> bool:
-    """Return whether a line opens a Python stack.
+    """Return whether a line is the first line of a Python traceback.
 
     Args:
         line: The line.
@@ -373,12 +373,12 @@ def is_traceback_opening(line: LogLine) -> bool:
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
-    """Shorten a line to whole words, with an ellipsis where something is left out.
+    """Truncate a line at word boundaries, with an ellipsis at each truncated end.
 
     Args:
         text: The line.
-        limit: The most characters of the result.
-        around: The index of a character that is kept.
+        limit: The maximum length of the result, in characters.
+        around: The index of a character that must be kept.
     """
     text = text.strip()
     if len(text) <= limit:
@@ -388,7 +388,7 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
     if around >= limit // 2:
         first = min(around - limit // 4, len(text) - limit)
         last = first + limit
-    slack = limit // 8  # a longer word is divided
+    slack = limit // 8  # longer words are divided
     before = ""
     if first > 0:
         before = "…"
@@ -403,7 +403,7 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
 
 
 def _first_gap(text: str, places: range) -> int:
-    """Return the first place that is not within a word; the first of all if there is none."""
+    """Return the first place that is not within a word, or else the first place."""
     for place in places:
         if not _is_in_word(text, place):
             return place

@@ -1,7 +1,7 @@
-"""The NCCL that a server's processes mapped, by the digest of its file.
+"""Identify the NCCL library that a server's processes mapped, by the digest of its file.
 
-The version of a package does not show it: `LD_PRELOAD`, `VLLM_NCCL_SO_PATH` or a library of the
-system may replace the package's library.
+The version of the installed package is not sufficient: `LD_PRELOAD`, `VLLM_NCCL_SO_PATH` or a
+system library may replace the package's library.
 """
 
 import functools
@@ -19,27 +19,28 @@ _MAPPED = re.compile(
     r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +(?P<path>/.*/libnccl\.so[.\d]*)(?: \(deleted\))?$"
 )
 
-#: Characters of a digest in a message.
+#: The number of characters of a digest in a message.
 _DIGEST_LENGTH = 12
 
 
 class MappedLibrary(Record):
     """A library that a process of the server mapped."""
 
-    #: Its path, as the process knows it.
+    #: The path as the process sees it, for example in its container.
     path: str
     #: The digest of the file. Null: the file was replaced after the start, or cannot be read.
     sha256: str | None
 
 
 def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
-    """Read the files that are mapped as `libnccl.so` by the processes of a server.
+    """Find the files that the processes of a server mapped as `libnccl.so`.
 
     Args:
-        processes: The processes, on this machine. Ended ones and those of another user are skipped.
+        processes: The processes, on this machine. Processes that have ended or belong to another
+            user are skipped.
 
     Returns:
-        A row for each file, sorted by path; empty if no process mapped one.
+        An entry for each file, sorted by path; empty if no process mapped such a file.
     """
     rows: dict[tuple[str, str | None], MappedLibrary] = {}
     for process in processes:
@@ -52,7 +53,7 @@ def nccl(processes: Iterable[psutil.Process]) -> list[MappedLibrary]:
             match = _MAPPED.match(line)
             if match is None:
                 continue
-            # Below the root of the process: in a container the path names another file than here.
+            # Read the file in the root folder of the process, which may be in a container.
             sha256 = _sha256(own / "root" / match["path"].lstrip("/"), int(match["inode"]))
             rows[match["path"], sha256] = MappedLibrary(path=match["path"], sha256=sha256)
     return sorted(rows.values(), key=lambda row: (row.path, row.sha256 or ""))
@@ -71,16 +72,16 @@ def _sha256(file: Path, inode: int) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _digest(file: Path, *_status: int) -> str:
-    """Return the digest of a file; cached, since a library has some hundred MiB."""
+    """Return the digest of a file. It is cached, because the library has some hundred MiB."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def different(by_node: Mapping[str, Sequence[MappedLibrary]]) -> list[str]:
-    """Compare the NCCL of each node with that of the first node with a digest.
+    """Compare the NCCL libraries of each node with those of the first node that has a digest.
 
     Args:
-        by_node: The libraries of each node, by its name. A node without a digest is not compared.
+        by_node: The libraries of each node, by its name. Nodes without a digest are not compared.
 
     Returns:
         A line for each node with other libraries.

@@ -1,4 +1,4 @@
-"""The kernel path and the counters that a server's /metrics prove."""
+"""Read values of the kernel path, and counters, from a server's /metrics."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_message import cut
 from sm121.evidence.signatures import MetricSignature, load_signatures
 
-#: Characters of a line in the evidence of a value.
+#: The maximum length of a line in the evidence of a value, in characters.
 _LONGEST_EVIDENCE = 200
-#: Characters of a line in the evidence of an absent metric.
+#: The maximum length of a line in the evidence of an absent metric, in characters.
 _LONGEST_ABSENCE = 120
 
 
@@ -27,13 +27,13 @@ def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPat
     """Add the values that the metrics prove to a kernel path.
 
     Args:
-        path: The path that the log proves. It is not changed.
+        path: The path that the log proves. It is not modified.
         text: The answer of /metrics.
-        engine: The engine whose signatures are read.
+        engine: The engine whose signatures are used.
 
     Returns:
-        A copy. If the log has another value of a field, that value stays and the evidence
-        ``<field>_also`` has the metric.
+        A copy. If the log proves another value of a field, the field keeps that value, and the
+        metric is the evidence ``<field>_also``.
 
     Raises:
         DataFileError: The engine has no signatures.
@@ -70,7 +70,7 @@ def total(text: str, name: str) -> float | None:
         name: The name of the metric.
 
     Returns:
-        The sum over all labels; None without a sample, or if one is not finite.
+        The sum over all labels; None if there is no sample, or if a sample is not finite.
     """
     values = [sample.value for sample in samples_of(text, name.__eq__)]
     if values and all(map(math.isfinite, values)):
@@ -108,7 +108,7 @@ def _read(signature: MetricSignature, samples: Sequence[Sample]) -> _Reading | N
         if signature.label is not None and signature.label in sample.labels:
             lines[sample.labels[signature.label]] = sample.line
     if len(lines) != 1:
-        return None  # the values of several engines that disagree prove nothing
+        return None  # several engines with different values prove nothing
     text, line = next(iter(lines.items()))
     if text in signature.nothing:
         return None

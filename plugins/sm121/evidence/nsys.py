@@ -1,4 +1,4 @@
-"""Read the kernels of Nsight Systems: the table ``cuda_gpu_kern_sum`` of ``nsys stats``."""
+"""Read kernels from Nsight Systems: the table ``cuda_gpu_kern_sum`` of ``nsys stats``."""
 
 import csv
 import io
@@ -19,19 +19,20 @@ _CALLS_COLUMN = "Instances"
 _NAME_COLUMN = "Name"
 _COLUMNS = (_TIME_COLUMN, _CALLS_COLUMN, _NAME_COLUMN)
 _NSYS_TIMEOUT_S = 300.0
-#: Characters of a message of nsys in an error.
+#: The maximum length of nsys' message in an error, in characters.
 _LONGEST_MESSAGE = 300
-#: The dashes below the head of one column.
+#: The dashes below the heading of one column.
 _RULER = re.compile(r"-{4,}")
 
 
 def read_nsys(text: str, source: Path) -> KernelProfile:
-    """Read the table from the output of nsys, perhaps among other lines.
+    """Read the table from the output of nsys, which may contain other lines.
 
     Args:
-        text: The table as CSV, or as nsys prints it: then names are cut at about 100 characters, so
-            that two rows may have one name, and the last of several tables counts.
-        source: The file that has the text.
+        text: The table as CSV, or as nsys prints it. In a printed table, names are truncated to
+            about 100 characters, so that several rows may have the same name. The last of several
+            printed tables is read.
+        source: The file with the text.
 
     Raises:
         UsageError: The text has no such table.
@@ -55,7 +56,7 @@ def _is_head(line: str) -> bool:
 
 
 def _read_table(lines: Sequence[str], *, first_head: int, last_head: int) -> list[Launches]:
-    """Read the last printed table, or the CSV from the first head on."""
+    """Read the last printed table, or else the CSV that begins with the first heading."""
     table = lines[last_head:]
     columns: list[tuple[int, int]] = []
     if len(table) > 1:
@@ -66,7 +67,7 @@ def _read_table(lines: Sequence[str], *, first_head: int, last_head: int) -> lis
 
 
 def _read_csv(lines: Sequence[str]) -> list[Launches]:
-    """Read the rows of a table as CSV; empty lines, and lines behind the table, are skipped."""
+    """Read the rows of a CSV table; empty lines, and lines after the table, are skipped."""
     launches: list[Launches] = []
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
         one = _read_row(row)
@@ -76,7 +77,7 @@ def _read_csv(lines: Sequence[str]) -> list[Launches]:
 
 
 def _read_printed(lines: Sequence[str], columns: Sequence[tuple[int, int]]) -> list[Launches]:
-    """Read the rows of a printed table: its head, its ruler, its rows up to the next table."""
+    """Read the rows of a printed table, which has a heading, a ruler, and rows until a gap."""
     head = _divide(lines[0], columns)
     launches: list[Launches] = []
     for line in lines[2:]:
@@ -89,14 +90,14 @@ def _read_printed(lines: Sequence[str], columns: Sequence[tuple[int, int]]) -> l
 
 
 def _divide(line: str, columns: Sequence[tuple[int, int]]) -> list[str]:
-    """Divide a printed line at the ruler's columns. The last column has the rest of the line."""
+    """Split a printed line into the ruler's columns. The last column is the rest of the line."""
     parts = [line[start:end].strip() for start, end in columns[:-1]]
     last_start, _ = columns[-1]
     return [*parts, line[last_start:].strip()]
 
 
 def _read_row(row: Mapping[str, str]) -> Launches | None:
-    """Return the launches of a row, or None if it is no row of the table."""
+    """Return the launches in a row, or None if it is not a row of the table."""
     try:
         seconds = float(row[_TIME_COLUMN].replace(",", "")) / 1e9
         calls = int(row[_CALLS_COLUMN].replace(",", ""))
@@ -110,13 +111,13 @@ def _is_kernel(launches: Launches) -> bool:
 
 
 def read_report(path: Path) -> KernelProfile:
-    """Read a report file of Nsight Systems by ``nsys stats``.
+    """Read a report file of Nsight Systems with ``nsys stats``.
 
     Args:
         path: The report, ``.nsys-rep``.
 
     Raises:
-        NotRun: nsys is not installed, or does not read this report.
+        NotRun: nsys is not installed, or cannot read this report.
         UsageError: The report has no kernels.
     """
     nsys = shutil.which("nsys")

@@ -1,4 +1,4 @@
-"""A process tree at one moment, in words and numbers."""
+"""Describe a process tree at one point in time."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,19 +8,19 @@ import psutil
 
 from sm121.core.redaction import redact_arguments
 
-#: Characters of a command line that are kept.
+#: The length to which command lines are truncated, in characters.
 _LONGEST_COMMAND = 400
 
 
 def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:
-    """Describe processes and their dead children.
+    """Describe processes and their children, including zombies.
 
     Args:
-        processes: The processes. Those that end meanwhile are left out.
+        processes: The processes. Processes that end in the meantime are left out.
 
     Returns:
-        An entry for each process, by pid: its pid, parent, name and status, and as far as they can
-        be read its command, threads, memory (bytes), processor time (seconds) and handles.
+        An entry for each process, sorted by pid: its pid, parent, name and status and, as far as
+        they can be read, its command, threads, memory (bytes), CPU time (seconds) and handles.
     """
     by_pid: dict[int, dict[str, Any]] = {}
     for process in processes:
@@ -59,7 +59,7 @@ def table(entries: list[dict[str, Any]]) -> str:
     """Format a snapshot as a table of text.
 
     Args:
-        entries: What `snapshot` returned.
+        entries: The result of `snapshot`.
 
     Returns:
         A heading and a line for each process.

@@ -17,7 +17,7 @@ def read_profile(path: Path) -> KernelProfile:
 
     Raises:
         UsageError: The file is none of these.
-        NotRun: nsys, which reads its own reports, is not installed, or does not read this one.
+        NotRun: nsys, which is needed for its reports, is not installed, or cannot read this one.
         OSError: The file cannot be read.
     """
     if path.name.endswith(".nsys-rep"):

@@ -1,7 +1,7 @@
 """Take a profile of some decode steps from a running server.
 
-vLLM with ``--profiler-config`` profiles from POST /start_profile until /stop_profile; before that
-the option costs nothing. The page ``docs/kernel-path.md`` has the costs that remain afterwards.
+With ``--profiler-config``, vLLM profiles from POST /start_profile until /stop_profile. Before that,
+the option has no cost. ``docs/kernel-path.md`` describes the slowdown that remains afterwards.
 """
 
 import itertools
@@ -16,14 +16,15 @@ from sm121.client.completions import Refused, stream
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 
-#: Names of the trace files of the torch profiler.
+#: The names of the trace files that the torch profiler writes.
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
-#: The trace of vLLM's front end, which has no kernels.
+#: A part of the name of the front end's trace, which has no kernels.
 _FRONT_END = "async_llm"
 _WRITTEN_WITHIN_S = 30.0
 _LOOK_EVERY_S = 0.3
 _REQUEST_TIMEOUT_S = 300.0
-#: Tokens of the answer that is profiled. The client drops it after the profiled steps.
+#: The maximum number of tokens of the profiled answer. The client aborts it after the profiled
+#: steps.
 LONGEST_ANSWER = 1024
 
 
@@ -39,10 +40,10 @@ def profile_decode(
 
     Args:
         endpoint: The server.
-        traces: The folder on this machine into which the server writes its traces.
-        steps: About how many decode steps are profiled.
+        traces: The folder on this machine to which the server writes its traces.
+        steps: The approximate number of decode steps to profile.
         prompt: The prompt of the request.
-        longest: Tokens of the answer at most.
+        longest: The maximum number of tokens of the answer.
 
     Returns:
         The trace.
@@ -67,9 +68,10 @@ def profile_decode(
 
 
 def _decode(endpoint: Endpoint, steps: int, prompt: str | list[int], longest: int) -> None:
-    """Generate tokens, and profile `steps` of them after /start_profile has answered.
+    """Generate tokens, and profile `steps` of them once /start_profile has answered.
 
-    The answer is read all the while: many tokens may be ready before a slow /start_profile answers.
+    The tokens are read while /start_profile runs: it may be slow, and many may arrive before its
+    answer.
     """
     request = {
         "model": endpoint.served_name,

@@ -1,6 +1,7 @@
-"""The kernel path of each rank of a server that spans machines.
+"""Read and compare the kernel paths of the ranks of a server that spans machines.
 
-One log may have all ranks, or each node has its own log. The paths must be equal on all ranks.
+Either one log contains the lines of all ranks, or each node has its own log. The paths of all ranks
+must be equal.
 """
 
 import ast
@@ -19,25 +20,26 @@ from sm121.evidence.requirement import (
     accepted_values,
 )
 
-#: Fields that are equal on all ranks, beside those that a profile may require.
+#: The fields that must be equal on all ranks.
 _EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
-#: Fields that the log of each rank must show.
+#: The fields that the log of each rank must show.
 _SHOWN_BY_EACH = ("attention", "moe")
-#: Minutes: more than time zones differ; more still is the turn of a year.
+#: Differences between the ranks' first lines, in minutes, that show different starts. Smaller ones
+#: may come from time zones, larger ones from the turn of a year.
 _ANOTHER_DAY = range(15 * 60, 180 * 24 * 60)
-#: The number in the order of ranks of a rank without a number.
+#: The sort key of a rank without a number.
 _LAST = 1 << 30
-#: The beginning of a start's id that NCCL made (``commId``).
+#: The prefix of a start's id that comes from NCCL (``commId``).
 _NCCL_ID = "com"
 
 
 class RankPath(data_file.Record):
-    """The path of one rank, by the log of its node."""
+    """The path of one rank, from the log of its node."""
 
     rank: int | None
-    """None: no line has the number of the rank."""
+    """None: no line contains the number of the rank."""
     node: str
-    """The node's name, or the address that its lines carry."""
+    """The node's name, or the address in its lines."""
     path: KernelPath
 
     def __str__(self) -> str:
@@ -50,17 +52,17 @@ def read_ranks(
 ) -> list[RankPath]:
     """Read the path of each rank.
 
-    vLLM logs most values once a node. So the values of a node's first rank hold for its other
-    ranks, where their own lines do not have them.
+    vLLM logs most values once per node. Therefore, the values of a node's first rank also apply to
+    the node's other ranks, unless their own lines show other values.
 
     Args:
-        logs: The name and the log of each node. If one log has several nodes, the address in a line
-            names its node.
+        logs: The name and the log of each node. If one log contains the lines of several nodes, the
+            address in a line identifies its node.
         engine: The engine.
-        one_run: Whether no line is of an older run, whatever its time.
+        one_run: Whether all lines are from one run, whatever their times.
 
     Returns:
-        The paths, by rank.
+        The paths, sorted by rank.
 
     Raises:
         OSError: A log cannot be read.
@@ -73,13 +75,13 @@ def read_ranks(
         for ranks in _by_node(reader.workers(), name).values():
             ranks.sort(key=_order)
             _share_values(ranks)
-            # A start may have other processes with a worker's name.
+            # There may be other processes whose names look like a worker's.
             rank_paths += [rank for rank in ranks if _is_rank(rank.path)]
     return sorted(rank_paths, key=_order)
 
 
 def _by_node(workers: Mapping[Worker, KernelPath], log_node: str) -> dict[str, list[RankPath]]:
-    """Group the workers of a log by their node. `log_node`: the node of lines without address."""
+    """Group the workers of a log by node. `log_node`: the node of lines without an address."""
     nodes: dict[str, list[RankPath]] = {}
     for worker, path in workers.items():
         if _is_copied(worker, workers):
@@ -90,9 +92,10 @@ def _by_node(workers: Mapping[Worker, KernelPath], log_node: str) -> dict[str, l
 
 
 def _is_copied(worker: Worker, workers: Mapping[Worker, KernelPath]) -> bool:
-    """Whether the lines of a worker are a copy of another's.
+    """Return whether the lines of a worker are a copy of another worker's lines.
 
-    Two nodes of Ray on one host read each other's files. Rank 0 is the one without an address.
+    Two Ray nodes on one host read each other's files. For rank 0, the lines without an address are
+    the original; for other ranks, the lines with an address.
     """
     rank = workers[worker].log.rank
     if rank is None:
@@ -106,7 +109,7 @@ def _is_copied(worker: Worker, workers: Mapping[Worker, KernelPath]) -> bool:
 
 
 def _share_values(ranks: Sequence[RankPath]) -> None:
-    """Give the values of a node's first rank to its other ranks without values of their own."""
+    """Copy the values of a node's first rank to its other ranks, where these have no value."""
     first = ranks[0].path
     for rank in ranks[1:]:
         for field in _EQUAL:
@@ -129,15 +132,15 @@ def _order(rank: RankPath) -> int:
 def contradictions(
     ranks: Sequence[RankPath], required: KernelPathRequirement, world_size: int
 ) -> Iterator[Contradiction]:
-    """Compare the ranks with each other, and the size of their world with the required one.
+    """Compare the ranks with each other, and the logged world size with the expected one.
 
     Args:
-        ranks: The paths, by rank.
+        ranks: The paths, sorted by rank.
         required: The path that the profile requires.
-        world_size: The number of ranks that the server was started with.
+        world_size: The number of ranks with which the server was started.
 
     Yields:
-        The differences; each names a rank and its node.
+        The differences. Each names a rank and its node.
     """
     yield from _wrong_world_sizes(ranks, world_size)
     for field in _EQUAL:
@@ -157,7 +160,7 @@ def _wrong_world_sizes(ranks: Sequence[RankPath], world_size: int) -> Iterator[C
 def _unequal_values(
     ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
 ) -> Iterator[Contradiction]:
-    """Compare a field with the first rank that has an accepted value, else with the first rank."""
+    """Compare a field with the first rank whose value is accepted, or else with the first rank."""
     showing = [rank for rank in ranks if shown(rank.path, field) is not None]
     values = [_all_values(rank.path, field) for rank in showing]
     if len(set(values)) < 2:
@@ -200,7 +203,7 @@ def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[Contradiction]:
 
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:
-    """Return the arguments that a rank's engine prints, without those that a node has of its own.
+    """Return the arguments that a rank's engine printed, without those that differ between nodes.
 
     The result is empty if they cannot be parsed.
     """
@@ -214,7 +217,7 @@ def _arguments(path: KernelPath) -> Mapping[str, Any]:
 def _unaccepted_fallbacks(
     ranks: Sequence[RankPath], required: KernelPathRequirement
 ) -> Iterator[Contradiction]:
-    """Yield the fallbacks that the first rank, whose path is judged alone, does not have."""
+    """Yield unaccepted fallbacks that the first rank, which is judged separately, does not have."""
     for rank in ranks:
         for name in rank.path.fallbacks:
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
@@ -224,15 +227,15 @@ def _unaccepted_fallbacks(
 
 
 def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
-    """Return what the logs do not prove because they do not show it.
+    """Return the gaps in the logs, because of which the path of all ranks is not proven.
 
     Args:
-        ranks: The paths, by rank.
-        world_size: The number of ranks that the server was started with.
+        ranks: The paths, sorted by rank.
+        world_size: The number of ranks with which the server was started.
 
     Returns:
-        A line for each absent or doubled rank, for logs of several starts, and for each field that
-        some ranks do not show.
+        A line for each missing or duplicate rank, for logs of several starts, and for each field
+        that the logs of some ranks do not show.
     """
     return [
         *_missing_numbers(ranks, world_size),
@@ -253,7 +256,7 @@ def _missing_numbers(ranks: Sequence[RankPath], world_size: int) -> Iterator[str
 
 def _several_starts(ranks: Sequence[RankPath]) -> Iterator[str]:
     starts = {rank.path.log.start for rank in ranks if rank.path.log.start}
-    # One start may have an id of NCCL's and one of another kind.
+    # One start may have two ids: one from NCCL and one of another kind.
     kinds = {start[: len(_NCCL_ID)] for start in starts}
     minutes = [rank.path.log.since for rank in ranks if rank.path.log.since is not None]
     apart = max(minutes) - min(minutes) if minutes else 0

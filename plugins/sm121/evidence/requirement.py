@@ -1,6 +1,6 @@
 """Compare the kernel path that a log proves with the path that the profile requires.
 
-`sm121.evidence.kernel_requirement` compares the kernels of a profile.
+`sm121.evidence.kernel_requirement` does the same for the kernels in a profiler's trace.
 """
 
 import re
@@ -11,31 +11,31 @@ from pathlib import Path
 from sm121.core.engine_settings import KernelPathRequirement, PathRule, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 
-#: Characters of a log line in a contradiction.
+#: The maximum length of a log line in a contradiction, in characters.
 _LONGEST_LINE = 200
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A part of a server's path that is not as required.
+    """A difference between a server's path and the required one.
 
-    Two are equal if their part and their value are, whichever line of a log shows it.
+    Two contradictions are equal if their part and their value are, whatever the evidence is.
     """
 
-    #: A field of the path, a rule of the profile, or what a rank or a transport is compared by.
+    #: A field of the path, a rule of the profile, or a property of a rank or of its transport.
     part: str
-    #: The value that was found.
+    #: The observed value.
     value: str
-    #: For people, with the evidence.
+    #: A description with the evidence.
     text: str = field(compare=False)
 
     def __str__(self) -> str:
         return self.text
 
 
-#: Fields that a log must show, if they are required. See also `not_shown`.
+#: The fields that a log must show if they are required. See also `not_shown`.
 MUST_BE_SHOWN = ("attention", "moe", "kv_layout")
-#: Fields that a profile may require.
+#: The fields that a profile may require.
 COMPARED = (
     *MUST_BE_SHOWN,
     "kv_cache_dtype",
@@ -57,8 +57,8 @@ def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
 
     Args:
         required: The required path.
-        name: The field. For ``requantised`` each layer is a value: a log shows some of them, and a
-            profile of the kernels decides about the others.
+        name: The field. For ``requantised``, each layer is a value: the log may show only some of
+            the layers, and a profile of the kernels decides about the others.
 
     Returns:
         The values; None if any value is accepted.
@@ -70,15 +70,15 @@ def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
 
 
 def not_shown(required: PathValues, path: KernelPath) -> list[str]:
-    """Return the required fields that nothing has shown.
+    """Return the required fields for which there is no evidence.
 
     Args:
-        required: The required path. A field that accepts ``auto`` need not be shown: a path has no
-            such value.
+        required: The required path. Fields that accept ``auto`` are left out, because a path never
+            has this value.
         path: The path that the evidence proves.
 
     Returns:
-        The fields, and each required layer of a partly shown ``requantised``.
+        The fields. If only some layers of ``requantised`` are proven, the missing layers.
     """
     silent: list[str] = []
     for name in COMPARED:
@@ -99,11 +99,11 @@ def contradictions(
     Args:
         required: The required path.
         path: The path that the log proves.
-        log: The log. The rules of the profile search it from its last start on.
+        log: The log. The profile's rules are applied to the lines of its last start.
         configuration: The name of the configuration, which selects the rules.
 
     Returns:
-        The contradictions. A required field of `MUST_BE_SHOWN` that the log does not show is one.
+        The contradictions, including required fields of `MUST_BE_SHOWN` that the log does not show.
 
     Raises:
         OSError: The log cannot be read.
@@ -132,7 +132,7 @@ def _wrong_values(required: KernelPathRequirement, path: KernelPath) -> Iterator
 
 
 def _wrong_others(required: KernelPathRequirement, path: KernelPath) -> Iterator[Contradiction]:
-    """Compare the other values that lines as strong prove."""
+    """Compare the other values, which equally strong lines prove."""
     for name, others in path.also.items():
         accepted = accepted_values(required, name) or ()
         for value in others:

@@ -1,4 +1,4 @@
-"""The resources that a server's process tree uses, sampled beside the run."""
+"""Sample the resources that a server's process tree uses during a run."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import psutil
 from pydantic import BaseModel
 
-#: Samples that are kept: two hours at the default interval.
+#: The number of samples that are kept: two hours at the default interval.
 _KEPT_SAMPLES = 3600
 
 
@@ -21,11 +21,11 @@ class Resources(BaseModel):
     interval_s: float
     tree_rss_peak_bytes: int | None = None
     device_peak_bytes: int | None = None
-    """The peak of the GPUs' memory. Null: no GPU, or the server's share is not known."""
+    """The peak of the GPUs' memory. Null: there is no GPU, or the server's share is unknown."""
     memory_peak_bytes: int | None = None
-    """The peak of the host's and the GPUs' memory together. Null: one of them is not known."""
+    """The peak of the host's and the GPUs' memory together. Null: one of them is unknown."""
     memory_source: str | None = None
-    """How the last of these was known, or why it is not."""
+    """How the memory was determined, or the reason why it is unknown."""
     mem_available_min_bytes: int | None = None
     cpu_percent_peak: float | None = None
     cpu_seconds: float | None = None
@@ -33,13 +33,13 @@ class Resources(BaseModel):
 
 @dataclass(frozen=True)
 class ServerMemory:
-    """The memory that a server holds at one moment, in bytes. None: not known.
+    """The memory that a server uses at one point in time, in bytes. None: unknown.
 
     Attributes:
-        device: Of the GPUs. Also None where the GPU's memory is the system's and the share of a
-            process is not reported.
-        total: Of the host and the GPUs together.
-        source: How these are known, or why they are not.
+        device: The memory of the GPUs. It is also None if the GPU shares the system's memory and
+            the driver does not report the memory of a process.
+        total: The memory of the host and the GPUs together.
+        source: How these values were determined, or the reason why they are unknown.
     """
 
     device: int | None
@@ -48,12 +48,12 @@ class ServerMemory:
 
 
 class MemorySample(NamedTuple):
-    """The memory at one moment.
+    """The memory at one point in time.
 
     Attributes:
-        at_s: When, by ``time.monotonic``.
-        rss_bytes: Resident bytes of the process tree.
-        available_bytes: Bytes that are available on the machine.
+        at_s: The time, by ``time.monotonic``.
+        rss_bytes: The resident memory of the process tree, in bytes.
+        available_bytes: The available memory of the machine, in bytes.
     """
 
     at_s: float
@@ -63,10 +63,10 @@ class MemorySample(NamedTuple):
 
 @dataclass
 class _TreeUse:
-    """The resources of a process tree at one moment."""
+    """The resources of a process tree at one point in time."""
 
     rss_bytes: int
-    #: Seconds of the processor since the start of each process, by pid.
+    #: The CPU time of each process since its start, in seconds, by pid.
     cpu_s: dict[int, float]
 
 
@@ -75,18 +75,18 @@ class ResourceSampler(threading.Thread):
 
     Args:
         processes: Returns the processes.
-        held: Returns the memory that processes of these pids hold, with so many resident bytes.
-            None: only resident bytes are sampled.
-        interval_s: Seconds between two samples.
-        floor_bytes: The least memory that must be available.
+        held: Returns the memory that a server uses, given the pids and the resident bytes of its
+            processes. None: only resident memory is sampled.
+        interval_s: The time between two samples, in seconds.
+        floor_bytes: The memory that must at least be available, in bytes.
         nodes: Returns the available bytes of each other node, by its name.
         on_floor: Called at each sample with less available memory than `floor_bytes`, on this
             machine or on another node.
-        on_trouble: Called once, when a sample could not be taken.
+        on_trouble: Called once, at the first sample that could not be taken.
 
     Attributes:
         resources: The peaks so far.
-        history: The last samples of the memory.
+        history: The last memory samples.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ResourceSampler(threading.Thread):
                     )
 
     def sample(self) -> None:
-        """Take one sample. The floor is checked whether or not a server runs."""
+        """Take one sample. The available memory is checked even if no server runs."""
         available = psutil.virtual_memory().available
         self._check_floor("", available)
         for node, size in self._nodes().items():
@@ -159,7 +159,7 @@ class ResourceSampler(threading.Thread):
                     rss_bytes = process.memory_info().rss
                     times = process.cpu_times()
             except (psutil.Error, OSError):
-                continue  # it has ended, or belongs to another user
+                continue  # the process has ended, or belongs to another user
             use.rss_bytes += rss_bytes
             use.cpu_s[process.pid] = times.user + times.system
         return use
@@ -167,7 +167,7 @@ class ResourceSampler(threading.Thread):
     def _add_memory(self, memory: ServerMemory) -> None:
         totals = self.resources
         if memory.source != totals.memory_source:
-            # Peaks that are known in different manners are not comparable.
+            # Peaks that were determined in different ways are not comparable.
             totals.device_peak_bytes = None
             totals.memory_peak_bytes = None
             totals.memory_source = memory.source
@@ -177,7 +177,7 @@ class ResourceSampler(threading.Thread):
             totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
 
     def _add_cpu(self, cpu_s: dict[int, float]) -> None:
-        """Add the processor time since the last sample."""
+        """Add the CPU time since the last sample."""
         totals = self.resources
         used_s = 0.0
         for pid, seconds in cpu_s.items():
@@ -189,5 +189,5 @@ class ResourceSampler(threading.Thread):
         self._previous_cpu_s = cpu_s
 
     def stop(self) -> None:
-        """Take no more samples."""
+        """Stop sampling."""
         self._ended.set()

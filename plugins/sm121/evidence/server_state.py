@@ -1,4 +1,4 @@
-"""The values that the lines of one server prove, while its log is read."""
+"""The values that the lines of one server have proven while its log is read."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from sm121.evidence.failure import FailureReader
 from sm121.evidence.log_message import LogLine
 from sm121.evidence.signatures import Signature
 
-#: Fields of signatures of which a log may name several values, with the list of the path for each.
+#: Fields of signatures that may have several values, with the path's list for the values.
 LISTS = {
     "unknown_env": "unknown_env",
     "weights": "weights",
@@ -17,16 +17,18 @@ LISTS = {
     "fallback": "fallbacks",
     "silent_fallback": "silent_fallbacks",
 }
-#: Entries that are kept of a list: a log may repeat without end.
+#: The maximum length of a list, because a log may contain any number of entries.
 LIST_LIMIT = 200
-#: The fact that the lines from here on may be about the drafter of a speculation.
+#: The fact after which lines may be about the draft model of speculative decoding.
 _DRAFTER_LOADS = "drafter_loads"
+#: The fields that are not read from lines after that fact.
 _OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
-#: Minutes after which a line is of another run; more is the turn of a year.
+#: By how many minutes a line of an older run may be earlier than the run's first line. Smaller
+#: differences may occur within a run, larger ones at the turn of a year.
 _ANOTHER_RUN = range(2, 180 * 24 * 60)
-#: Days of a year before each month.
+#: The number of days in a year before each month.
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
-#: nsys prints it after the server has ended.
+#: A line that nsys prints after the server has ended.
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
@@ -38,8 +40,8 @@ class Candidate:
         value: The value.
         strength: The strength of its signature.
         line: The line.
-        needs: The facts that the log must state too.
-        others: Other values of the same strength, with their lines.
+        needs: The facts that the log must also state.
+        others: Other values that equally strong lines prove, with these lines.
     """
 
     value: str | bool
@@ -56,12 +58,13 @@ class ServerState:
     Attributes:
         failures: The failures of the run.
         facts: The ids of the facts that the log states.
-        candidates: The values of each field.
-        lists: For each list of the path (`LISTS`), each value with its line.
+        candidates: The possible values of each field.
+        lists: For each list of the path (`LISTS`), its values with their lines.
         opened: Whether the opening line of this run was read.
         began: The number of the physical line with which this run begins.
-        since: The time of this run's first line that has one (`LogLine.stamp`).
-        stale: Whether the present line belongs to an older run: the log was not emptied.
+        since: The time of this run's first line with a time (`LogLine.stamp`).
+        stale: Whether the current line belongs to an older run, because the log was not truncated
+            before this run.
         ended: The number of the line at which `stale` became true.
     """
 
@@ -78,7 +81,7 @@ class ServerState:
     ended: int = 0
 
     def note_age(self, line: LogLine) -> None:
-        """Find out whether a line, and the lines behind it, are older than this run.
+        """Set `stale` if a line, and therefore the lines after it, are older than this run.
 
         Args:
             line: The line.
@@ -115,7 +118,7 @@ class ServerState:
 
     def _add_to_list(self, name: str, value: str, excerpt: str) -> None:
         if name == "silent_fallbacks" and _DRAFTER_LOADS in self.facts:
-            return  # a choice of the drafter's
+            return  # the choice may be the draft model's
         values = self.lists[name]
         if len(values) < LIST_LIMIT:
             values.setdefault(" ".join(value.split()), excerpt)
@@ -123,18 +126,18 @@ class ServerState:
     def _add_candidate(self, signature: Signature, value: str | bool, excerpt: str) -> None:
         is_of_target = signature.field in _OF_TARGET_ONLY
         if is_of_target and _DRAFTER_LOADS in self.facts and not signature.drafter:
-            return  # the backend of the drafter
+            return  # the backend may be the draft model's
         candidates = self.candidates.setdefault(signature.field, [])
         for candidate in candidates:
             if candidate.strength == signature.strength and candidate.needs == signature.needs:
-                # The first line of a strength counts.
+                # The first of several equally strong lines determines the value.
                 if candidate.value != value and len(candidate.others) < LIST_LIMIT:
                     candidate.others.setdefault(str(value), excerpt)
                 return
         candidates.append(Candidate(value, signature.strength, excerpt, signature.needs))
 
     def resolve(self) -> dict[str, Candidate]:
-        """Return the strongest value of each field whose facts the log states."""
+        """Return, for each field, the strongest value whose required facts the log states."""
         resolved: dict[str, Candidate] = {}
         for name, candidates in self.candidates.items():
             possible = [item for item in candidates if self.facts.issuperset(item.needs)]
@@ -147,7 +150,7 @@ def minute_of_year(stamp: str) -> int:
     """Return the minute of the year of a time.
 
     Args:
-        stamp: The time, as ``02-24 19:04:56``.
+        stamp: The time, such as ``02-24 19:04:56``.
     """
     month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
     return ((_DAYS_BEFORE[(month - 1) % 12] + day) * 24 + hour) * 60 + minute

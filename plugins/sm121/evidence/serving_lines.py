@@ -1,7 +1,7 @@
-"""The lines of a server's log about its requests while it serves.
+"""Read the lines in which a server reports on its requests while it serves.
 
-vLLM prints such lines every ten seconds. Of a server that runs for days, ``docker logs --tail 200``
-has no other lines.
+vLLM prints such lines every ten seconds. If a server has run for days, ``docker logs --tail 200``
+shows no other lines.
 """
 
 import itertools
@@ -11,32 +11,32 @@ from pathlib import Path
 from sm121.core import data_file
 from sm121.evidence import log_lines, log_message, signatures
 
-#: Lines of a file that are searched for one of a logger.
+#: The number of lines at the beginning of a file that are searched for a logger's line.
 _SEARCHED_LINES = 20_000
-#: A line of llama-server, whose logger writes no level: the part of the server and a function.
+#: A line of llama-server, which names a part of the server and a function, but no level.
 _OF_LLAMA_SERVER = re.compile(r"(?:slot|srv|que|main) +[a-z_]+: ")
 
 
 class ServingState(data_file.Record):
-    """The requests of a log, as the server counts them. None: no line has the number."""
+    """Numbers on requests, as the server reported them. None: no line reported the number."""
 
     generation_tok_s: float | None = None
-    """The most tokens a second that one line reports, over all of its requests."""
+    """The highest reported rate, in tokens per second over all running requests."""
     running: int | None = None
-    """Requests that ran then."""
+    """The number of running requests in that report."""
     accepted_length: float | None = None
-    """Tokens of a step with speculation, of the last line that has it."""
+    """The last reported number of tokens per step with speculative decoding."""
 
 
 def read(log: Path, engine: str) -> ServingState | None:
-    """Read the lines of a log about its requests.
+    """Read the numbers that a server reported on its requests.
 
     Args:
-        log: The file.
-        engine: The engine whose signatures find the lines (`signatures.known_engines`).
+        log: The log.
+        engine: The engine, whose signatures find the lines (`signatures.known_engines`).
 
     Returns:
-        The numbers of all lines; None if the log has no such line.
+        The numbers; None if the log has no such line.
 
     Raises:
         OSError: The file cannot be read.
@@ -61,7 +61,7 @@ def read(log: Path, engine: str) -> ServingState | None:
                 continue
             running = int(match["running"])
             if running == 0:
-                continue  # the last request ended within these ten seconds
+                continue  # the last request ended during the reported interval
             if state.generation_tok_s is None or value > state.generation_tok_s:
                 state.generation_tok_s = value
                 state.running = running
@@ -71,7 +71,7 @@ def read(log: Path, engine: str) -> ServingState | None:
 
 
 def has_log_lines(log: Path) -> bool:
-    """Return whether a file has a line of a logger or a stack, as a log of any engine has.
+    """Return whether a file looks like a log: it has a line of a logger, or a traceback.
 
     Args:
         log: The file. Its first 20,000 lines are searched.

@@ -1,7 +1,7 @@
-"""Log signatures: what a line of a server's log proves.
+"""Log signatures: patterns for lines of a server's log, and the values that the lines prove.
 
-``fixtures/signatures`` has one TOML file for each engine. A file that breaks the schema is an error
-when it is loaded, never a silent mismatch.
+``fixtures/signatures`` has one TOML file for each engine. The files are validated when they are
+loaded, so that a mistake in a file is an error.
 """
 
 import re
@@ -15,7 +15,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_message import LogLine, clean
 
-#: The file of this folder that has no engine's signatures (`sm121.evidence.failure_tables`).
+#: The file in this folder that is not an engine's (`sm121.evidence.failure_tables`).
 _FAILURES = "failures.toml"
 
 SignatureField = Literal[
@@ -29,28 +29,29 @@ SignatureField = Literal[
 ]  # fmt: skip
 """The subject of a signature.
 
-A ``fact`` is a premise of other signatures (`Signature.needs`). ``asked`` has the arguments of the
-server. ``generation_rate`` and ``accepted_length`` are of the requests of the last seconds.
-``compiled`` is a kernel that a request waited for. A rank prints its number (``rank``), the number
-of ranks (``world_size``), the library of their process group (``group``) and NCCL's ``channels``.
+A ``fact`` is a condition of other signatures (`Signature.needs`). ``asked`` is the server's
+arguments. ``generation_rate`` and ``accepted_length`` describe the requests of the last seconds.
+``compiled`` is a kernel that was compiled while a request waited. A rank prints its number
+(``rank``), the number of ranks (``world_size``), the library of their process group (``group``) and
+NCCL's ``channels``.
 """
 
 
 class LinePattern(DataTable):
-    """A pattern on one clean line; path signatures and crash causes are made of it."""
+    """A pattern for one clean line: the base of path signatures and crash causes."""
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     hint: tuple[str, ...] = Field(min_length=1)
-    """Plain texts of which one must be in the line: a regex a line would cost too much."""
+    """Plain texts, of which one must be in the line. They save applying the regex to each line."""
     regex: Regex
     unless: Regex | None = None
-    """A line that matches this too proves nothing."""
+    """Lines that also match this pattern prove nothing."""
     file: Regex | None = None
-    """Pattern on the source file's name. A line that names another file is no match."""
+    """A pattern for the name of the source file. Lines that name another file do not match."""
     file_required: bool = False
-    """With `file`: a line that names no file is no match either."""
+    """With `file`: lines that name no file do not match either."""
     source: str = Field(min_length=3)
-    """The file of the engine, its version, and whether a log or the source was read."""
+    """The engine's source file and version, and whether a log or the source was read."""
 
     @model_validator(mode="after")
     def _file_is_named(self) -> "LinePattern":
@@ -77,7 +78,7 @@ class LinePattern(DataTable):
         return match
 
     def _may_come_from(self, file: str | None) -> bool:
-        """Whether a source file prints this line. None: the line names no file."""
+        """Return whether the source file that a line names (None: no file) is accepted."""
         if self.file is None:
             return True
         if file is None:
@@ -86,32 +87,34 @@ class LinePattern(DataTable):
 
 
 class Signature(LinePattern):
-    """A line that proves something about the kernel path, or tells how far a start is."""
+    """A line that proves a value of the kernel path, or shows the progress of a start."""
 
     field: SignatureField
     value: str | bool | None = None
-    """The value, when the line always means the same. Otherwise the group ``value`` of `regex`."""
+    """The value, if it is the same for all lines. None: it is the group ``value`` of `regex`."""
     template: str | None = None
-    """The value put together of several groups of `regex`, as ``\\g<name>``."""
+    """A template for the value, with several groups of `regex` as ``\\g<name>``."""
     mapping: dict[str, str | bool] = Field(default_factory=dict)
-    """From the captured text to the value; what is not in it is taken as it stands."""
+    """Values by captured text. A text that is not in the mapping is the value itself."""
     mapping_only: bool = False
     """With `mapping`: a captured text that is not in it proves nothing."""
     transform: Literal["enum"] | None = None
-    """``enum``: upper case, blanks to underscores, as vLLM spells its enumerations."""
+    """``enum``: upper case, with underscores in place of blanks, like vLLM's enumerations."""
     strength: int = Field(default=5, ge=1, le=9)
-    """The stronger of two values counts. 1 is an inference, 5 a plain statement."""
+    """Of several values, the strongest one counts. 1 is an inference, 5 a plain statement."""
     needs: tuple[str, ...] = ()
-    """Facts (ids) that the log must state too."""
+    """The ids of facts that the log must also state."""
     drafter: bool = False
-    """True when the line still means the target model after the drafter began to load."""
+    """Whether the line is about the target model even after the draft model began to load."""
     remedy: str | None = None
-    """The options of a start without this fallback, if they are known."""
+    """The options for a start without this fallback, if they are known."""
     opens: bool = False
-    """True for the line that every server prints first: what came before is another run's."""
+    """Whether the line is the first one of each run, so that all lines before it are another
+    run's."""
     since: str | None = None
     until: str | None = None
-    """Versions between which the wording is known. For readers; a fork's version says nothing."""
+    """The versions between which the wording is known. They are only informative, because the
+    version of a fork may mean anything."""
 
     @model_validator(mode="after")
     def _check_value(self) -> "Signature":
@@ -123,7 +126,7 @@ class Signature(LinePattern):
         return self
 
     def _check_source_of_value(self, captures: bool) -> None:
-        """Require exactly one source of the value. `captures`: `regex` has the group ``value``."""
+        """Require exactly one source of the value. `captures`: whether `regex` has the group."""
         if self.field == "progress":
             if not isinstance(self.value, str):
                 raise ValueError("a progress entry needs value, the name of the phase")
@@ -136,7 +139,7 @@ class Signature(LinePattern):
             raise ValueError("exactly one of value and a group (?P<value>...) in regex is needed")
 
     def _check_type_of_value(self, captures: bool) -> None:
-        """Require true or false for the fields that are switches, and text for all others."""
+        """Require true or false for fields that are switches, and text for all other fields."""
         is_switch = self.field in ("cuda_graphs", "native_fp4", "prefix_caching")
         constants = list(self.mapping.values())
         if self.value is not None:
@@ -150,10 +153,10 @@ class Signature(LinePattern):
         """Return the value that a matching line states.
 
         Args:
-            match: What `search` returned.
+            match: The result of `search`.
 
         Returns:
-            The value; None if `mapping_only` is set and the mapping does not have the text.
+            The value; None if `mapping_only` is set and the text is not in the mapping.
         """
         if self.value is not None:
             return self.value
@@ -172,18 +175,18 @@ class Signature(LinePattern):
 
 
 class MetricSignature(DataTable):
-    """A metric that proves something about the kernel path."""
+    """A metric that proves a value of the kernel path."""
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     field: Literal["kv_cache_dtype", "prefix_caching", "block_size", "kv_layout", "speculative"]
     metric: str
     label: str | None = None
-    """Label of the metric that has the value."""
+    """The label of the metric that contains the value."""
     nothing: tuple[str, ...] = ()
-    """Values of the label that say nothing, such as ``auto``."""
+    """Values of the label that prove nothing, such as ``auto``."""
     mapping: dict[str, str | bool] = Field(default_factory=dict)
     absent: str | None = None
-    """The value where the metric is not there though `served`, a counter, has counted."""
+    """The value if the metric is missing although the counter `served` is above zero."""
     served: str | None = None
     source: str = Field(min_length=3)
 
@@ -201,9 +204,9 @@ class SignatureSet(DataTable):
 
     engine: str
     detect: tuple[str, ...] = ()
-    """Texts that only this engine's log has; the more of them, the surer it is."""
+    """Texts that only this engine's log contains. The engine with the most matches is detected."""
     harmless_env: tuple[Regex, ...] = ()
-    """Unknown variables that images and Kubernetes set: no mistake of the user."""
+    """Patterns for unknown variables that images and Kubernetes set, and not the user."""
     signature: Entries[Signature]
     metric: tuple[MetricSignature, ...] = ()
 
@@ -219,7 +222,7 @@ class SignatureSet(DataTable):
         return self
 
     def of(self, *fields: SignatureField) -> tuple[Signature, ...]:
-        """Return the entries of some fields, in the order of the file.
+        """Return the signatures for some fields, in the order of the file.
 
         Args:
             fields: The fields.
@@ -227,7 +230,7 @@ class SignatureSet(DataTable):
         return tuple(entry for entry in self.signature if entry.field in fields)
 
     def is_harmless_env(self, name: str) -> bool:
-        """Return whether images or Kubernetes set an unknown variable by themselves.
+        """Return whether an unknown variable is one that images or Kubernetes set.
 
         Args:
             name: The name of the variable.
@@ -266,7 +269,7 @@ def startup_progress(line: str, engine: str = "vllm") -> str | None:
 
     Args:
         line: A line of the log.
-        engine: The engine. An engine without signatures is read as vLLM.
+        engine: The engine. For an engine without signatures, vLLM's are used.
 
     Returns:
         The phase, such as ``loading weights (33 %)``, or None.

@@ -1,6 +1,6 @@
-"""Errors that a server's log or the kernel reports while the server goes on to serve.
+"""Find errors that a server's log or the Linux kernel reports while the server continues to serve.
 
-The kinds of errors and the accepted errors are data: ``fixtures/signatures/failures.toml``.
+The kinds of errors and the accepted errors are listed in ``fixtures/signatures/failures.toml``.
 """
 
 import os
@@ -15,22 +15,22 @@ from sm121.evidence.log_message import LogLine, Worker, cut, is_traceback_openin
 
 _TRACEBACK = "engine_traceback"
 _UNKNOWN = "unknown"
-#: Between two stacks of one traceback.
+#: The lines between two stacks of one traceback.
 _CHAINED = ("During handling of the above", "The above exception was")
 
-#: A process by its name, and by its worker if it is one.
+#: A process, identified by its name and its worker, if any.
 _Process = tuple[str, Worker | None]
 
 
 @dataclass(frozen=True)
 class SilentError:
-    """An error of a server that went on to serve."""
+    """An error of a server that continued to serve."""
 
-    #: Whether it is a known failure; else nothing is known of it.
+    #: Whether the error is certainly a failure of the server.
     certain: bool
     #: The kind of a known failure, ``engine_traceback`` or ``unknown``.
     kind: str
-    #: The line that shows it.
+    #: The line that shows the error.
     line: str
     remedy: str
 
@@ -40,13 +40,13 @@ class _Stack:
     """A traceback that a process is printing."""
 
     level: str | None
-    #: Whether a process of the engine prints it, or one of its frames is the engine's.
+    #: Whether it comes from a process of the engine, or has a stack frame of the engine.
     of_engine: bool
 
 
 @dataclass(frozen=True)
 class _Record:
-    """The values that all lines of one record of a logger share."""
+    """The values that all lines of one logging record share."""
 
     level: str | None
     file: str | None
@@ -54,13 +54,13 @@ class _Record:
 
 
 def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
-    """Classify messages of the kernel.
+    """Classify messages of the Linux kernel.
 
     Args:
         messages: The messages.
 
     Returns:
-        Each error once. An error without a row in the data has the message's own words.
+        Each error once. The line of an unknown error is the message itself.
     """
     errors: list[SilentError] = []
     for message in messages:
@@ -69,7 +69,7 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
         if cause.kind == _UNKNOWN:
             line = message.partition("] ")[2] or message
         error = SilentError(
-            # A lack of memory may be that of another process.
+            # A lack of memory may concern another process.
             certain=cause.kind not in (_UNKNOWN, "oom"),
             kind=cause.kind,
             line=line,
@@ -81,11 +81,11 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
 
 
 class ErrorReader:
-    """Reads a log as it grows, and finds the errors in it that are not accepted.
+    """Reads a growing log, and finds errors that are not accepted.
 
     Args:
-        engine: The engine whose rows of accepted errors count.
-        start: The bytes of the log that were there before, and are not read.
+        engine: The engine, which determines the accepted errors.
+        start: The number of bytes at the beginning of the log that are skipped.
     """
 
     def __init__(self, engine: str, start: int = 0) -> None:
@@ -94,10 +94,11 @@ class ErrorReader:
         self._never_green = [entry for entry in failures.failure if entry.never_green]
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
         self._position = start
-        #: The traceback that a process is printing, by process.
+        #: The tracebacks that processes are printing, by process.
         self._stacks: dict[_Process, _Stack] = {}
-        #: The processes whose last message accepts a traceback under it: None until that stack has
-        #: ended, then its record, since more lines of the exception's message may follow.
+        #: The processes whose last message is accepted together with a traceback after it. The
+        #: value is None until that traceback has ended. Then it is the traceback's record, because
+        #: more lines of the exception's message may follow.
         self._excused: dict[_Process, _Record | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:
@@ -107,8 +108,8 @@ class ErrorReader:
             log: The log.
 
         Returns:
-            The errors. Tracebacks before a line that says that the server is ready are left out
-            unless they are certain: the start survived them.
+            The errors. Tracebacks before the server became ready are left out, unless they are
+            certain failures, because they did not prevent the start.
 
         Raises:
             OSError: The log cannot be read.
@@ -143,7 +144,7 @@ class ErrorReader:
             stack = _Stack(line.level, of_engine)
             self._stacks[process] = stack
         if opens or _is_within_stack(line, stack):
-            # A frame quotes source code, which may hold any message.
+            # A frame quotes source code, which may contain any message.
             if stack is not None and any_of(self._markers.engine_frame).search(line.text):
                 stack.of_engine = True
             return None
@@ -175,9 +176,9 @@ class ErrorReader:
         return None
 
     def _is_excused(self, line: LogLine, process: _Process, *, ends: bool) -> bool:
-        """Whether a line belongs to a traceback that the message above it accepts.
+        """Return whether a line belongs to a traceback that is accepted with the message before it.
 
-        `ends`: the line ends a traceback.
+        `ends`: whether the line ends a traceback.
         """
         if process not in self._excused:
             return False
@@ -194,7 +195,7 @@ class ErrorReader:
 
 
 def _is_within_stack(line: LogLine, stack: _Stack | None) -> bool:
-    """Whether a line is a frame, or only the marks below one."""
+    """Return whether a line is a stack frame, or only has the marks below a frame."""
     if not line.text.strip("^~ "):
         return True
     if not line.is_indented:

@@ -1,8 +1,9 @@
-"""Python stacks of the processes of an engine that hangs.
+"""Take Python stacks of the processes of an engine that hangs.
 
-py-spy reads them from outside, also those of a process that a signal has stopped. Where py-spy is
-not installed, or may not read, a process writes its own on a signal: the suite starts an engine
-with a handler for it (`in_engine/sitecustomize.py`), which works while Python is stuck in a kernel.
+py-spy reads the stacks from outside, even if a signal has stopped the process. If py-spy is not
+installed or lacks permission, a process can write its own stacks when it receives a signal: the
+suite starts engines with a signal handler (`in_engine/sitecustomize.py`), which works even while
+Python is stuck in a kernel.
 """
 
 import os
@@ -19,27 +20,27 @@ from sm121.core.waiting import until
 
 #: The folder of the module that registers the handler.
 _HANDLER = Path(__file__).parent / "in_engine"
-#: A signal that no engine uses.
+#: The signal, which no engine uses.
 _SIGNAL = int(signal.SIGRTMIN) + 12
-#: Seconds that py-spy may take for a process.
+#: The time limit of py-spy for one process, in seconds.
 _PY_SPY_TIMEOUT_S = 30
-#: Seconds that the processes may take to write their stacks.
+#: The time limit for processes to write their stacks, in seconds.
 _WRITTEN_WITHIN_S = 3.0
-#: The time between two looks at what they have written. A file that did not grow is complete.
+#: The time between two checks of the files. A file that did not grow in between is complete.
 _LOOK_EVERY_S = 0.2
 
 
 class NoStacks(Exception):
-    """No process has shown a stack; the message has the reasons."""
+    """No stack could be taken. The message has the reasons."""
 
 
 @dataclass
 class _Process:
-    """A living process, and its stacks or the reasons why there are none."""
+    """A running process, with its stacks or the reasons why there are none."""
 
     pid: int
     name: str
-    #: Its state, as psutil names it.
+    #: The state of the process, as named by psutil.
     status: str
     stacks: str = ""
     reasons: list[str] = field(default_factory=list)
@@ -51,11 +52,11 @@ class _Process:
 
 
 def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """Return the variables by which the processes of an engine get the handler.
+    """Return the environment variables that install the handler in an engine's processes.
 
     Args:
         environment: The environment of the engine.
-        scratch: The folder of its temporary files, in which the folder of the stacks is made.
+        scratch: The engine's temporary folder, in which a folder for the stacks is created.
     """
     folder = folder_in(scratch)
     folder.mkdir(exist_ok=True)
@@ -70,22 +71,22 @@ def variables(environment: Mapping[str, str], scratch: Path) -> dict[str, str]:
 
 
 def folder_in(scratch: Path) -> Path:
-    """Return the folder of the stacks, by the folder of the temporary files."""
+    """Return the folder for stacks in an engine's temporary folder."""
     return scratch / "stacks"
 
 
 def take(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
-    """Return the stacks of the living processes of an engine.
+    """Take the stacks of the running processes of an engine.
 
     Args:
-        tree: The processes, as of `process_snapshot.snapshot`.
-        folder: The folder into which they write; None: they have no handler.
+        tree: The processes, from `process_snapshot.snapshot`.
+        folder: The folder to which the processes write their stacks; None: they have no handler.
 
     Returns:
-        A section for each process: its stacks, or why there are none.
+        A section for each process, with its stacks or the reasons why there are none.
 
     Raises:
-        NoStacks: There is not one stack.
+        NoStacks: The stacks of no process could be taken.
     """
     processes = []
     for entry in tree:
@@ -110,11 +111,11 @@ def take(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
 
 
 def take_or_why(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
-    """Return the stacks of the living processes of an engine, or why there are none.
+    """Return the stacks of the running processes of an engine, or the reasons why there are none.
 
     Args:
-        tree: As of `take`.
-        folder: As of `take`.
+        tree: As in `take`.
+        folder: As in `take`.
     """
     try:
         return take(tree, folder)
@@ -123,7 +124,7 @@ def take_or_why(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
 
 
 def _py_spy() -> str | None:
-    """Return the path of py-spy, which may lie beside this interpreter."""
+    """Return the path of py-spy, from PATH or from the folder of this interpreter."""
     beside = str(Path(sys.executable).parent)
     return shutil.which("py-spy") or shutil.which("py-spy", path=beside)
 
@@ -161,7 +162,7 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
             os.kill(each.process.pid, _SIGNAL)
         except OSError as error:
             each.process.reasons.append(f"the signal could not be sent ({error.strerror})")
-    # Each of them is looked at each time: a list, not a generator.
+    # A list, not a generator, so that all files are checked each time.
     until(
         lambda: all([each.is_complete() for each in written]),  # noqa: C419
         _WRITTEN_WITHIN_S,
@@ -175,29 +176,29 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
 
 @dataclass
 class _Written:
-    """What a process writes on the signal."""
+    """The file to which a process writes its stacks on the signal."""
 
     process: _Process
     file: Path
-    #: Bytes of the file before the signal, from an earlier look.
+    #: The size of the file before the signal, in bytes.
     before: int
-    #: Bytes when it was last looked at.
+    #: The size at the last check, in bytes.
     size: int = 0
 
     def is_complete(self) -> bool:
-        """Return whether it has written, and has not gone on since the last look."""
+        """Return whether the process has written, but not since the last check."""
         size = self.file.stat().st_size
         is_complete = size > self.before and size == self.size
         self.size = size
         return is_complete
 
     def text(self) -> str:
-        """Return what it has written since the signal."""
+        """Return the text that the process has written since the signal."""
         return self.file.read_bytes()[self.before :].decode("utf-8", "replace")
 
 
 def _has_handler(pid: int) -> bool:
-    """Return whether a process catches the signal, which would end it otherwise."""
+    """Return whether a process has a handler for the signal, which would otherwise kill it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
     except OSError:

@@ -19,9 +19,9 @@ from sm121.evidence import (
     stacks,
 )
 
-#: How far back the kernel's messages are read, in seconds.
+#: The age of the oldest kernel messages that are read, in seconds.
 _LOOK_BACK_S = 600.0
-#: Messages of the kernel in the cause.
+#: The maximum number of kernel messages in the cause.
 _QUOTED = 3
 
 
@@ -29,10 +29,10 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | 
     """Write a bundle into the report directory, and name it in verdict.json.
 
     Args:
-        status: The server's status file, which lies in the report directory.
+        status: The server's status file, which is in the report directory.
         names: The names of the server's processes, by pid.
         main_pid: The pid of the server's first process.
-        suite: The pid of the suite; None if it is not known.
+        suite: The pid of the suite; None if it is unknown.
 
     Raises:
         OSError: The bundle or verdict.json cannot be written.
@@ -73,7 +73,7 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: int | 
 
 
 def _name_in_verdict(file: Path, cause: failure.Cause, bundle: str) -> None:
-    """Add a crash to verdict.json, if there is one."""
+    """Add a crash to verdict.json, if the file exists."""
     if not file.is_file():
         return
     report = json.loads(file.read_text("utf-8"))

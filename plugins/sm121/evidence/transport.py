@@ -1,7 +1,7 @@
-"""The transport of the bytes between the ranks of a server.
+"""Find the transport that the ranks of a server use between each other.
 
-NCCL's channels prove it, or the network that NCCL chose, or gloo's line, or the counters of RDMA
-ports. A device that NCCL only found proves nothing.
+It is proven by NCCL's channels, by the network that NCCL chose, by a line of gloo, or by the
+counters of RDMA ports. A device that NCCL only found is no proof.
 """
 
 import contextlib
@@ -15,21 +15,21 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.requirement import Contradiction
 
-#: The counters of an RDMA device that count its bytes.
+#: The data counters of an RDMA device.
 _COUNTER = "ports/*/counters/port_*_data"
-#: Bytes of a word of these counters, by the InfiniBand specification.
+#: The unit of these counters in bytes, from the InfiniBand specification.
 _WORD_BYTES = 4
-#: The value at which a counter of 32 bits stops, by the same.
+#: The value at which a 32-bit counter stops, from the InfiniBand specification.
 _FULL = 0xFFFFFFFF
-#: A device carries bytes if it counted at least one of so many parts of them.
+#: A device counts as used if it carried at least the expected bytes divided by this number.
 _CARRYING_PARTS = 100
-#: Bytes of a value in 16 bits, which the ranks exchange.
+#: The size of the 16-bit values that the ranks exchange, in bytes.
 _VALUE_BYTES = 2
 REMEDY = "start all ranks with NCCL_DEBUG=INFO"
-#: In NCCL's list: the number of a device, and its name, or those of the devices merged into it.
+#: An entry of NCCL's list: the number of a device, and its name or those of the merged devices.
 _DEVICE = re.compile(r"\[(\d+)\](=\{[^}]*\}|[^\s\[]+)")
 _LINK = re.compile(r":\d+/(\w+)")
-#: NCCL's names of RDMA: its own network, and that of its plugin.
+#: NCCL's names of RDMA networks: its own, and those of its plugins.
 _RDMA = re.compile(r"IB(ext)?(_v\d+)?")
 
 
@@ -39,18 +39,18 @@ class Transport(data_file.Record):
     kinds: list[str]
     """``RoCE``, ``IB``, ``Socket``, ``P2P``, ``SHM``, ``gloo``; a plugin's own name."""
     devices: int | None = None
-    """RDMA devices with a channel; None where nothing shows it."""
+    """The number of RDMA devices with a channel; None if it is unknown."""
     evidence: str
-    """The line, or the numbers of the counters."""
+    """The log line, or the values of the counters."""
 
 
 @dataclass(frozen=True)
 class _Channel:
-    """A channel to another rank, as ``NET/IB/0``, ``NET/Socket/0`` or ``SHM``."""
+    """A channel to another rank, such as ``NET/IB/0``, ``NET/Socket/0`` or ``SHM``."""
 
     text: str
     kind: str
-    #: The device's number in NCCL's list; empty without one.
+    #: The device's number in NCCL's list; empty if the channel has no device.
     number: str
 
 
@@ -61,8 +61,8 @@ def of_path(path: KernelPath) -> Transport | None:
         path: The path of the rank.
 
     Returns:
-        The transport of its channels, else of the chosen network, else gloo; None if there is none
-        of these.
+        The transport of its channels, or else that of the chosen network, or else gloo; None if the
+        log shows none of these.
     """
     links = path.log.links
     listed = links.rdma_devices or ""
@@ -71,7 +71,7 @@ def of_path(path: KernelPath) -> Transport | None:
     sizes = {number: _count_merged(text) for number, text in _DEVICE.findall(listed)}
     if links.channels:
         channels = [_parse_channel(text, rdma) for text in links.channels]
-        # A line of a kind that may be wrong is the evidence, if there is one.
+        # Prefer the line of a channel that may be wrong as the evidence.
         suspect = [channel for channel in channels if channel.kind != rdma]
         proof = (suspect or channels)[0]
         numbers = {channel.number for channel in channels if channel.kind == rdma}
@@ -93,7 +93,7 @@ def of_path(path: KernelPath) -> Transport | None:
 
 
 def _count_merged(text: str) -> int:
-    """Count the devices of an entry of NCCL's list: ``=[...]`` with slashes, or names with +."""
+    """Count the devices in an entry of NCCL's list, which are separated by slashes or by +."""
     return max(text.count("/"), text.count("+") + 1)
 
 
@@ -113,10 +113,10 @@ def _kind_of_network(network: str, rdma: str) -> str:
 def _count_devices(
     numbers: Collection[str], rerouted: Sequence[str], sizes: Mapping[str, int]
 ) -> int | None:
-    """Count the RDMA devices behind the numbers of channels.
+    """Count the RDMA devices that are used by channels, given the channels' device numbers.
 
-    `rerouted`: ``2>0`` if NCCL uses device 0 in the place of 2; `sizes`: the devices that were
-    merged into each number of NCCL's list.
+    `rerouted`: ``2>0`` if NCCL uses device 0 instead of 2. `sizes`: the number of devices that were
+    merged into each entry of NCCL's list.
     """
     instead = dict(pair.split(">") for pair in rerouted)
     total = 0
@@ -124,7 +124,7 @@ def _count_devices(
         if number in sizes:
             total += sizes[number]
         elif sizes:
-            return None  # a device that NCCL has made of others
+            return None  # a virtual device, which NCCL merged from others
         else:
             total += 1
     return total or None
@@ -134,12 +134,13 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
     """Return the transport that the counters of RDMA ports prove.
 
     Args:
-        counted: The bytes of a prompt by device, of one node. None: not counted.
-        least: The bytes that its ranks had to exchange for the prompt.
+        counted: The bytes that the devices of one node carried during a prompt, by device. None:
+            the device does not count them.
+        least: The bytes that the node's ranks must at least have exchanged for the prompt.
 
     Returns:
-        ``RoCE`` if the devices counted them, ``Socket`` if they did not; None if they did not and
-        one of them counts nothing.
+        ``RoCE`` if the devices carried these bytes, ``Socket`` if they did not; None if they did
+        not, but one of the devices does not count.
     """
     bytes_of = {device: count for device, count in sorted(counted.items()) if count is not None}
     total = sum(bytes_of.values())
@@ -155,14 +156,14 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
 
 
 def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int | None]:
-    """Read how many bytes the RDMA devices of this machine sent and received.
+    """Read how many bytes the RDMA devices of this machine have sent and received.
 
     Args:
         root: The folder of the devices.
 
     Returns:
-        The bytes by counter. None: its driver has none (``N/A``), its port is dead, or its 32 bits
-        are full.
+        The bytes by counter. None: the driver does not support the counter (``N/A``), the port is
+        down, or the 32-bit counter has reached its maximum.
     """
     counters: dict[Path, int | None] = {}
     for file in root.glob(f"*/{_COUNTER}"):
@@ -182,10 +183,11 @@ def difference(
 
     Args:
         before: The first reading.
-        after: The second one.
+        after: The second reading.
 
     Returns:
-        The bytes by device. None: one of its counters could not be read, is full, or began anew.
+        The bytes by device. None: one of the device's counters could not be read, has reached its
+        maximum, or was reset.
     """
     counted: dict[str, int | None] = {}
     for counter, start in before.items():
@@ -200,12 +202,12 @@ def difference(
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:
-    """Return half of the bytes that each of two ranks sends for a prompt.
+    """Return a lower bound of the bytes that each of two ranks sends for a prompt: half of them.
 
     Args:
-        tokens: The tokens of the prompt.
-        hidden: The values of a token, of two bytes each.
-        collectives: The sums over all ranks for each token.
+        tokens: The number of tokens of the prompt.
+        hidden: The hidden size: the number of values per token, of two bytes each.
+        collectives: The number of all-reduce operations per token.
     """
     return tokens * hidden * _VALUE_BYTES * collectives // 2
 
@@ -215,12 +217,12 @@ def contradictions(
     carried: Mapping[int, Transport],
     accepted: Collection[str],
 ) -> list[Contradiction]:
-    """Find the ranks whose bytes use another transport than is accepted.
+    """Find the ranks that use a transport which is not accepted.
 
     Args:
         ranks: The ranks.
-        carried: The transport of each, by its index in `ranks`.
-        accepted: The accepted kinds.
+        carried: The transport of each rank, by its index in `ranks`.
+        accepted: The accepted kinds of transport.
     """
     found: list[Contradiction] = []
     for index, transport in carried.items():
@@ -234,12 +236,12 @@ def contradictions(
 
 
 def remarks(ranks: Sequence[RankPath], carried: Mapping[int, Transport], devices: int) -> list[str]:
-    """Find the ranks whose bytes use fewer RDMA devices than their node has.
+    """Find the ranks that use fewer RDMA devices than their node has.
 
     Args:
         ranks: The ranks.
-        carried: The transport of each, by its index in `ranks`.
-        devices: The devices of a node.
+        carried: The transport of each rank, by its index in `ranks`.
+        devices: The number of devices of a node.
 
     Returns:
         A line for each such rank.

@@ -1,6 +1,6 @@
-"""Connections without acknowledgements, because a port is blocked or the link is down.
+"""Find connections whose data is not acknowledged, because a port is blocked or a link is down.
 
-The kernel's counters of retransmissions show them; this module sends nothing.
+The connections are found by the kernel's counters of retransmissions; nothing is sent.
 """
 
 import contextlib
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import psutil
 
-#: The folder of the kernel's tables of connections; see proc_net_tcp in the kernel's documentation.
+#: The folder with the kernel's tables of connections; see proc_net_tcp in the kernel's docs.
 _NET = Path("/proc/self/net")
-#: The kind of a timer that waits for a retransmission (``tcp_diag``: 1).
+#: The code of the retransmission timer (``tcp_diag``: 1).
 _SENDS_AGAIN = "01"
-#: Retransmissions in a row, which take more than a second. A lost packet needs one or two.
+#: The number of consecutive retransmissions from which on a connection is reported. They take more
+#: than a second. A single lost packet needs one or two.
 _TIMES = 3
 
 
@@ -34,11 +35,11 @@ class End:
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection of a process of this machine. As text it is ``A:PORT -> B:PORT``."""
+    """A connection of a process on this machine. Its text is ``A:PORT -> B:PORT``."""
 
     local: End
     remote: End
-    #: The inode of its socket on this machine.
+    #: The inode of the socket on this machine.
     inode: str = field(compare=False)
 
     def __str__(self) -> str:
@@ -51,13 +52,14 @@ def unanswered(
     """Find connections to other nodes whose data is not acknowledged.
 
     Args:
-        processes: Returns the processes of the server. Only called if there is such a connection.
+        processes: Returns the processes of the server. It is only called if a process on this
+            machine has such a connection.
         peers: The addresses of the other nodes.
 
     Returns:
-        The connections, sorted by their texts.
+        The connections of the server, sorted by their texts.
     """
-    # The tables have the connections of all processes.
+    # The tables contain the connections of all processes.
     connections = [found for found in _repeating(_NET) if found.remote.address in peers]
     if not connections:
         return []
@@ -69,9 +71,9 @@ def unanswered(
 
 def _sockets(pid: int) -> Iterator[str]:
     """Yield the inodes of the sockets of a process."""
-    with contextlib.suppress(OSError):  # it ended, or belongs to another user
+    with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # just closed
+            with contextlib.suppress(OSError):  # the file was just closed
                 yield str(file.readlink()).removeprefix("socket:[").removesuffix("]")
 
 
@@ -87,7 +89,7 @@ def _repeating(tables: Path) -> Iterator[Connection]:
 
 
 def _parse_end(entry: str) -> End:
-    """Parse an address of the kernel's: words of four bytes, the last byte of each first."""
+    """Parse an address in the kernel's format: little-endian words of four bytes, and the port."""
     words, _, port = entry.partition(":")
     packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
     address = ipaddress.ip_address(packed)

@@ -1,4 +1,4 @@
-"""The environment variables that the installed engine reads, as the engine itself lists them."""
+"""Find the environment variables that the installed engine reads, from the engine's own lists."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file, interpreter
 
-#: The variables that decide which packages an interpreter finds.
+#: The variables that determine which packages an interpreter finds.
 _OF_THE_INTERPRETER = (
     "PATH",
     "PYTHONPATH",
@@ -21,16 +21,16 @@ _OF_THE_INTERPRETER = (
 
 
 class Registry(data_file.DataTable):
-    """The list of the variables with one prefix."""
+    """The place in which a package lists its variables with one prefix."""
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")
     package: str
-    """The import name of the package that reads them."""
+    """The import name of the package that reads the variables."""
     module: str | None = None
-    """File of the package that holds the dictionary `name` of all of them."""
+    """The package's file with the dictionary `name` of all variables."""
     name: str | None = None
     suffixes: tuple[str, ...] = ()
-    """Without a dictionary: the sources that are searched for the variables' names."""
+    """Without a dictionary: the suffixes of the source files to search for names of variables."""
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
@@ -45,12 +45,12 @@ class Registry(data_file.DataTable):
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The variables of one prefix in the engine's environment.
+    """The variables with one prefix that the engine reads.
 
     Attributes:
         installed: Whether the package is installed.
         known: The names of the variables. None: they could not be read.
-        problem: Why they could not be read.
+        problem: The reason why they could not be read.
     """
 
     installed: bool
@@ -61,18 +61,17 @@ class Knowledge:
 def ask(
     python: str, environment: Mapping[str, str], registries: Sequence[Registry]
 ) -> dict[str, Knowledge]:
-    """Read which variables the packages of an interpreter know.
+    """Find the variables that an interpreter's packages read.
 
-    The interpreter is started once for a set of registries; the answer is cached.
+    The interpreter is started once for a set of registries; the result is cached.
 
     Args:
         python: The interpreter.
         environment: Its environment.
-        registries: Where the variables are listed.
+        registries: The places in which packages list their variables.
 
     Returns:
-        The variables by prefix. If the interpreter does not answer, `Knowledge.problem` has the
-        reason.
+        The variables by prefix. If the interpreter fails, `Knowledge.problem` has the reason.
     """
     relevant: list[tuple[str, str]] = []
     for name in _OF_THE_INTERPRETER:

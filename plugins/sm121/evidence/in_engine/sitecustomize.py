@@ -1,8 +1,8 @@
-"""Let a process of an engine write the Python stacks of its threads when it gets a signal.
+"""Make a process of an engine write the Python stacks of its threads when it receives a signal.
 
-The folder of this file is first on PYTHONPATH of a server that the suite starts. Python imports it
-before the program. It changes nothing else: sys.path is as it would be, and another sitecustomize
-is imported as ever.
+The folder of this file is the first one on the PYTHONPATH of servers that the suite starts. Python
+imports the file before the program. Nothing else changes: the folder is removed from sys.path, and
+the sitecustomize that this one hides is imported.
 """
 
 import contextlib
@@ -14,18 +14,18 @@ from pathlib import Path
 
 
 def _register() -> None:
-    """Register the handler, with a file of this process's own. It works while Python is stuck."""
+    """Register the handler, which writes to this process's own file, even if Python is stuck."""
     try:
         number = int(os.environ["SM121_STACKS_SIGNAL"])
         file = Path(os.environ["SM121_STACKS"], str(os.getpid()))
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         faulthandler.register(number, file=descriptor)
-    except (KeyError, ValueError, OSError):  # another machine, or a folder that is gone
+    except (KeyError, ValueError, OSError):  # another machine, or the folder was removed
         _forget()
 
 
 def _forget() -> None:
-    """Remove the handler, which would write into the file of the parent process."""
+    """Remove the inherited handler, which would write to the parent process's file."""
     with contextlib.suppress(KeyError, ValueError, OSError):
         faulthandler.unregister(int(os.environ["SM121_STACKS_SIGNAL"]))
 
