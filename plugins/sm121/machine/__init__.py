@@ -1,1 +1,1 @@
-"""The machine: its identity, its state, its memory and the rates that they allow."""
+"""The machine: its identity, its state, its memory, and the rates that it can reach."""

@@ -1,7 +1,7 @@
-"""Readings of the machine: bandwidth, matrix rate, clocks, memory, and other processes.
+"""Measure the machine: bandwidth, matrix rate, clocks, memory, and other processes.
 
-A reading takes a few seconds. Values that a device does not have (much of GB10's NVML is N/A) are
-null and decide nothing. `sm121.machine.box_judgement` judges the readings.
+A reading takes a few seconds. Values that a device does not report (many of NVML's values are N/A
+on a GB10) are null, and are not judged. `sm121.machine.box_judgement` judges the readings.
 """
 
 import shlex
@@ -26,28 +26,28 @@ from sm121.machine import stream_bandwidth
 from sm121.machine.cpu_use import CpuUse, processes_of_run
 from sm121.machine.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
-#: An engine that uses less than this many cores is idle.
+#: An engine that uses fewer cores than this counts as idle.
 _IDLE_CORES = 0.3
-#: Seconds over which its use is measured.
+#: The interval over which the engine's CPU use is measured, in seconds.
 _IDLE_OVER_S = 0.5
-#: Bytes of the buffer that a GPU reads.
+#: The size of the buffer that a GPU reads, in bytes.
 _GPU_BUFFER = 1 << 30
-#: Most bytes of the buffer that a CPU reads.
+#: The maximum size of the buffer that a CPU reads, in bytes.
 _CPU_BUFFER_AT_MOST = 256 << 20
-#: Seconds over which the use of the CPU is watched.
+#: The minimum interval over which the CPU use of other processes is measured, in seconds.
 _WATCHED_S = 2.0
-#: Timeout of the process that measures a GPU, in seconds.
+#: The timeout of the process that measures a GPU, in seconds.
 _CHILD_WITHIN_S = 120.0
-#: Timeout of a box on another machine, in seconds. It takes half a minute.
+#: The timeout of ``sm121 box`` on another machine, in seconds. It usually takes half a minute.
 _NODE_WITHIN_S = 300.0
-#: Most characters of its output. It has a few hundred.
+#: The maximum length of its output, in characters. It usually has a few hundred.
 _NODE_LIMIT = 8192
-#: Most characters of a line of another process in a message.
+#: The maximum length of another process's output line in a message, in characters.
 _MOST_OF_A_LINE = 300
 
 
 class BoxState(StrEnum):
-    """Whether performance can be judged on this machine now."""
+    """Whether performance can currently be judged on this machine."""
 
     QUALIFIED = "QUALIFIED"
     DEGRADED = "DEGRADED"
@@ -55,7 +55,7 @@ class BoxState(StrEnum):
 
 
 class Device(data_file.Record):
-    """The bandwidth, the matrix rate and the clocks of the device now."""
+    """The current bandwidth, matrix rate and clocks of the device."""
 
     device: str
     bandwidth_gb_s: float
@@ -66,49 +66,49 @@ class Device(data_file.Record):
     matrix_tflop_s: float
     matrix_spread: float
     matrix_method: str
-    #: The median under load.
+    #: The median clock under load.
     sm_clock_mhz: int | None = None
     power_w: float | None = None
     temperature_c: int | None = None
-    #: Whether the clocks are slowed for another reason than idleness or a power cap.
+    #: Whether the clocks are throttled for another reason than idleness or a power cap.
     throttled: bool | None = None
-    #: Share of the samples under load in which a power cap slowed the clocks.
+    #: The share of the samples under load in which a power cap throttled the clocks.
     power_capped: float | None = None
     #: The limit in force.
     power_limit_w: float | None = None
     power_limit_default_w: float | None = None
 
 
-#: Share of the CPU that other processes take on a machine that counts as quiet.
+#: The largest share of the CPU that other processes may use on a quiet machine.
 _QUIET = 0.1
 
 
 class Reading(data_file.Record):
-    """One look at the machine."""
+    """One reading of the machine."""
 
     device: Device | None
     memory_available_gib: float
-    #: Share of the CPU that processes of others took.
+    #: The share of the CPU that processes outside the run used.
     other_load: float
-    #: The busiest of them.
+    #: The busiest of these processes.
     others: list[str] = Field(default_factory=list)
-    #: Processes of others on the GPU; null without NVML, or if they cannot be attributed.
+    #: Processes outside the run on the GPU; null without NVML, or if they cannot be attributed.
     gpu_others: list[int] | None = None
-    #: Processes on the GPU that may be the server's, since it has no known one there; else null.
+    #: Processes on the GPU, if none is known to be the server's, but some may be; else null.
     gpu_unattributed: list[int] | None = None
     seconds: float
-    #: Why the device could not be measured.
+    #: The reason why the device could not be measured.
     problem: str | None = None
 
     @property
     def is_of_busy_cpu(self) -> bool:
-        """Whether the bandwidth of a CPU was measured while other processes used it."""
+        """Whether the bandwidth of a CPU was measured while other processes used the CPU."""
         is_of_cpu = self.device is not None and self.device.device == "cpu"
         return is_of_cpu and self.other_load > _QUIET
 
     @property
     def cannot_tell(self) -> str | None:
-        """Why processes on the GPU cannot be attributed; None if they can."""
+        """The reason why processes on the GPU cannot be attributed; None if they can."""
         if self.gpu_unattributed is None:
             return None
         users = "nobody"
@@ -134,9 +134,9 @@ def read(
 
     Args:
         device: ``cpu`` or ``cuda:0``.
-        own: Returns processes of the run besides this one and its children.
-        serving: Whether a server of the run is up. If none of ``own`` is on a GPU, the processes
-            there may be the server's, and count as unattributed.
+        own: Returns the processes of the run, besides this process and its children.
+        serving: Whether a server of the run is running. If none of ``own`` is on a GPU, the
+            processes there may be the server's, and count as unattributed.
     """
     start = time.monotonic()
     before = CpuUse.take(own)
@@ -196,7 +196,7 @@ def measure(device: str) -> Device:
 
 
 def _measure_apart(device: str) -> Device:
-    """Measure in a process of its own, whose end frees the memory that CUDA takes."""
+    """Measure in a separate process, so that the memory that CUDA allocates is freed at its end."""
     command = [sys.executable, "-m", "sm121", "box", "--device-only", device]
     try:
         done = subprocess.run(
@@ -216,9 +216,9 @@ def _measure_apart(device: str) -> Device:
 
 
 class _GpuUsers(NamedTuple):
-    """The pids of others on the server's GPUs, and the pids that cannot be attributed.
+    """The pids of processes outside the run on the server's GPUs, and pids of unknown origin.
 
-    One of the two is None; without NVML both are.
+    One of the two is None. Without NVML, both are None.
     """
 
     others: list[int] | None
@@ -253,14 +253,14 @@ def of_node(command: str, profile: str) -> tuple[int, str]:
     """Run ``sm121 box`` on another machine.
 
     Args:
-        command: The command that runs Python there.
-        profile: The profile with the healthy machine.
+        command: The command that runs Python on that machine.
+        profile: The profile that describes a healthy machine.
 
     Returns:
-        The exit status and the rows.
+        The exit status, and the printed rows.
 
     Raises:
-        UsageError: The machine does not answer in time, or the suite is not installed there.
+        UsageError: The command takes too long, or the suite is not installed on that machine.
     """
     name = printable(command)
     try:
@@ -277,16 +277,16 @@ def of_node(command: str, profile: str) -> tuple[int, str]:
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
-    """Wait until the engine itself leaves the CPU alone.
+    """Wait until the engine no longer uses the CPU.
 
-    vLLM's processes spin on their queues for seconds after the last request.
+    vLLM's processes spin on their queues for several seconds after the last request.
 
     Args:
         own: Returns the engine's processes.
         within_s: The timeout in seconds.
 
     Returns:
-        Whether it was idle in time.
+        Whether the engine became idle in time.
     """
 
     def is_idle() -> bool:
@@ -301,13 +301,13 @@ def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:
     """Return the CPU seconds that the processes have used."""
     seconds = 0.0
     for process in own():
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the process has ended
             times = process.cpu_times()
             seconds += times.user + times.system
     return seconds
 
 
 def _quartile_spread(samples: Sequence[float]) -> float:
-    """Return the distance of the quartiles as a fraction of the median."""
+    """Return the distance between the quartiles, as a fraction of the median."""
     low, middle, high = np.percentile(samples, [25, 50, 75])
     return float((high - low) / middle)

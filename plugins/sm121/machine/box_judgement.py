@@ -1,7 +1,7 @@
-"""The state of the machine by its readings: whether its timings count today.
+"""Judge whether the machine is in a state in which its timings are meaningful.
 
-Two readings, before and after the measurements, are compared with a healthy machine of the
-architecture (the profile's ``[box]``).
+Two readings, before and after the measurements, are compared with the readings of a healthy machine
+of the same architecture (the profile's ``[box]``).
 """
 
 import math
@@ -13,22 +13,23 @@ from sm121.core import level_settings, verdict
 from sm121.core.profile_fields import Sourced
 from sm121.machine.box import BoxState, Device, Reading
 
-#: Share of the samples under load that is a power cap. A cap at the start of a load costs nothing.
+#: The share of samples with a power cap above which the cap is a defect. A cap only at the start of
+#: a load is harmless.
 _MOSTLY = 0.5
-#: Share of the required SM clock below which no limit of power explains it: 100 W leave a GB10
-#: 1,890 MHz of 2,050, its stuck state 799.
+#: The share of the required SM clock below which a power limit is no explanation. Of 2,050 MHz, a
+#: GB10 has 1,890 MHz at 100 W, and 799 MHz in its stuck state.
 _STUCK = 0.5
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The state of the machine, and which verdicts on timings do not count."""
+    """The state of the machine, and the verdicts on timings that it invalidates."""
 
     state: BoxState
     reason: str
-    #: Verdicts on timings that do not count. A machine that became faster refutes no PASS.
+    #: The invalid verdicts on timings. If the machine only became faster, PASS stays valid.
     refuted: frozenset[verdict.Verdict] = frozenset()
-    #: What a user does first if the machine is DEGRADED.
+    #: The first thing to do if the machine is DEGRADED.
     remedy: str | None = None
 
 
@@ -42,10 +43,11 @@ def judge(
     """Judge the state of the machine by its readings.
 
     Args:
-        reference: A healthy machine; None if the profile has none.
+        reference: The readings of a healthy machine; None if the profile has none.
         before: The reading before the measurements.
-        after: The reading after them.
-        load_during: Share of the CPU that other processes took meanwhile; None: not known.
+        after: The reading after the measurements.
+        load_during: The share of the CPU that other processes used during the measurements; None:
+            unknown.
     """
     if reference is None:
         return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
@@ -55,7 +57,7 @@ def judge(
         return Judgement(BoxState.UNKNOWN, "the box was not measured")
     defects = []
     for name, reading in readings.items():
-        # The load after the measurements counts only if the load during them is not known.
+        # The load after the measurements counts only if the load during them is unknown.
         counts_load = name == "before" or load_during is None
         for line in _defects(reference, reading, load=counts_load):
             defects.append(f"{name} the measurements: {line}")
@@ -83,7 +85,7 @@ def judge(
 def _remedy(
     reference: level_settings.Box, readings: Sequence[Reading], load_during: float | None
 ) -> str:
-    """Return what to do first about an unfit machine: other defects may follow from that one."""
+    """Return the first remedy for a DEGRADED machine, as one defect may cause the others."""
     devices = [reading.device for reading in readings if reading.device is not None]
     clocks = [device.sm_clock_mhz for device in devices if device.sm_clock_mhz is not None]
     lowest = min(clocks, default=math.inf)
@@ -108,7 +110,7 @@ def _remedy(
 
 
 def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str:
-    """Return the first reading of a fit machine for people, and the remarks on all readings."""
+    """Describe the first reading of a QUALIFIED machine, with remarks on all readings."""
     first = readings[0].device
     assert first is not None
     parts = [f"{first.bandwidth_gb_s:.4g} GB/s", f"{first.matrix_tflop_s:.3g} TFLOP/s"]
@@ -124,10 +126,10 @@ def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str
 
 
 def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
-    """Return how far the SM clock is capped, if the machine is still fit; None without a cap.
+    """Describe a cap of the SM clock with which the machine can still qualify; None without a cap.
 
     Args:
-        reference: A healthy machine.
+        reference: The readings of a healthy machine.
         reading: The reading.
     """
     if reference is None or reading.device is None:
@@ -143,7 +145,7 @@ def capped(reference: level_settings.Box | None, reading: Reading) -> str | None
 
 
 class _Minimum(NamedTuple):
-    """A quantity, its value, the least that a healthy machine shows, and the unit of both."""
+    """A quantity, its value, the minimum of a healthy machine, and the unit of both."""
 
     quantity: str
     value: float | None
@@ -152,7 +154,7 @@ class _Minimum(NamedTuple):
 
 
 def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> list[str]:
-    """Return the defects of a reading; ``load`` is whether the use of the CPU counts."""
+    """Return the defects in a reading. ``load``: whether the CPU use of others is judged."""
     defects = []
     memory = reading.memory_available_gib
     minimums = [_Minimum("available memory", memory, reference.memory_available_gib, "GiB")]
@@ -185,7 +187,7 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
 
 
 def _defects_of_spread(reference: level_settings.Box, device: Device) -> list[str]:
-    """Return the quantities whose repetitions differ too much."""
+    """Return a line for each quantity whose repeated readings differ too much."""
     spreads = {"memory bandwidth": device.bandwidth_spread, "matrix rate": device.matrix_spread}
     defects = []
     for quantity, spread in spreads.items():
@@ -198,7 +200,7 @@ def _defects_of_spread(reference: level_settings.Box, device: Device) -> list[st
 
 
 def _defects_of_power(device: Device) -> list[str]:
-    """Return the limits of a GPU's power that a healthy one does not have."""
+    """Return a line for each power limit that a healthy GPU does not have."""
     defects = []
     limit = device.power_limit_w
     default = device.power_limit_default_w
@@ -225,7 +227,7 @@ class _Changes(NamedTuple):
 def _changes(
     reference: level_settings.Box, before: Reading | None, after: Reading | None
 ) -> _Changes:
-    """Return the changes of the device beyond the tolerance."""
+    """Return the changes of the device that exceed the tolerance."""
     lines: list[str] = []
     got_slower = False
     if before is None or after is None or before.device is None or after.device is None:

@@ -1,4 +1,4 @@
-"""CPU seconds of the machine, of this run and of other processes."""
+"""Measure the CPU time of the machine, of this run and of other processes."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ def processes_of_run(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil
     """Return this process, its children, and the other processes of the run.
 
     Args:
-        own: Returns processes of the run besides this one and its children.
+        own: Returns the processes of the run, besides this process and its children.
     """
     this = psutil.Process()
     return [this, *this.children(recursive=True), *own()]
@@ -19,7 +19,7 @@ def processes_of_run(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU seconds of the machine, of this run, and of each process, at one moment."""
+    """The CPU seconds of the machine, of this run, and of each process, at one point in time."""
 
     at: float
     busy: float
@@ -31,10 +31,10 @@ class CpuUse:
         """Return the CPU seconds since the machine was started.
 
         Args:
-            own: Returns processes of the run besides this one and its children.
+            own: Returns the processes of the run, besides this process and its children.
         """
         times = psutil.cpu_times()
-        # guest is in user already; time stolen by the hypervisor is taken by others too.
+        # guest is already in user; time stolen by the hypervisor also counts as used by others.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
         busy = sum(float(getattr(times, name, 0.0)) for name in names)
         each: dict[int, tuple[str, float]] = {}
@@ -43,18 +43,18 @@ class CpuUse:
                 each[process.pid] = (str(process.info["name"]), used.user + used.system)
         this = psutil.Process().cpu_times()
         run_seconds = {p.pid: each[p.pid][1] for p in processes_of_run(own) if p.pid in each}
-        run_seconds[-1] = this.children_user + this.children_system  # of those that have ended
+        run_seconds[-1] = this.children_user + this.children_system  # children that have ended
         return cls(time.monotonic(), busy, run_seconds, each)
 
     def seconds_of(self, pids: Iterable[int]) -> float:
-        """Return the CPU seconds of processes, all together."""
+        """Return the sum of the CPU seconds of some processes."""
         return sum(self.each[pid][1] for pid in pids if pid in self.each)
 
     def since(self, before: "CpuUse") -> tuple[float, list[str]]:
-        """Return the share of the CPU that other processes took, and the busiest of them.
+        """Return the share of the CPU that other processes used, and the busiest of them.
 
         Args:
-            before: The use at the start.
+            before: The use at the beginning of the interval.
         """
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1

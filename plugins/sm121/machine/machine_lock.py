@@ -1,4 +1,4 @@
-"""One run measures on a machine at a time: a lock of the user, which ends with its process."""
+"""A lock with which only one run of a user measures at a time. It ends with its process."""
 
 import datetime
 import fcntl
@@ -11,15 +11,15 @@ from typing import IO
 from sm121.core.errors import UsageError
 from sm121.core.lock_file import open_lock, try_lock
 
-#: The folder of the lock file, where it is not the temporary folder: containers that share a
-#: machine and have a temporary folder each can name one that they share.
+#: The variable with the folder of the lock file (default: the temporary folder). Containers on one
+#: machine that have separate temporary folders can name a shared folder.
 FOLDER = "SM121_LOCKS"
-#: Levels whose verdicts rest on how long something took.
+#: The levels whose verdicts depend on timings.
 _TIMED_LEVELS = frozenset({"stress", "performance", "regression", "matrix"})
 
 
 def measures(level: str, fixtures: Collection[str]) -> bool:
-    """Whether a test's verdict rests on how long something took.
+    """Return whether a test's verdict depends on timings.
 
     Args:
         level: The level of the test.
@@ -30,22 +30,24 @@ def measures(level: str, fixtures: Collection[str]) -> bool:
 
 
 def name() -> str:
-    """The name of the lock file. The file stays when its run has ended: only its lock ends."""
-    # By number: in a container a user may have no name, and `sudo -E` keeps the other's.
+    """Return the name of the lock file. After a run, the file stays, but it is not locked."""
+    # The id, because a user may have no name in a container, and `sudo -E` keeps another's name.
     return f"sm121-{os.getuid()}-measures.lock"
 
 
 def take(folder: Path | None = None) -> IO[str]:
-    """Take the machine for measuring, until the returned file is closed.
+    """Lock the machine for measuring, until the returned file is closed.
 
     Args:
-        folder: Where the lock file is (default: `FOLDER`, else the temporary folder).
+        folder: The folder of the lock file (default: the variable `FOLDER`, else the temporary
+            folder).
 
     Returns:
-        The lock file, which names this process and the time.
+        The lock file, which contains the pid of this process and the time.
 
     Raises:
-        UsageError: Another run measures here, or the lock file cannot be opened: it may be a link.
+        UsageError: Another run is measuring, or the lock file cannot be opened, for example because
+            it is a link.
     """
     folder = folder or Path(os.environ.get(FOLDER) or tempfile.gettempdir())
     path = folder / name()

@@ -1,8 +1,8 @@
-"""The highest decode rate that the memory allows: bandwidth over the bytes of a token.
+"""The upper bound of the decode rate: memory bandwidth divided by the bytes per token.
 
-Decoding one token of one stream reads every active weight and the whole KV cache in the window
-once. Only speculative decoding and several streams can be faster. ``fixtures/formats.toml`` has the
-bits of formats.
+Decoding one token of one stream reads every active weight, and the KV cache within the window,
+once. Only speculative decoding and several streams can be faster. ``fixtures/formats.toml`` lists
+the bits per element of formats.
 """
 
 import itertools
@@ -24,23 +24,23 @@ from sm121.core.profile_fields import Gate
 from sm121.engines.requantised import DENSE, served_layers
 from sm121.evidence.kernel_path import KernelPath
 
-#: The options that change the bytes of a token.
+#: The options that change the bytes per token.
 _OPTIONS = ("--mxfp4-layers", "--quantization-config", "--kv-cache-dtype")
-#: The bits of an element in a dtype that is not in formats.toml.
+#: The bits per element of a dtype that is not in formats.toml.
 _DEFAULT_BITS = 16.0
-#: The bytes of a value in an exchange between nodes, in biases and in the router.
+#: The bytes per value in exchanges between nodes, in biases and in the router.
 _VALUE_BYTES = 2
-#: The name of a decode rate of one stream, with its depth.
+#: The name of a metric that is the decode rate of one stream, with its depth.
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 
 class _File(DataTable):
-    """formats.toml."""
+    """The content of formats.toml."""
 
-    #: The bits of an element by format.
+    #: The bits per element, by format.
     bits: dict[str, float]
-    #: By a pattern on the name of the experts' backend: the multiples that it pads the hidden and
-    #: the intermediate size to.
+    #: By a pattern for the name of the experts' backend: the multiples to which the backend pads
+    #: the hidden and the intermediate size.
     padding: dict[str, tuple[int, int]]
 
 
@@ -49,21 +49,21 @@ _FORMATS = data_file.load("formats.toml", _File)
 
 @dataclass(frozen=True)
 class Formats:
-    """The bits per element of each part."""
+    """The bits per element in each part of the model."""
 
     experts: float
     qkv: float
     o: float
     lm_head: float
     kv: float
-    #: The multiples that the experts' hidden and intermediate sizes are padded to.
+    #: The multiples to which the experts' hidden and intermediate sizes are padded.
     padded_to: tuple[int, int] = (1, 1)
 
 
-#: The bits of an element in MXFP4: 4 bits, and a scale of 8 bits for each 32 elements.
+#: The bits per element in MXFP4: 4 bits, and a scale of 8 bits for each 32 elements.
 MXFP4_BITS = _FORMATS.bits["mxfp4"]
-#: The smallest formats that any engine serves a model in: all weights in MXFP4, the cache in FP8.
-#: A checkpoint that is not quantised may be quantised while it is loaded.
+#: The smallest formats in which any engine serves a model: all weights in MXFP4, the cache in FP8.
+#: Even a checkpoint without quantisation may be quantised while it is loaded.
 SMALLEST = Formats(
     experts=MXFP4_BITS,
     qkv=MXFP4_BITS,
@@ -75,19 +75,19 @@ SMALLEST = Formats(
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes read for one token, by part."""
+    """The bytes that are read for one token, by part of the model."""
 
     experts: float
     attention: float
     router: float
     lm_head: float
     kv: float
-    #: Seconds between machines.
+    #: The time of exchanges between machines, in seconds per token.
     link_s: float = 0.0
 
     @property
     def total(self) -> float:
-        """Bytes of all parts."""
+        """The bytes of all parts."""
         return self.experts + self.attention + self.router + self.lm_head + self.kv
 
     def __str__(self) -> str:
@@ -97,18 +97,18 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The bound of a rate, and its arithmetic."""
+    """The upper bound of a decode rate, and the values from which it is computed."""
 
-    #: The bytes of a token.
+    #: The bytes per token.
     traffic: Traffic
     #: The measured bandwidth in GB/s.
     gb_s: float
-    #: The factor above the bound that is tolerated.
+    #: The factor by which a rate may exceed the bound.
     tolerance: float
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second of one stream, without the tolerance."""
+        """The bound in tokens per second of one stream, without the tolerance."""
         return 1.0 / (self.traffic.total / (self.gb_s * 1e9) + self.traffic.link_s)
 
     def share(self, rate: float) -> float:
@@ -120,13 +120,13 @@ class Ceiling:
         return rate / self.tok_s
 
     def broken_by(self, rate: float) -> str | None:
-        """Return why a rate is impossible.
+        """Return the reason why a rate is impossible.
 
         Args:
             rate: The rate in tok/s.
 
         Returns:
-            The reason with the arithmetic; None if the rate is possible.
+            The reason with the computation; None if the rate is possible.
         """
         if rate <= self.tok_s * self.tolerance:
             return None
@@ -138,7 +138,7 @@ class Ceiling:
 
 
 def bits_of(name: str) -> float | None:
-    """Return the bits of an element of a format; None if formats.toml does not have it.
+    """Return the bits per element of a format; None if formats.toml does not list it.
 
     Args:
         name: The name of a format or dtype.
@@ -151,7 +151,7 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
 
     Args:
         config: The model's config.json.
-        dtype: The dtype that the engine was started with; None: the checkpoint's.
+        dtype: The dtype with which the engine was started; None: the checkpoint's.
     """
     bits = _FORMATS.bits
     own_dtype = str(config.get("dtype") or config.get("torch_dtype"))
@@ -166,10 +166,10 @@ def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
 def served(
     config: Mapping[str, Any], arguments: Sequence[str], required: PathValues, path: KernelPath
 ) -> Formats | None:
-    """Return the formats that a server reads.
+    """Return the formats in which a server stores weights and KV cache.
 
-    They are those that its path shows, then those of its arguments, then those that its path must
-    show, then the checkpoint's.
+    A format is taken from the kernel path in the log, else from the arguments, else from the
+    required kernel path, else from the checkpoint.
 
     Args:
         config: The model's config.json.
@@ -178,8 +178,8 @@ def served(
         path: The kernel path in the log.
 
     Returns:
-        The formats; None if one is not known, or the server speculates: one read then gives several
-        tokens.
+        The formats; None if one of them is unknown, or with speculative decoding, where reading the
+        weights once yields several tokens.
     """
     bits = _FORMATS.bits
     options = engine_arguments.read(arguments)
@@ -202,14 +202,14 @@ def served(
 
 
 def _speculates(options: Mapping[str, str], path: KernelPath) -> bool:
-    """Return whether a server drafts, by its path, otherwise by its options."""
+    """Return whether a server uses speculative decoding, by its path or else by its options."""
     if path.speculative is not None:
         return path.speculative != "none"
     return any(name.startswith("speculative_") for name in options)
 
 
 def _padding(moe: str) -> tuple[int, int]:
-    """Return the multiples that an experts' backend pads the hidden and intermediate size to."""
+    """Return the multiples to which an experts' backend pads the hidden and intermediate size."""
     for pattern, multiples in _FORMATS.padding.items():
         if re.fullmatch(pattern, moe, re.I):
             return multiples
@@ -223,7 +223,7 @@ def depth_of(metric: str) -> int | None:
         metric: The name of a metric.
 
     Returns:
-        The depth; None if the metric is no decode rate of one stream.
+        The depth; None if the metric is not a decode rate of one stream.
     """
     named = _DECODE_RATE.fullmatch(metric)
     if named is None:
@@ -239,18 +239,18 @@ def cost(
     more: Sequence[str] = (),
     path: KernelPath | None = None,
 ) -> Traffic | None:
-    """Return the bytes of a token in a configuration.
+    """Return the bytes per token in a configuration.
 
     Args:
         own: The profile.
         name: The name of the configuration.
-        depth: Tokens before the request.
+        depth: The number of tokens in the context.
         config: The model's config.json.
-        more: Further arguments.
+        more: Further arguments of the server.
         path: The kernel path of the server; None before a start.
 
     Returns:
-        The bytes; None if the formats are not known.
+        The bytes; None if the formats are unknown.
 
     Raises:
         Sm121Error: The model's configuration lacks a field.
@@ -263,20 +263,20 @@ def cost(
 
 
 def _arguments_of(own: Profile, name: str) -> tuple[str, ...]:
-    """Return the arguments of a configuration of a profile, also of one that no engine has."""
+    """Return the arguments of a configuration, even if the engine does not support it."""
     if name in own.configurations:
         return own.configurations[name].arguments
     return own.lacking[name].arguments
 
 
 def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Traffic:
-    """Return the bytes that each node reads for a token, and the seconds of the exchange.
+    """Return the bytes that each node reads for a token, with the time of exchanges between nodes.
 
-    The router is on each node.
+    Each node reads the whole router; everything else is divided between the nodes.
 
     Args:
-        read: The bytes of all nodes.
-        nodes: The nodes; None for one machine.
+        read: The bytes that one machine would read.
+        nodes: The nodes; None: one machine.
         config: The model's config.json.
     """
     if nodes is None:
@@ -299,17 +299,17 @@ def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Tra
 def out_of_reach(
     own: Profile, gate: Gate, read: Traffic | None, config: Mapping[str, Any], gb_s: float | None
 ) -> str | None:
-    """Return why a server cannot reach a gate, and which configuration could.
+    """Return the reason why a server cannot reach a gate, and a configuration that could.
 
     Args:
         own: The profile.
         gate: The gate.
-        read: Bytes of a token at the gate's depth; None: not known.
+        read: The bytes per token at the gate's depth; None: unknown.
         config: The model's config.json.
-        gb_s: Measured bandwidth of this machine; None: the most of a healthy one.
+        gb_s: The measured bandwidth of this machine; None: the highest of a healthy machine.
 
     Returns:
-        The reason; None if the gate is possible, or nothing is known.
+        The reason; None if the gate is possible, or if too little is known.
     """
     depth = depth_of(gate.metric)
     rate = gb_s
@@ -338,7 +338,7 @@ def out_of_reach(
 
 
 def byte_options(arguments: Sequence[str]) -> str:
-    """Return the options that change the bytes of a token, with their values.
+    """Return the options that change the bytes per token, with their values.
 
     Args:
         arguments: The arguments of a server.
@@ -349,7 +349,7 @@ def byte_options(arguments: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The sizes of a mixture-of-experts model, by its config.json."""
+    """The sizes of a mixture-of-experts model, from its config.json."""
 
     hidden: int
     intermediate: int
@@ -359,7 +359,7 @@ class _Sizes:
     kv_heads: int
     head_dim: int
     experts: int
-    #: The experts that a token uses.
+    #: The number of experts that a token uses.
     used_experts: int
 
     @classmethod
@@ -382,12 +382,12 @@ class _Sizes:
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
-    """Return the bytes of one token, weights with their biases.
+    """Return the bytes that are read for one token, including biases.
 
     Args:
         config: The model's config.json.
-        depth: Tokens before it.
-        formats: Bits per element.
+        depth: The number of tokens before it.
+        formats: The bits per element.
 
     Raises:
         Sm121Error: The configuration lacks a field.
@@ -434,7 +434,7 @@ def read_config(model: str) -> dict[str, Any] | None:
 
 
 def _size(size: float) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes, in MB or GB."""
     if size >= 1e8:
         return f"{size / 1e9:.3f} GB"
     return f"{size / 1e6:.3f} MB"

@@ -1,9 +1,9 @@
-"""Will it fit: the memory of a vLLM start, before it, by the headers of a checkpoint.
+"""Forecast whether a vLLM server will fit in memory, from the headers of a checkpoint.
 
-vLLM takes ``--gpu-memory-utilization`` of all memory. The weights and what an engine needs beside
-them come off that; the rest is KV cache, and must hold one request of ``--max-model-len``. The
-price of activations and CUDA graphs is only known as a range (``fixtures/start-memory.toml``), so
-the KV cache is a range, too. A GB10 has one memory for host and GPU.
+vLLM uses the share ``--gpu-memory-utilization`` of all memory. What the weights and the engine's
+overhead leave of it is the KV cache, which must hold one request of ``--max-model-len``. The memory
+of activations and CUDA graphs is only known as a range (``fixtures/start-memory.toml``); therefore
+the size of the KV cache is a range, too. On a GB10, host and GPU share one memory.
 """
 
 import contextlib
@@ -25,26 +25,26 @@ from sm121.machine import roofline
 from sm121.machine.roofline import Formats
 
 _GIB = float(1 << 30)
-#: A process with less is not named.
+#: The minimum memory of a process that is named in messages.
 _LARGE_GIB = 1.0
-#: Limit of the names in a message.
+#: The maximum number of processes that a message names.
 _SHOWN = 4
-#: The bits of a value of the KV cache in a dtype that formats.toml does not have.
+#: The bits per value of the KV cache in a dtype that is not in formats.toml.
 _KV_BITS = 16.0
-#: The modules of the dense layers that an engine may quantise when it loads them.
+#: The modules of the dense layers that an engine may quantise while loading them.
 _DENSE = {
     "qkv": re.compile(r"\.self_attn\.(q|k|v|qkv)_proj$"),
     "o": re.compile(r"\.self_attn\.o_proj$"),
     "lm_head": re.compile(r"^lm_head$"),
 }
-#: The bits of a value in a KV cache with FP8.
+#: The bits per value of an FP8 KV cache.
 _FP8_BITS = 8.0
-#: A start that takes all memory would end the machine.
+#: The highest share of the memory that is recommended. Using all memory would freeze the machine.
 _MOST_UTILISATION = 0.95
 
 
 class Overhead(DataTable):
-    """What a start takes beside weights and KV cache, in GiB."""
+    """The memory that an engine needs besides weights and KV cache, in GiB."""
 
     least: float
     usual: float
@@ -63,7 +63,7 @@ class _Vllm(DataTable):
 
 
 class _File(DataTable):
-    """start-memory.toml."""
+    """The content of start-memory.toml."""
 
     overhead_gib: Overhead
     gb10: _Gb10
@@ -71,7 +71,7 @@ class _File(DataTable):
 
 
 def overhead() -> Overhead:
-    """Return what a start takes beside weights and KV cache, as a range of published starts."""
+    """Return the range, over published starts, of the memory besides weights and KV cache."""
     return _data().overhead_gib
 
 
@@ -81,15 +81,15 @@ def _data() -> _File:
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """Memory of a machine whose GPU has the host's memory, in GiB."""
+    """The memory of a machine whose GPU shares the host's memory, in GiB."""
 
     total: float
-    #: What can be had without swapping, with the page cache.
+    #: The memory that is available without swapping, including the page cache.
     available: float
-    #: What nothing uses, not even the page cache.
+    #: The unused memory, without the page cache.
     free: float
     cached: float
-    #: Processes that hold much of it, in words.
+    #: Descriptions of processes that use much of it.
     holders: tuple[str, ...] = ()
 
     @classmethod
@@ -112,7 +112,7 @@ class MachineMemory:
 
 
 def _holders() -> Iterator[str]:
-    """Yield the processes that hold much memory: orphans, those on the GPU, large ones."""
+    """Yield the processes that use much memory: orphans, processes on the GPU, large processes."""
     named: set[int] = set()
     for run, processes in dead_runs.of_dead_runs().items():
         for process in processes:
@@ -142,21 +142,21 @@ def _name(process: psutil.Process) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """What a start of vLLM asks for."""
+    """The arguments of a vLLM start that affect its memory."""
 
     #: ``--gpu-memory-utilization``.
     utilisation: float
     #: ``--max-model-len``.
     length: int
-    #: Bits of a value of the KV cache.
+    #: The bits per value of the KV cache.
     kv_bits: float
     #: ``--max-num-batched-tokens``.
     batched: int
-    #: The tokens of a block.
+    #: The block size of the KV cache, in tokens.
     block: int
-    #: The machines or GPUs that share weights and KV cache.
+    #: The number of machines or GPUs between which weights and KV cache are divided.
     parallel: int
-    #: Whether the checkpoint's own drafter is loaded.
+    #: Whether the drafter in the checkpoint is loaded.
     drafts: bool
 
     @classmethod
@@ -168,7 +168,7 @@ class Start:
             inspection: The checkpoint.
 
         Returns:
-            The start; None if a value is no number.
+            The start; None if a value is not a number.
         """
         options = engine_arguments.read(arguments)
         own = _data().vllm
@@ -190,7 +190,7 @@ class Start:
 
 
 def _kv_bits(options: Mapping[str, str], config: Mapping[str, object]) -> float:
-    """Return the bits of a value of the KV cache."""
+    """Return the bits per value of the KV cache."""
     named = options.get("kv_cache_dtype", "auto")
     if named == "auto":
         named = options.get("dtype", "auto")
@@ -206,34 +206,34 @@ class Forecast:
     start: Start
     memory: MachineMemory
     weights: float
-    #: What a request of the longest length needs; None: the KV cache is not known.
+    #: The KV cache for a request of the maximum length; None: the kind of cache is unknown.
     request: float | None
-    #: What a token more in such a request needs.
+    #: The KV cache for one more token in such a request.
     growth: float = 0.0
 
     @property
     def requested(self) -> float:
-        """What the start asks for."""
+        """The memory that the start requests."""
         return self.memory.total * self.start.utilisation
 
     def kv_cache(self, overhead: float) -> float:
-        """Return what is left for the KV cache.
+        """Return the memory that is left for the KV cache.
 
         Args:
-            overhead: What the engine needs beside weights and KV cache.
+            overhead: The memory that the engine needs besides weights and KV cache.
         """
         return self.requested - self.weights - overhead
 
     @property
     def usual_kv_cache(self) -> float:
-        """What is usually left for the KV cache."""
+        """The memory that is left for the KV cache with the usual overhead."""
         return self.kv_cache(overhead().usual)
 
     def tokens(self, kv_cache: float) -> int | None:
-        """Return how many tokens of longest requests a KV cache holds.
+        """Return the number of tokens that fit in a KV cache, in requests of the maximum length.
 
         Args:
-            kv_cache: The KV cache in GiB.
+            kv_cache: The size of the KV cache in GiB.
         """
         if not self.request:
             return None
@@ -256,7 +256,7 @@ class Forecast:
         return f"{line}, about {tokens:,} tokens in requests of {self.start.length:,}"
 
     def findings(self) -> list[PreflightFinding]:
-        """Return what stands against the start, each with the argument to change."""
+        """Return the problems of the start, each with the argument to change."""
         own = self.memory
         found = []
         if own.available < self.requested:
@@ -326,7 +326,7 @@ class Forecast:
         )
 
     def _larger_share(self) -> str:
-        """Return the larger share that this start usually needs; empty if there is none."""
+        """Return a remedy: the larger share of the memory that suffices; empty if there is none."""
         needed = self.weights + overhead().usual + (self.request or 0.0)
         share = math.ceil(100 * needed / self.memory.total) / 100
         if share > _MOST_UTILISATION or share <= self.start.utilisation:
@@ -334,7 +334,7 @@ class Forecast:
         return f"raise --gpu-memory-utilization to {share:g}"
 
     def _fitting_length(self, request: float, kv_cache: float) -> int:
-        """Return the longest request that a KV cache holds; 0 if it holds none."""
+        """Return the maximum length of a request that fits in a KV cache; 0 if none fits."""
         fixed = request - self.growth * self.start.length
         if not self.growth or kv_cache <= fixed:
             return 0
@@ -342,13 +342,13 @@ class Forecast:
 
 
 def loaded(inspection: Inspection, served: Formats | None, *, drafts: bool) -> float:
-    """Return the bytes of the weights after they were loaded.
+    """Return the size of the weights in bytes, after they were loaded.
 
     Args:
         inspection: The checkpoint.
-        served: The formats that the engine serves in: padded experts, requantised dense layers.
-            None: as they are stored.
-        drafts: Whether the checkpoint's own drafter is loaded.
+        served: The formats in which the engine serves: padded experts, requantised dense layers.
+            None: the stored formats.
+        drafts: Whether the drafter in the checkpoint is loaded.
     """
     padding = _padding(inspection, served)
     total = 0.0
@@ -365,7 +365,7 @@ def loaded(inspection: Inspection, served: Formats | None, *, drafts: bool) -> f
 
 
 def _padding(inspection: Inspection, served: Formats | None) -> float:
-    """Return by how much the experts grow when they are padded."""
+    """Return the factor by which padding enlarges the experts."""
     if served is None or served.padded_to == (1, 1):
         return 1.0
     sizes = []
@@ -380,7 +380,7 @@ def _padding(inspection: Inspection, served: Formats | None) -> float:
 
 
 def _requantised(weight: Weight, served: Formats) -> float:
-    """Return the share of a dense weight's bytes that is left when it is requantised."""
+    """Return the factor by which requantisation reduces the size of a dense weight."""
     bits = {"qkv": served.qkv, "o": served.o, "lm_head": served.lm_head}
     for layer, pattern in _DENSE.items():
         stored = roofline.bits_of(weight.format or "")
@@ -396,7 +396,7 @@ def forecast(
 
     Args:
         inspection: The checkpoint.
-        start: What the start asks for.
+        start: The arguments of the start.
         memory: The machine's memory.
         served: As in `loaded`.
     """
@@ -413,7 +413,7 @@ def forecast(
 
 
 def lines(found: Forecast) -> Iterable[str]:
-    """Yield a forecast and what stands against the start, a line each.
+    """Yield a line with the forecast, and a line for each problem of the start.
 
     Args:
         found: The forecast.

@@ -1,7 +1,7 @@
-"""Memory bandwidth and matrix rate of the CPU (numpy) or a GPU (torch).
+"""Measure the memory bandwidth and the matrix rate of the CPU (numpy) or a GPU (torch).
 
-Decoding reads every active weight once per token. Its bound is the bandwidth of reading, not of
-copying, so the read is a reduction. The rate of matrix products bounds prefill.
+Decoding reads every active weight once per token. It is limited by the bandwidth of reading, not of
+copying; therefore a reduction is measured. Prefill is limited by the rate of matrix products.
 """
 
 import os
@@ -18,29 +18,30 @@ from sm121.core.architecture import opened_nvml
 from sm121.core.errors import Sm121Error
 from sm121.measure.statistics import Floats
 
-#: Least seconds of one timing on a CPU. Small buffers are read several times for it.
+#: The minimum duration of one timing on a CPU, in seconds. Small buffers are read several times.
 _SHORTEST_S = 0.02
-#: Timings of one attempt on a CPU.
+#: The number of timings in one attempt on a CPU.
 _REPETITIONS = 7
-#: Attempts on a CPU, of which the fastest counts.
+#: The number of attempts on a CPU, of which the fastest is used.
 _ATTEMPTS = 3
-#: Seconds between them.
+#: The pause between two attempts, in seconds.
 _PAUSE_S = 0.3
-#: Seconds of work after which a GPU's clocks have settled.
+#: The duration of work after which a GPU's clocks are stable, in seconds.
 _GPU_WARM_S = 1.0
-#: Seconds of one timing on a GPU.
+#: The duration of one timing on a GPU, in seconds.
 _GPU_TIMING_S = 0.1
-#: Timings on a GPU.
+#: The number of timings on a GPU.
 _GPU_TIMINGS = 10
-#: Seconds of matrix products while NVML is read.
+#: The duration of the load of matrix products while NVML is read, in seconds.
 _LOADED_S = 1.0
-#: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
+#: The number of columns of the matrix that a GPU reads. Rows in gpt-oss's layers have about this
+#: length.
 _COLUMNS = 8192
-#: Rows and columns of the matrices that a GPU multiplies.
+#: The number of rows and of columns of the matrices that a GPU multiplies.
 _GPU_MATRIX = 8192
-#: Rows and columns of the matrices that a CPU multiplies.
+#: The number of rows and of columns of the matrices that a CPU multiplies.
 _CPU_MATRIX = 1024
-#: Seconds between two readings of NVML.
+#: The time between two readings of NVML, in seconds.
 _NVML_EVERY_S = 0.05
 #: NVML's reasons for throttling that show a defect.
 _HARMFUL_REASONS = (
@@ -53,7 +54,7 @@ _HARMFUL_REASONS = (
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The bandwidth of reading a buffer."""
+    """The measured bandwidth of reading a buffer."""
 
     #: The bandwidth of each repetition in GB/s (1e9).
     samples: tuple[float, ...]
@@ -66,16 +67,17 @@ class Bandwidth:
 
     @property
     def best_gb_s(self) -> float:
-        """The fastest repetition, which other processes disturbed least."""
+        """The bandwidth of the fastest repetition, which other processes disturbed least."""
         return max(self.samples)
 
 
 def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
-    """Read a buffer again and again.
+    """Measure the bandwidth of reading a buffer repeatedly.
 
     Args:
-        size_bytes: Its size: several caches for the memory's own bandwidth, or what an engine reads
-            per token for the bandwidth that this engine can have.
+        size_bytes: The size of the buffer: several times the cache to measure the memory's
+            bandwidth, or the bytes that an engine reads per token to measure the bandwidth that the
+            engine can reach.
         device: ``cpu``, with a thread for each core, or a torch device such as ``cuda:0``.
 
     Raises:
@@ -90,13 +92,13 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
 
 
 def matrix_rate(device: str) -> tuple[list[float], str]:
-    """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
+    """Measure the rate of square matrix products: float32 (numpy, CPU) or bfloat16 (torch, GPU).
 
     Args:
         device: ``cpu`` or a torch device.
 
     Returns:
-        Floating point operations per second / 1e12 of each repetition, and the method.
+        The rate of each repetition in TFLOP/s (1e12), and the method.
 
     Raises:
         Sm121Error: torch or the device is missing.
@@ -116,7 +118,7 @@ def matrix_rate(device: str) -> tuple[list[float], str]:
 
 
 def _cpu_matrix_seconds(size: int) -> list[float]:
-    """Return the seconds of each matrix product on the CPU, after one that warms up."""
+    """Return the seconds of each matrix product on the CPU, after a warm-up product."""
     generator = np.random.default_rng(0)
     first = generator.random((size, size), dtype=np.float32)
     second = generator.random((size, size), dtype=np.float32)
@@ -129,7 +131,7 @@ def _cpu_matrix_seconds(size: int) -> list[float]:
 
 
 def last_level_cache_bytes() -> int:
-    """Return the size of this CPU's largest cache; 32 MiB if the kernel does not have it."""
+    """Return the size of this CPU's largest cache; 32 MiB if the kernel does not report it."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text("ascii").strip()
@@ -140,12 +142,12 @@ def last_level_cache_bytes() -> int:
 
 
 def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
-    """Read a buffer on the CPU, by one thread or by several, whichever is faster.
+    """Read a buffer on the CPU with one thread or with several, whichever is faster.
 
-    numpy releases the interpreter lock while it reads. On few cores one thread can be faster than
-    the pool.
+    numpy releases the interpreter lock while it reads. With few cores, one thread can be faster
+    than a pool of threads.
     """
-    buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # touched: each page is there
+    buffer: Floats = np.ones(size_bytes // 8, dtype=np.float64)  # written, so pages are mapped
     parts = np.array_split(buffer, threads)
     with ThreadPoolExecutor(threads) as pool:
 
@@ -157,13 +159,13 @@ def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
 
         used = 1
         best: Callable[[], object] = read_alone
-        # The fastest of several passes, so that chance does not choose.
+        # Compare the fastest of several passes, so that the choice does not depend on chance.
         if threads > 1 and _fastest(read_together) <= _fastest(read_alone):
             used = threads
             best = read_together
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
         samples: tuple[float, ...] = ()
-        # The threads may share a core for a fraction of a second; the fastest attempt counts.
+        # Threads may share a core for a fraction of a second; the fastest attempt is used.
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_S)
@@ -188,7 +190,7 @@ def _seconds(read: Callable[[], object], passes: int) -> float:
 
 
 def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
-    """Read a buffer on a GPU by the faster of two kernels."""
+    """Read a buffer on a GPU with the faster of two kernels."""
     torch = gpu_torch(device)
     rows = max(size_bytes // (2 * _COLUMNS), 1)
     try:
@@ -204,7 +206,7 @@ def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
     samples: tuple[float, ...] = ()
     method = ""
     for name, kernel in kernels.items():
-        # The second one is tried at the clocks that the first one has left.
+        # The second kernel is tried while the clocks are still at the level of the first one.
         if not samples or size_gb / gpu_second(torch, kernel) > np.median(samples):
             method = name
             samples = tuple(size_gb / duration_s for duration_s in gpu_seconds(torch, kernel))
@@ -230,23 +232,23 @@ def gpu_torch(device: str) -> Any:
 
 
 def gpu_second(torch: Any, kernel: Callable[[], Any]) -> float:
-    """Return an estimate of the seconds of one call of a kernel.
+    """Estimate the seconds of one call of a kernel.
 
     Args:
         torch: The torch module.
         kernel: The kernel.
     """
-    for _ in range(3):  # choice of the kernel
+    for _ in range(3):  # the library may choose between kernels in the first calls
         kernel()
     torch.cuda.synchronize()
     return max(_timed(torch, kernel, 3) / 3, 1e-7)
 
 
 def gpu_seconds(torch: Any, kernel: Callable[[], Any]) -> list[float]:
-    """Return the seconds of one call of a kernel, per timing, by the device's own events.
+    """Return, for each timing, the seconds of one call of a kernel, measured with CUDA events.
 
-    The device works without a pause until its clocks have settled, and through all timings. Calls
-    right after a rest depend on the clocks of that moment.
+    The device works without a pause until its clocks are stable, and during all timings. The
+    duration of calls directly after a pause would depend on the clocks at that time.
 
     Args:
         torch: The torch module.
@@ -260,7 +262,7 @@ def gpu_seconds(torch: Any, kernel: Callable[[], Any]) -> list[float]:
 
 
 def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
-    """Return the seconds of some calls of a kernel by the device's own events."""
+    """Return the seconds of some calls of a kernel, measured with CUDA events."""
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     start.record()
@@ -272,7 +274,7 @@ def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
 
 
 def under_load(device: str) -> dict[str, Any]:
-    """Read clock, power, temperature and throttling by NVML under a load of matrix products.
+    """Read clock, power, temperature and throttling from NVML under a load of matrix products.
 
     Args:
         device: The torch device, such as ``cuda:0``.
@@ -287,7 +289,7 @@ def under_load(device: str) -> dict[str, Any]:
     matrix = torch.randn((_GPU_MATRIX, _GPU_MATRIX), dtype=torch.bfloat16, device=device)
     duration_s = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
     for _ in range(max(1, int(_LOADED_S / duration_s))):
-        torch.matmul(matrix, matrix)  # queued: the device works during the readings
+        torch.matmul(matrix, matrix)  # asynchronous: the device works during the readings
     number = device.partition(":")[2]
     index = int(number) if number.isdigit() else 0
     readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
@@ -296,13 +298,13 @@ def under_load(device: str) -> dict[str, Any]:
 
 
 class _NvmlDevice:
-    """One device of NVML, whose missing values are None."""
+    """An NVML device, whose missing values are None."""
 
     def __init__(self, index: int) -> None:
         self._index = index
 
     def get(self, name: str, *arguments: Any) -> Any:
-        """Return the value of a function of NVML; None if the device does not have it."""
+        """Return the value of an NVML function; None if the device does not support it."""
         import pynvml
 
         try:
@@ -312,7 +314,7 @@ class _NvmlDevice:
             return None
 
     def watts(self, name: str) -> float | None:
-        """Return the value of a function of NVML that is in milliwatts."""
+        """Return the value of an NVML function that returns milliwatts, in watts."""
         return _watts(self.get(name))
 
 
@@ -321,7 +323,7 @@ def _watts(milliwatts: int | None) -> float | None:
 
 
 def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
-    """Read a device until its work has ended; empty without NVML."""
+    """Read a device's values while it works; the result is empty without NVML."""
     import pynvml
 
     device = _NvmlDevice(index)

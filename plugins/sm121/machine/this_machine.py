@@ -1,4 +1,4 @@
-"""The identity of a machine: what two stored results must have in common to be compared."""
+"""The identity of a machine, which must be the same for two stored results to be comparable."""
 
 import functools
 import platform
@@ -8,13 +8,13 @@ from typing import Any
 from sm121.core import data_file
 from sm121.evidence.host import read_gpus, read_host
 
-#: Fields that an update or a setting changes on the same machine.
+#: The fields that updates or settings can change on the same machine.
 STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
 
 
 @functools.cache
 def _identity() -> dict[str, Any]:
-    """Return the identity of this machine without the address of a server."""
+    """Return the identity of this machine, without the address of a server."""
     host = read_host()
     reading = read_gpus()
     fields: dict[str, Any] = {
@@ -28,7 +28,7 @@ def _identity() -> dict[str, Any]:
         "gpu_power_limit_w": None,
     }
     if host.memory_bytes:
-        # A few MiB of reserved memory differ between kernels: whole GiB identify.
+        # Rounded, because Linux kernels reserve slightly different amounts of memory.
         fields["memory_gib"] = round(host.memory_bytes / 2**30)
     if reading.gpus is not None:
         fields["gpus"] = len(reading.gpus)
@@ -41,10 +41,10 @@ def _identity() -> dict[str, Any]:
 
 
 def identity(attached_to: str | None = None) -> dict[str, Any]:
-    """Return what identifies the machine of a result.
+    """Return the identity of the machine of a result.
 
     Args:
-        attached_to: The address of an attached server. Nothing else is known about a remote
+        attached_to: The address of an attached server. It is all that is known about a remote
             machine.
     """
     return {**_identity(), "attached_to": attached_to}
@@ -60,14 +60,14 @@ class _Fault(data_file.DataTable):
 
 
 def faults(arch: str, system: str | None = None) -> list[str]:
-    """Return the known faults of a machine's Linux and driver (``fixtures/machines.toml``).
+    """Return the known faults of a machine's Linux kernel and driver (``fixtures/machines.toml``).
 
     Args:
         arch: The architecture of its GPU.
         system: ``Linux RELEASE, driver VERSION``; None for this machine.
 
     Returns:
-        A line of each fault.
+        A line for each fault.
     """
     if system is None:
         system = f"Linux {platform.release()}, driver {identity()['driver']}"
@@ -80,11 +80,11 @@ def faults(arch: str, system: str | None = None) -> list[str]:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the differences of two machines, one phrase each.
+    """Return the differences between two machines, one phrase each.
 
     Args:
         one: The identity of the first machine.
-        other: The identity of the second one.
+        other: The identity of the second machine.
     """
     return [
         f"{name} {one.get(name)!r} and {other.get(name)!r}"
@@ -96,7 +96,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def own_memory_gib() -> float:
     """Return the anonymous memory of this process in GiB.
 
-    Pages of files are not counted, since other processes may have them back.
+    File-backed pages are not counted, because the kernel can reclaim them.
     """
     status = Path("/proc/self/status").read_text("utf-8")
     return int(status.partition("RssAnon:")[2].split()[0]) / 2**20

@@ -1,4 +1,4 @@
-"""Samples of a server's memory, one a second: processes, device, machine, KV cache."""
+"""Sample a server's memory once per second: processes, device, machine, KV cache."""
 
 import threading
 import time
@@ -14,9 +14,10 @@ from sm121.core.server import Endpoint
 from sm121.engines import device_memory
 from sm121.measure import counters
 
-#: Seconds between samples.
+#: The time between samples, in seconds.
 _EVERY_S = 1.0
-#: Most samples. Beyond them the older half loses every second one.
+#: The maximum number of samples. If it is exceeded, every second sample of the older half is
+#: dropped.
 _MOST_SAMPLES = 24 * 3600
 
 
@@ -25,11 +26,11 @@ class Sample:
     """One sample. Values that could not be read are None."""
 
     at_s: float
-    #: Requests that had ended by then.
+    #: The number of requests that had ended.
     completed: int
     processes: int
     rss_bytes: int
-    #: Shared pages counted by their share; the better sum over a tree.
+    #: The proportional set size: shared pages are divided between the processes that share them.
     pss_bytes: int | None
     handles: int | None
     device_bytes: int | None
@@ -43,19 +44,19 @@ class Sample:
 class ServerDeviceMemory:
     """The device memory of a server's processes, and its source."""
 
-    #: Where the last value was read, or why there is none.
+    #: The source of the last value, or the reason why there is none.
     source: str = "not asked yet"
 
     def used(self, pids: set[int]) -> int | None:
-        """Return the bytes of device memory that processes hold.
+        """Return the device memory that processes use, in bytes.
 
-        NVML of GB10 returns N/A: its memory is the system's, and MemAvailable covers it.
+        On a GB10, NVML returns N/A: device memory is system memory, which MemAvailable covers.
 
         Args:
             pids: The processes.
 
         Returns:
-            Bytes; None if no source has them.
+            The bytes; None if they are unknown.
         """
         reading = device_memory.read_devices()
         if reading is None:
@@ -75,7 +76,7 @@ class ServerDeviceMemory:
             count = len(reading.used)
             self.source = f"NVML shows {count} GPUs, and not which of their memory is the server's"
             return None
-        # In a container the pids are other ones. Others may hold some of it.
+        # In a container, NVML's pids differ. Other processes may use some of the memory.
         self.source = "NVML, of the whole GPU"
         return reading.used[0]
 
@@ -85,9 +86,9 @@ class Timeline(threading.Thread):
     """A thread that samples a server until it is stopped.
 
     Attributes:
-        processes: Returns the server's processes at each sample.
+        processes: Returns the server's processes; called for each sample.
         endpoint: The server, whose /metrics are read.
-        completed: Returns how many requests have ended.
+        completed: Returns the number of requests that have ended.
         floor_bytes: The available memory below which ``on_floor`` is called, once.
         on_floor: Called with a line about the memory.
     """
@@ -100,7 +101,7 @@ class Timeline(threading.Thread):
     began: float = field(default_factory=time.monotonic)
     device: ServerDeviceMemory = field(default_factory=ServerDeviceMemory)
     samples: list[Sample] = field(default_factory=list)
-    #: The server's /metrics as they were last read.
+    #: The last answer of the server's /metrics.
     metrics: str | None = None
 
     def __post_init__(self) -> None:
@@ -173,17 +174,17 @@ class Timeline(threading.Thread):
         return values
 
     def stop(self) -> None:
-        """Take no more samples."""
+        """Stop sampling."""
         self._ended.set()
         if self.is_alive():
             self.join(timeout=10.0)
 
     def since(self, index: int) -> list[Sample]:
-        """Return the samples from an index on that have a process of the server."""
+        """Return the samples from an index on in which the server had processes."""
         return [sample for sample in self.samples[index:] if sample.processes]
 
     def record(self) -> dict[str, Any]:
-        """Return memory.json without the growth."""
+        """Return the content of memory.json, without the growth."""
         return {
             "every_s": _EVERY_S,
             "device_memory": self.device.source,
