@@ -313,7 +313,7 @@ class Regression(DataTable):
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={"price_kl": 0.0005, "price_likeliest": 2.0, "price_right_answer": 0.05}
     )
-    #: Whether a higher cost of rounding within ``correctness.prices`` is no regression.
+    #: Whether a higher cost of rounding is accepted if it is within ``correctness.prices``.
     price_allowed: bool = False
     source: str = Field(min_length=3, default="this project's requirement: 5 %")
 

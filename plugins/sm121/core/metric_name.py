@@ -1,4 +1,4 @@
-"""The name of a metric: ``tg32@d4096`` is ``tg32`` behind 4,096 tokens of context.
+"""The name of a metric: ``tg32@d4096`` is ``tg32`` after 4,096 tokens of context.
 
 Names are keys of verdict.json: in a stored run, only its name identifies a metric.
 """

@@ -235,7 +235,7 @@ class Profile(DataTable):
             configuration: The name of the configuration that a user named. None: the first of
                 ``fastest`` that the engine supports, else ``under_test``.
             identity: The engine's `builds.identity`.
-            options: The options of the engine's parser; None: not known.
+            options: The engine's command-line options; None: unknown.
 
         Returns:
             The profile, with its configurations resolved for the engine.

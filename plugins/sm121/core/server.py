@@ -129,7 +129,7 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
     """Check that a context is long enough for a prompt and its answer.
 
     Args:
-        context: The length of the context, in tokens. None: not known.
+        context: The length of the context, in tokens. None: unknown.
         prompt: The length of the prompt, in tokens.
         answer: The length of the answer, in tokens.
 
@@ -165,7 +165,7 @@ class Server:
     #: Whether the suite started it.
     managed: bool
     engine: str
-    #: The engine's version; None if it is not known.
+    #: The engine's version; None if it is unknown.
     version: str | None
     #: None if the suite has no access to it, or no proof that this server writes it.
     log: Path | None
@@ -185,7 +185,7 @@ class Server:
     root: str | None = None
 
     def context_tokens(self) -> int | None:
-        """Return the length of the context, in tokens, or None if it is not known.
+        """Return the length of the context, in tokens, or None if it is unknown.
 
         The arguments of a managed server take precedence over its own report. If the server reports
         a shorter context than it was started with, the tests of the longer context still run.

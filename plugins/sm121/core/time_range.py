@@ -1,4 +1,4 @@
-"""Durations: a range of seconds, and its text for people.
+"""Durations: a range of seconds, and its readable text.
 
 >>> str(TimeRange(1500, 2400))
 '25 to 40 min'

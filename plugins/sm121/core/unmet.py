@@ -40,9 +40,9 @@ class Fact:
     #: The observation. Two runs are compared by it, character by character: it contains no path,
     #: port, id, time or measured number.
     observed: str = ""
-    #: A metric, a request or an operation; empty where the test's name says it.
+    #: A metric, a request or an operation; empty if the test's name identifies the subject.
     about: str = ""
-    #: An identifier of the requirement, which stays when the words change; empty: ``required``.
+    #: An identifier that stays the same if the text in ``required`` changes; empty: ``required``.
     kind: str = ""
     #: The measured number, in ``unit``.
     value: float | None = None
@@ -156,7 +156,7 @@ def facts_of(error: BaseException) -> list[Fact]:
 
 
 def of(about: str, facts: Iterable[Fact]) -> list[Fact]:
-    """Return facts with a subject in front of their own.
+    """Prepend a subject to the subjects of facts.
 
     Args:
         about: The subject of all facts.
@@ -240,7 +240,7 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
 
 
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
-    """Check each case, also behind a failed one.
+    """Check all cases, even if one of them fails.
 
     Args:
         check: Checks one case.

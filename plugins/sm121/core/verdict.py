@@ -67,7 +67,7 @@ class Inapplicable(NotRun):
 
 
 class Severity(StrEnum):
-    """The severity of a failed check. A profile lists those that count for its verdict."""
+    """The severity of a failed check. A profile lists the severities that affect its verdict."""
 
     BLOCKER = "blocker"
     """A crash, garbage, wrong mathematics, the wrong path, lost or doubled tokens, a leak."""

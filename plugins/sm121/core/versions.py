@@ -27,8 +27,8 @@ def release(version: str | None) -> Version | None:
         version: A version by PEP 440, or any text.
 
     Returns:
-        The parsed version. None where it names no release: a commit, ``0.0.0``, or
-        ``0.1.dev16581+g0a1b2c3``, which setuptools_scm makes of a checkout without tags.
+        The parsed version. None if it names no release: a commit, ``0.0.0``, or
+        ``0.1.dev16581+g0a1b2c3``, which setuptools_scm derives for a checkout without tags.
     """
     try:
         parsed = Version(version or "")

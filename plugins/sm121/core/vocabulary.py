@@ -112,7 +112,7 @@ def _same(content: bytes, text: str, *, behind: bool) -> bool:
     Args:
         content: The bytes of the ids.
         text: The text that an engine sent.
-        behind: Whether the text may begin with text of the prompt.
+        behind: Whether the text may begin with a part of the prompt's text.
     """
     # The first bytes may end a character that the prompt began.
     whole = content.lstrip(bytes(range(0x80, 0xC0)))

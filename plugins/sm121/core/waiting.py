@@ -13,7 +13,7 @@ def until(holds: Callable[[], object], within_s: float, *, every_s: float = 0.1)
         every_s: The pause between two calls, in seconds.
 
     Returns:
-        Whether the condition held in time.
+        Whether the condition became true in time.
     """
     deadline = time.monotonic() + within_s
     while not holds():
