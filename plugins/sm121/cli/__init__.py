@@ -1,4 +1,4 @@
-"""``sm121``: what is useful without pytest."""
+"""The command ``sm121``: everything that works without pytest, and ``run``, which starts pytest."""
 
 import argparse
 import importlib
@@ -13,16 +13,16 @@ from sm121.cli.command import EXIT_USAGE, Commands
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import Sm121Error
 
-#: Adds the commands of a group, under its title in ``sm121 --help``.
+#: For each title in ``sm121 --help``: the function that adds the commands below it.
 GROUPS: dict[str, Callable[[Commands], None]] = {
     "Judge a build": judge.add,
     "Look at what runs and what ran": look.add,
     "Gate merges": gate.add,
     "More": more.add,
 }
-#: The title of the commands that are not installed.
+#: The title of the commands that exist only in a checkout.
 _OF_A_CHECKOUT = "For authors of the suite, from a checkout"
-#: These commands: ``tools.commands`` of a checkout has them.
+#: The commands that exist only in a checkout; ``tools.commands`` defines them.
 OF_A_CHECKOUT = (
     "synthetic",
     "canary-train",
@@ -36,18 +36,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand.
 
     Args:
-        arguments: The words behind ``sm121``. None: those of this process.
+        arguments: The arguments after ``sm121``. None: the arguments of this process.
 
     Returns:
-        The exit status: 0, 1 for a negative result, or 4 for a wrong request, with one line on
-        standard error. ``merge`` has the status of the merged run.
+        The exit status: 0, or 1 for a negative result, or 4 for a usage error, which is printed
+        as one line on standard error. ``merge`` returns the status of the merged run.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return EXIT_USAGE
     try:
-        # The words behind `run`, `plan` and `certify` are pytest's.
+        # The arguments after `run`, `plan` and `certify` are arguments of pytest.
         own_help = words in (["plan", "-h"], ["plan", "--help"])
         passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
         options = parser().parse_args(words[:1] if passed_on else words)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, with the commands of a checkout if there is one."""
+    """Return the parser of the command line; in a checkout, with the commands for a checkout."""
     parser = Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _tools_of_the_checkout() -> ModuleType | None:
-    """Return the module ``tools.commands`` of a checkout; None if the suite was installed."""
+    """Return the module ``tools.commands``; None if this is not a checkout."""
     checkout = Path(__file__).parents[3]
     if not (checkout / "tools" / "commands.py").is_file():
         return None

@@ -1,16 +1,16 @@
-"""How a subcommand of ``sm121`` is added, and its lines of progress."""
+"""Functions that add a subcommand to ``sm121`` and print its progress."""
 
 import argparse
 import time
 from collections.abc import Callable
 from typing import Any, TextIO, TypeAlias
 
-#: Runs a subcommand and returns its exit status; None is 0.
+#: A function that runs a subcommand and returns its exit status; None means 0.
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 #: The subcommands of a parser: the result of ``add_subparsers``.
 Commands: TypeAlias = "argparse._SubParsersAction[Any]"
 
-#: The exit status of a wrong request, as pytest's.
+#: The exit status of a usage error; pytest has the same.
 EXIT_USAGE = 4
 
 
@@ -20,8 +20,8 @@ def command(commands: Commands, name: str, run: Command, summary: str) -> argpar
     Args:
         commands: The subcommands of the parser.
         name: The name of the subcommand.
-        run: Runs the subcommand.
-        summary: The help.
+        run: The function that runs the subcommand.
+        summary: The help text of the subcommand.
 
     Returns:
         The parser of the subcommand.
@@ -36,6 +36,6 @@ def progress(line: str, stream: TextIO | None = None) -> None:
 
     Args:
         line: The line.
-        stream: Where it is printed. None: standard output.
+        stream: The stream to print to. None: standard output.
     """
     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True, file=stream)

@@ -1,4 +1,4 @@
-"""The commands that show where the time of a decode goes, and what a run would record."""
+"""The commands that profile decoding, and that print the environment record of a run."""
 
 import argparse
 import json

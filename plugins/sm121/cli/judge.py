@@ -22,9 +22,10 @@ _EVERY = (
     "line and one record a round, until a signal"
 )
 
-#: The last line of a refusal by argparse, behind its usage.
+#: The error line of argparse, which follows the usage text.
 _PARSER_ERROR = re.compile(r"(?m)^\S.*: error: (.+)$")
-#: A refusal by the rest of pytest, without the traceback of a module that cannot be imported.
+#: A usage error that another part of pytest reports, unless it contains the traceback of a failed
+#: import.
 _REFUSAL = re.compile(r"(?s)ERROR: (?!.*Traceback)(.+)")
 
 
@@ -68,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _become_pytest(given: Sequence[str]) -> None:
-    """Replace this process by pytest, or print the help of the suite's options."""
+    """Replace this process with pytest, or print the help of the suite's options."""
     if {"-h", "--help"} & {*given}:
         print(f"{_help_of_options()}\npytest's options: pytest --help")
         sys.exit()
@@ -154,7 +155,7 @@ def _matrix(options: argparse.Namespace) -> None:
             print(size.sizes(space), end="")
         else:
             print(size.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
-    except OptionError as error:  # pytest calls it --matrix
+    except OptionError as error:  # the message names --strength; pytest's option is --matrix
         raise OptionError("--strength", error.fault) from error
 
 
@@ -171,11 +172,11 @@ def _add_plan(commands: Commands) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Print what pytest would run by the collected tests."""
+    """Print the checks that pytest would run, without running them."""
     from sm121.report import run_plan
     from sm121.session import own_options
 
-    own_options.reader(options.words)  # a wrong value is one line; pytest writes its usage, too
+    own_options.reader(options.words)  # print a wrong value as one line, without pytest's usage
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "plan.json"
         done = subprocess.run(
@@ -197,7 +198,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _refusal_of_pytest(done: subprocess.CompletedProcess[str]) -> str | None:
-    """Return the message with which pytest refuses before the suite is loaded."""
+    """Return pytest's error message if it stops before the suite's plugin is loaded."""
     if done.returncode != EXIT_USAGE:
         return None
     by_parser = _PARSER_ERROR.search(done.stderr)

@@ -1,4 +1,4 @@
-"""The commands that look at a server, a machine or a report."""
+"""The commands that inspect a server, a machine or a report."""
 
 import argparse
 import dataclasses

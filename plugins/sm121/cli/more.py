@@ -1,4 +1,4 @@
-"""The commands that build or compute what a run needs, and the schemas."""
+"""The commands that prepare files for a run (canary, caches), and that print the schemas."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from sm121.cli.command import Commands, command, progress
 from sm121.core import profile, templates
 from sm121.core.errors import UsageError
 
-#: The columns of a bar of progress.
+#: The width of a progress bar in characters.
 _BAR = 30
 
 
