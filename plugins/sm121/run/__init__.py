@@ -1,1 +1,1 @@
-"""The verdict file of a run, its report directory, and the merge of several parts."""
+"""A run: its events, its verdict file, its report directory, and the merge of several parts."""

@@ -1,4 +1,4 @@
-"""Decisions beside the tests: on a server's life, its path, its errors, and what it left."""
+"""Decisions that no test makes: on a server's life, kernel path, logged errors and remains."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,24 +16,24 @@ from sm121.run.events import Decided, Measured, Overruled
 from sm121.run.record import RunRecord
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
-#: Why a number is INVALID that was measured while the attached server was replaced.
+#: The reason of a metric that is INVALID because another process replaced the attached server.
 REPLACED = "another_process"
-#: The errors of a kind that are shown at a time.
+#: How many errors of one kind a decision quotes.
 _SHOWN = 5
-#: The characters of the contradictions that are shown.
+#: How many characters of the contradictions a decision quotes.
 _MOST_CONTRADICTIONS = 400
-#: The characters of an error's line that distinguish it from others of its kind.
+#: How many characters of an error's line are compared to tell errors of one kind apart.
 _MOST_OF_A_LINE = 60
 
 
 def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
-    """Return the decision on a server that ended before the suite stopped it.
+    """Return the decision on a server whose process ended before the suite stopped it.
 
     Args:
         name: The name of the server.
-        dead: Its end.
+        dead: The event of its end.
         cause: The cause of the end.
-        phase: The level, and the place in the run in words.
+        phase: The level, and the point of the run in words.
     """
     level, where = phase
     evidence = "what it left is under crashes"
@@ -48,11 +48,11 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
 
 
 def void(file: VerdictFile, why: str) -> list[Measured | Overruled]:
-    """Return the events that make all measurements INVALID: they are of more than one server.
+    """Return the events that make all measurements INVALID, because several servers answered.
 
     Args:
         file: The run's verdict file.
-        why: The sign of the other server.
+        why: The evidence that another server answered.
     """
     withdrawn: list[Measured | Overruled] = []
     for name, metric in file.metrics.items():
@@ -67,13 +67,13 @@ def void(file: VerdictFile, why: str) -> list[Measured | Overruled]:
 def left_the_path(
     name: str, wrong: Sequence[Contradiction], log: Path | None, where: str
 ) -> TestReport:
-    """Return the decision on a server whose log shows another path than it was judged on.
+    """Return the decision on a server whose kernel path changed after it was judged.
 
     Args:
         name: The name of its configuration.
-        wrong: The new contradictions.
+        wrong: The contradictions to the profile that are new.
         log: The log.
-        where: The place in the run in words.
+        where: The point of the run in words.
     """
     contradictions = "; ".join(str(contradiction) for contradiction in wrong)
     fact = Fact(
@@ -87,12 +87,12 @@ def left_the_path(
 def silent(
     errors: Iterable[SilentError], source: str, phase: tuple[str, str], redact: Callable[[str], str]
 ) -> Iterator[TestReport]:
-    """Yield a decision for each kind of error that a log reports though nothing died of it.
+    """Yield a decision for each kind of logged error that killed no process.
 
     Args:
         errors: The errors of a server's log, or of the kernel's.
         source: The log in words, such as "log of server-1".
-        phase: The level, and the place in the run in words.
+        phase: The level, and the point of the run in words.
         redact: Removes secrets from a line.
 
     Yields:
@@ -131,7 +131,7 @@ def error_reader(server: Server, log: Path) -> ErrorReader:
 
     Args:
         server: The server.
-        log: The log. For an attached server it is read from its current end on.
+        log: The log. For an attached server, the reader starts at the current end of the log.
     """
     engine = server.reader or ""
     if server.configuration is not None:
@@ -140,7 +140,7 @@ def error_reader(server: Server, log: Path) -> ErrorReader:
 
 
 def unclean(name: str, report: StopReport) -> TestReport:
-    """Return the decision on a stopped server that left something.
+    """Return the decision on a stopped server that left processes, memory or files behind.
 
     Args:
         name: The name of the server.
@@ -158,7 +158,7 @@ def unclean(name: str, report: StopReport) -> TestReport:
 
 
 def unproven_memory(name: str, report: StopReport) -> TestReport:
-    """Return the decision on memory of a stopped server that is not proven to be free again.
+    """Return the decision on a stopped server whose memory is not proven to be free again.
 
     Args:
         name: The name of the server's configuration.
@@ -175,9 +175,9 @@ def unproven_memory(name: str, report: StopReport) -> TestReport:
 
 
 def memory_is_usual(report: StopReport, earlier: Sequence[StopReport]) -> bool:
-    """Return whether a healthy stop may seem to leave the memory that is not proven to be free.
+    """Return whether a healthy stop can also leave this much memory that is not proven to be free.
 
-    It may once: after a stop that left unproven memory, another one is not usual.
+    Only one stop of a run is excused. If an earlier stop left such memory, this one is not.
 
     Args:
         report: The report of the stop.

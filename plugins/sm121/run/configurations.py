@@ -1,4 +1,4 @@
-"""The server configurations of a run's profile, and what keeps them from being started here."""
+"""The server configurations of a run's profile, and the reasons why one cannot start here."""
 
 import functools
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ class Configurations:
     record: RunRecord
     #: The profile's configurations; empty if the server is attached.
     by_name: Mapping[str, ServerConfiguration] = field(default_factory=dict)
-    #: The facts of each node before the start.
+    #: The facts about each node, collected before the first start.
     node_facts: dict[Node, dict[str, Any]] = field(default_factory=dict)
 
     def managed(self, name: str) -> ServerConfiguration:
-        """Return a configuration that the suite starts itself; NotRun if the server is attached."""
+        """Return a configuration that the suite starts; raise NotRun if the server is attached."""
         if self.target.obstacle is not None:
             raise NotRun(self.target.obstacle)
         if name not in self.by_name:
@@ -35,11 +35,11 @@ class Configurations:
         return self.by_name[name]
 
     def environment(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """Return the environment in which the engine of a configuration runs."""
+        """Return the environment variables of a configuration's engine."""
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
     def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """Return the variables that keep a start's compilers from taking the machine's memory."""
+        """Return the variables that limit parallel compilers so that they fit in memory."""
         added = jit.bounding_variables(
             self.target.require_profile().engine.needs,
             configuration.arguments,
@@ -54,7 +54,7 @@ class Configurations:
 
     @functools.cached_property
     def findings(self) -> list[PreflightFinding]:
-        """The obstacles to a start here, found once, before the first start."""
+        """The reasons why a server cannot start here; computed once, before the first start."""
         names = (self.target.require_profile().under_test, self.target.require_profile().baseline)
         findings = start_checks.find_obstacles(
             self.target.arch,

@@ -1,4 +1,4 @@
-"""Profiles some decode steps of a server. The report keeps the kernels that ran."""
+"""Profiles some decode steps of a server, and lists the kernels that ran in the report."""
 
 from pathlib import Path
 
@@ -18,8 +18,9 @@ def take(run: Run, server: Server, *, mode: str) -> KernelProfile:
     Args:
         run: The run.
         server: The server.
-        mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
-            server is stopped, since a GPU profiler slows launches as long as the process lives.
+        mode: The mode with which the server was started: ``keep``, ``restart`` or ``off``. With
+            ``restart``, the server is stopped afterwards, because a GPU profiler slows kernel
+            launches until the process ends.
 
     Returns:
         The kernels.

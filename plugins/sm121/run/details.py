@@ -1,7 +1,8 @@
 """details.json: the parts of report.html that are not in verdict.json.
 
-These are requirements, the whole text of failures, raw samples, and the stored runs that this one
-was compared with. Nothing in it decides anything; without the file a report is shorter.
+The file contains the requirement of each test, the full text of failures, raw samples, and the
+stored runs that this run was compared with. No verdict depends on the file. Without it, the report
+has no such sections.
 """
 
 import json
@@ -15,10 +16,10 @@ from pydantic import BaseModel, Field
 from sm121.core.files import write_text
 
 NAME = "details.json"
-#: The samples of a metric that are kept. The gaps between chunks can be very many; 20,000 show the
-#: shape of their tail.
+#: How many samples of a metric are stored. A long run has many more gaps between chunks; 20,000 of
+#: them show the shape of the tail.
 _MOST_SAMPLES = 20_000
-#: The characters of a failure's text that are kept.
+#: How many characters of a failure's text are stored.
 _MOST_TEXT = 20_000
 
 
@@ -97,7 +98,7 @@ def samples_of(extra_info: Mapping[str, Any]) -> Samples:
 
 
 def shortened(text: str) -> str:
-    """Return the beginning and the end of a failure's text, if it is longer than is kept.
+    """Return a failure's text; if it is too long to store, only its beginning and its end.
 
     Args:
         text: The text.

@@ -1,4 +1,4 @@
-"""The report directory. One run at a time uses it, and files of earlier runs are kept."""
+"""The report directory. Only one run at a time uses it. It also contains earlier runs."""
 
 import contextlib
 import datetime
@@ -19,41 +19,41 @@ _LOCK = ".lock"
 #: The folder of the reports of earlier runs.
 EARLIER = "earlier"
 _REPORT = verdict_file.NAME
-#: The folder of a run that measured nothing, in that of a run that measured.
+#: The subfolder for a run that measured nothing, if the directory has the report of a run that did.
 NOT_RUN = "not-run"
-#: Entries that no run moves or removes.
+#: Entries that a new run neither moves nor removes.
 _KEPT = (_LOCK, EARLIER, NOT_RUN)
-#: How long a process waits for another process of its run that prepares the directory.
+#: How long a process waits while another process of the same run prepares the directory.
 _SHARED_WITHIN_S = 20.0
-#: How long a run waits for the supervisors of an earlier run.
+#: How long a run waits until the supervisors of an earlier run have ended.
 _SUPERVISED_WITHIN_S = 20.0
 
 
 class InUse(UsageError):
-    """Another run has the report directory."""
+    """Another run is using the report directory."""
 
 
 @dataclass
 class ReportDirectory:
-    """A report directory, taken until its lock is closed."""
+    """A report directory that this run uses until it closes the lock."""
 
     path: Path
     lock: IO[str]
-    #: Where the files of an earlier run were moved to; None when there were none.
+    #: The folder that the files of an earlier run were moved to; None without such files.
     earlier: Path | None = None
 
 
 def take(directory: Path, share: str | None = None, *, resume: bool = False) -> ReportDirectory:
-    """Take the directory for this run. Files of an earlier run are moved to ``earlier/``.
+    """Lock the directory for this run, and move files of an earlier run to ``earlier/``.
 
     Args:
-        directory: The folder; it is made if it is not there.
-        share: Name of a run of several processes, which may take it at the same time.
-        resume: Whether the run of the directory goes on: its files stay.
+        directory: The folder. It is created if it does not exist.
+        share: The name of a run with several processes, which may all use the directory.
+        resume: Whether this run continues the run in the directory: then no files are moved.
 
     Raises:
-        InUse: Another run has it.
-        UsageError: It is no report directory, or it cannot be written.
+        InUse: Another run is using the directory.
+        UsageError: The folder is not a report directory, or is not writable.
     """
     try:
         return _take(directory, share, resume=resume)
@@ -64,13 +64,13 @@ def take(directory: Path, share: str | None = None, *, resume: bool = False) -> 
 
 
 def of_a_run_that_measures_nothing(directory: Path) -> Path:
-    """Return the folder for a run of which nothing can run.
+    """Return the report folder of a run in which no test can run.
 
     Args:
         directory: The report directory.
 
     Returns:
-        A folder of its own in ``directory`` if that has the report of a run that measured,
+        The subfolder ``not-run`` if ``directory`` contains the report of a run that measured,
         otherwise ``directory``.
     """
     try:
@@ -98,7 +98,7 @@ def earlier_reports(directory: Path) -> list[Path]:
 
 
 def restore(directory: Path, earlier: Path | None) -> None:
-    """Remove the files of a refused run, and put back the files that it has moved.
+    """Remove the files of a refused run, and move the earlier run's files back.
 
     Args:
         directory: The report directory.
@@ -110,12 +110,12 @@ def restore(directory: Path, earlier: Path | None) -> None:
     for entry in earlier.iterdir():
         entry.rename(directory / entry.name)
     earlier.rmdir()
-    with contextlib.suppress(OSError):  # it has the reports of other runs
+    with contextlib.suppress(OSError):  # it contains the reports of other runs
         earlier.parent.rmdir()
 
 
 def clear(directory: Path) -> None:
-    """Remove the files of a run. The reports of earlier runs stay.
+    """Remove the files of a run, but not the reports of earlier runs.
 
     Args:
         directory: The report directory.
@@ -130,7 +130,7 @@ def clear(directory: Path) -> None:
 
 
 def is_shared(directory: Path, share: str) -> bool:
-    """Return whether processes of a run have taken the directory.
+    """Return whether other processes of the same run have locked the directory.
 
     Args:
         directory: The report directory.
@@ -152,7 +152,7 @@ def _take(directory: Path, share: str | None, *, resume: bool) -> ReportDirector
             if _name(lock) == share:
                 return ReportDirectory(directory, lock)
         elif share is not None and time.monotonic() < deadline:
-            time.sleep(0.05)  # another process of this run prepares it now
+            time.sleep(0.05)  # another process of this run is preparing it
             continue
         lock.close()
         raise InUse(
@@ -174,7 +174,7 @@ def _take(directory: Path, share: str | None, *, resume: bool) -> ReportDirector
 
 
 def _refuse_foreign(directory: Path) -> None:
-    """Raise UsageError if a folder has files and is no report directory."""
+    """Raise UsageError if a folder contains files but is not a report directory."""
     is_report = any((directory / name).exists() for name in (_REPORT, events.NAME, WORKERS))
     if is_report or not directory.is_dir():
         return
@@ -187,7 +187,7 @@ def _refuse_foreign(directory: Path) -> None:
 
 
 def _move_earlier(directory: Path) -> Path | None:
-    """Move the files of an earlier run to a folder of its time; None if there are no files."""
+    """Move the files of an earlier run to a folder named by its time; None without files."""
     entries = [entry for entry in directory.iterdir() if entry.name not in _KEPT]
     if not entries:
         return None
@@ -210,8 +210,8 @@ def _move_earlier(directory: Path) -> Path | None:
 def _wait_for_supervisors(directory: Path) -> None:
     """Wait for the supervisors of an earlier run that was killed.
 
-    They still write down what happened, and end that run's servers. The wait is bounded: a
-    supervisor that takes longer writes to a folder that is no longer its own.
+    A supervisor records how the servers ended and stops them. The wait has a limit. A supervisor
+    that takes longer writes its last lines to the folder after it was moved.
     """
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
@@ -222,6 +222,6 @@ def _wait_for_supervisors(directory: Path) -> None:
 
 
 def _name(lock: IO[str]) -> str:
-    """Return the name of the run that has the lock."""
+    """Return the name of the run that holds the lock."""
     lock.seek(0)
     return lock.read()

@@ -9,12 +9,12 @@ from sm121.evidence.kernel_profile import KernelProfile
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.transport import Transport
 
-#: The fields of the kernel path that differ between ranks.
+#: The fields of the kernel path that the report lists for each rank.
 _OF_A_RANK = ("attention", "moe", "kv_layout", "kv_cache_dtype", "graph_sizes")
 
 
 class ServedKernel(Record):
-    """A kernel of the served path, and whether a test compared it with the oracle."""
+    """A kernel that the server uses, and whether a test compared this kernel with the oracle."""
 
     operation: str
     """The operation's name in the kernel level: ``fused_moe``, ``decode_attention``, ..."""
@@ -35,7 +35,7 @@ class ServedKernel(Record):
 
 
 class NodeReport(Record):
-    """One rank of a server that spans machines. Null if the evidence does not show a value."""
+    """One rank of a server on several machines. A value is null if no evidence shows it."""
 
     rank: int | None
     node: str
@@ -52,8 +52,8 @@ class NodeReport(Record):
         """Return the row of a rank.
 
         Args:
-            shown: The rank by its log.
-            carried: The transport of its bytes; None if nothing shows it.
+            shown: The rank as its log shows it.
+            carried: The transport between the ranks; None if no evidence shows it.
         """
         path = {}
         for name in _OF_A_RANK:
@@ -84,7 +84,7 @@ class NodeReport(Record):
 
 
 class EngineReport(Record):
-    """The engine under test. Null if the evidence does not show a value."""
+    """The engine under test. A value is null if no evidence shows it."""
 
     name: str
     version: str | None = None

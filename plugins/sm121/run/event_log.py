@@ -1,4 +1,4 @@
-"""Appends the events of a run to its ``run.jsonl``, and folds them."""
+"""Appends the events of a run to ``run.jsonl``, and applies them to the verdict file."""
 
 import os
 import threading
@@ -10,38 +10,39 @@ from sm121.run.events import Event, Stamped
 from sm121.run.fold import Fold
 from sm121.run.verdict_file import VerdictFile
 
-#: After these the file is on the disk even if the machine fails.
+#: After each of these events the file is synced to the disk, so that a machine failure loses none.
 _SYNCED = (events.Decided, events.Died, events.Measured, events.Closed)
 
 
 class EventLog:
     """The events of a run.
 
-    A line is written at once: the death of this process loses no whole line. The file is made for
-    the first event, and opened for each: a report directory that was removed is noticed.
+    Each event is written at once, so that no complete line is lost if this process is killed. The
+    file is created with the first event and opened again for each event. This way the suite
+    notices that somebody has removed the report directory.
 
     Args:
-        file: The verdict file that the events so far make.
-        path: The ``run.jsonl``; None if nothing is written: the run is joined of parts, which have
-            their own, or it will be resumed.
+        file: The verdict file after the events so far.
+        path: The ``run.jsonl``. None: write nothing, because the run is merged from parts that
+            have their own file, or because it will be resumed.
 
     Attributes:
-        fold: The verdict file of the events so far.
-        path: As given.
+        fold: Applies each event to the verdict file.
+        path: The ``run.jsonl``, or None.
     """
 
     def __init__(self, file: VerdictFile, path: Path | None = None) -> None:
         self.fold = Fold(file)
         self.path = path
         self._began = time.monotonic()
-        #: Bytes that could not be written yet.
+        #: Bytes that could not be written before.
         self._pending = b""
-        # The sampler of the memory makes remarks, too.
+        # The thread that samples the memory also records remarks.
         self._lock = threading.RLock()
 
     @classmethod
     def resume(cls, path: Path, stream: events.Stream) -> "EventLog":
-        """Go on with the events of a run that was killed. A torn last line is removed.
+        """Continue the events of a run that was killed, after removing an incomplete last line.
 
         Args:
             path: The ``run.jsonl``.
@@ -59,18 +60,18 @@ class EventLog:
 
     @property
     def age_s(self) -> float:
-        """The seconds since the run began, without the time between a kill and its resumption."""
+        """The seconds since the run began, without the time between a kill and ``--resume``."""
         return round(time.monotonic() - self._began, 3)
 
     def append(self, event: Event) -> None:
-        """Fold an event, and append it to the file.
+        """Apply an event to the verdict file, and append it to ``run.jsonl``.
 
         Args:
-            event: The event. The fold gets it as a reader of the file does, and shares nothing with
-                it.
+            event: The event. It is serialized and parsed before it is applied, so that later
+                changes of the object have no effect.
 
         Raises:
-            OSError: The file cannot be written. The line is written before the next one.
+            OSError: The file cannot be written. The next call writes this line first.
         """
         with self._lock:
             line = events.to_line(Stamped(self.age_s, event))

@@ -1,12 +1,12 @@
-"""The events of a run, and ``run.jsonl``, which has one of them on each line.
+"""The events of a run, and ``run.jsonl``, which contains one event on each line.
 
-A run appends each event when it happens. `sm121.run.fold` makes verdict.json of the events.
+A run appends each event when it happens. `sm121.run.fold` computes verdict.json from the events.
 
     {"at_s": 12.031, "kind": "decided", "test": {"id": "tests/test_smoke.py::test_health", ...}}
 
-``at_s`` are the seconds since the run began. The first event is `Opened`; it has the version of the
-format. A stream of a later version, and a kind that is not known, are refused: a fold that leaves
-out an event is of another run.
+``at_s`` is the time in seconds since the run began. The first event is `Opened`, which contains the
+version of the format. A file with a later version or with an unknown event is refused, because the
+verdict would be wrong without that event.
 """
 
 import json
@@ -52,7 +52,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Collected:
-    """The tests of the run, in its order, and the shard that they are."""
+    """The tests of the run in the order of execution, and the shard to which they belong."""
 
     tests: list[ShardTest]
     shard: ShardReport | None = None
@@ -61,7 +61,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class EnvironmentRead:
-    """The environment record, and the fingerprint that is made of it."""
+    """The environment record was read, and the fingerprint was computed from it."""
 
     environment: dict[str, Any]
     fingerprint: Fingerprint | None
@@ -70,7 +70,7 @@ class EnvironmentRead:
 
 @dataclass(frozen=True)
 class EnvironmentNoted:
-    """An entry of the environment record became known, or changed."""
+    """An entry of the environment record was added or changed."""
 
     name: str
     value: Any
@@ -79,18 +79,18 @@ class EnvironmentNoted:
 
 @dataclass(frozen=True)
 class EngineShown:
-    """The engine with its kernel path, as far as the evidence shows them now."""
+    """The report on the engine and its kernel path, by the evidence so far."""
 
     engine: EngineReport
     kind: Literal["engine_shown"] = "engine_shown"
 
     @classmethod
     def of(cls, before: EngineReport, **changed: Any) -> "EngineShown":
-        """Return the event that fields of the engine's report changed.
+        """Return the event for a change of some fields of the engine's report.
 
         Args:
-            before: The report so far.
-            **changed: The fields.
+            before: The report before the change.
+            **changed: The new values by field.
         """
         return cls(before.model_copy(update=changed))
 
@@ -105,7 +105,7 @@ class ServerStarting:
 
 @dataclass(frozen=True)
 class StartEnded:
-    """A start has ended: the server is ready, or its ``startup_s`` is null."""
+    """A start has ended: the server is ready, or the start failed and ``startup_s`` is null."""
 
     start: StartReport
     kind: Literal["start_ended"] = "start_ended"
@@ -113,7 +113,7 @@ class StartEnded:
 
 @dataclass(frozen=True)
 class ServerStopped:
-    """A server that the suite started has ended, and what it left was looked for."""
+    """A server that the suite started has ended, and the suite checked what it left behind."""
 
     log: str
     clean: bool
@@ -122,7 +122,7 @@ class ServerStopped:
 
 @dataclass(frozen=True)
 class Died:
-    """Something ended abnormally, and its bundle was written."""
+    """A process ended abnormally, and its crash bundle was written."""
 
     crash: CrashReport
     kind: Literal["died"] = "died"
@@ -130,7 +130,7 @@ class Died:
 
 @dataclass(frozen=True)
 class Decided:
-    """A decision on a test, or one beside the tests."""
+    """A verdict on a test, or a decision that no test makes."""
 
     test: TestReport
     kind: Literal["decided"] = "decided"
@@ -138,7 +138,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Overruled:
-    """A decision was replaced."""
+    """The verdict on a test was replaced."""
 
     test: str
     verdict: Verdict
@@ -175,7 +175,7 @@ class Described:
 
 @dataclass(frozen=True)
 class FailureShown:
-    """A failed test as pytest shows it."""
+    """The text of a failed test, as pytest prints it."""
 
     failure: FailureDetail
     kind: Literal["failure_shown"] = "failure_shown"
@@ -183,7 +183,7 @@ class FailureShown:
 
 @dataclass(frozen=True)
 class HistoryRead:
-    """The metrics over the stored runs, and the lines of the regression level."""
+    """The metrics in the stored runs, and the findings of the regression level."""
 
     history: dict[str, Series]
     findings: list[str]
@@ -192,7 +192,7 @@ class HistoryRead:
 
 @dataclass(frozen=True)
 class BoxRead:
-    """The state of the machine by its readings so far."""
+    """The state of the machine, by all readings so far."""
 
     box: BoxReport
     kind: Literal["box_read"] = "box_read"
@@ -200,7 +200,7 @@ class BoxRead:
 
 @dataclass(frozen=True)
 class MemoryRead:
-    """The memory under load."""
+    """The memory of the server under load."""
 
     memory: MemoryReport
     kind: Literal["memory_read"] = "memory_read"
@@ -208,7 +208,7 @@ class MemoryRead:
 
 @dataclass(frozen=True)
 class Changed:
-    """All metrics that are worse than before, or may be."""
+    """The list of all metrics that are worse than before, or may be worse."""
 
     changes: list[ChangeReport]
     kind: Literal["changed"] = "changed"
@@ -216,7 +216,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Compared:
-    """The run was compared with a trusted one."""
+    """The run was compared with a trusted run."""
 
     against: AgainstReport
     kind: Literal["compared"] = "compared"
@@ -240,14 +240,14 @@ class Unproven:
 
 @dataclass(frozen=True)
 class UndecidedDropped:
-    """The tests that were not decided belong to another worker."""
+    """The tests without a verdict were removed, because another worker runs them."""
 
     kind: Literal["undecided_dropped"] = "undecided_dropped"
 
 
 @dataclass(frozen=True)
 class Distrusted:
-    """Later results cannot be trusted: a crash left the GPU or the machine in doubt."""
+    """Later results cannot be trusted, because a crash may have damaged the state of the GPU."""
 
     why: str
     kind: Literal["distrusted"] = "distrusted"
@@ -255,7 +255,7 @@ class Distrusted:
 
 @dataclass(frozen=True)
 class Resumed:
-    """Another process goes on with the run. The tests in ``again`` are run again, or at last."""
+    """Another process continues the run. It runs the tests in ``again``."""
 
     again: list[str]
     kind: Literal["resumed"] = "resumed"
@@ -263,7 +263,7 @@ class Resumed:
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
-    """The run ended. An event that decides something opens it again."""
+    """The run ended. A later event with a verdict opens it again."""
 
     finished: bool
     verdict: Verdict
@@ -320,11 +320,11 @@ class Stamped:
 
 @dataclass(frozen=True)
 class Stream:
-    """The whole lines of a ``run.jsonl``.
+    """The complete lines of a ``run.jsonl``.
 
     Attributes:
-        events: The events, in their order.
-        size: The bytes of these lines. What is behind them is a torn line.
+        events: The events in the order of the file.
+        size: The size of these lines in bytes. Any bytes after them are an incomplete line.
     """
 
     events: Sequence[Stamped]
@@ -332,7 +332,7 @@ class Stream:
 
 
 def to_line(stamped: Stamped) -> str:
-    """Return an event as a line of ``run.jsonl``, in ASCII and with its newline.
+    """Return an event as a line of ``run.jsonl``: ASCII, with a newline at the end.
 
     Args:
         stamped: The event with its time.
@@ -342,13 +342,13 @@ def to_line(stamped: Stamped) -> str:
 
 
 def from_line(line: str) -> Stamped:
-    """Return the event of a line.
+    """Parse a line of ``run.jsonl``.
 
     Args:
         line: The line.
 
     Raises:
-        ValueError: It is no event that this version of the suite knows.
+        ValueError: The line is not an event that this version of the suite knows.
     """
     values = json.loads(line)
     if not isinstance(values, dict):
@@ -366,18 +366,18 @@ def from_line(line: str) -> Stamped:
 
 
 def read(path: Path) -> Stream:
-    """Read a ``run.jsonl``. The last line may be torn: it was being written when the run died.
+    """Read a ``run.jsonl``. Its last line may be incomplete if the run was killed.
 
     Args:
         path: The file.
 
     Returns:
-        The events of its whole lines.
+        The events of the complete lines.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: A whole line is no event that this version of the suite knows. The message names
-            the line.
+        OSError: The file cannot be read.
+        ValueError: A complete line is not an event that this version of the suite knows. The
+            message contains the number of the line.
     """
     content = path.read_bytes()
     size = content.rfind(b"\n") + 1

@@ -1,6 +1,6 @@
 """The fingerprint of a run: its profile, options, sources, configuration and machine.
 
-Only runs with the same fingerprint are shards of one run.
+Two runs can be shards of one run only if their fingerprints are equal.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from sm121.core.profile_fields import FULL
 
 
 class Difference(NamedTuple):
-    """A value that differs between two runs, so that their verdicts judge different things.
+    """A value that differs between two runs, so that their verdicts are not about the same target.
 
     Attributes:
         name: Its name in reports.
         one: The value of the first run.
         other: The value of the second run.
-        field: The field of `Fingerprint`; empty for other values.
-        key: The key in a field that is a table; empty for other values.
+        field: The field of `Fingerprint`; empty if the value is not a field of it.
+        key: The key, if the field is a table; otherwise empty.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 class Fingerprint(Record):
-    """The properties of a run that its verdicts depend on. Null if a value is not known."""
+    """The properties of a run on which its verdicts depend. An unknown value is null."""
 
     profile: str | None = None
     """Digest of the profile in force."""
@@ -82,11 +82,11 @@ class Fingerprint(Record):
         return differences
 
     def values(self) -> dict[str, str | None]:
-        """Return every value by its name in reports, those of tables one by one."""
+        """Return all values by their names in reports, with one entry for each key of a table."""
         return {_name(field, key): value for (field, key), value in self._values().items()}
 
     def _values(self) -> dict[tuple[str, str], str | None]:
-        """Return every value by field and key; the key is empty unless the field is a table."""
+        """Return all values by field and key. The key is empty if the field is not a table."""
         values: dict[tuple[str, str], str | None] = {}
         for field, value in self.model_dump(mode="json").items():
             if isinstance(value, Mapping):
@@ -114,7 +114,7 @@ def _text(value: object) -> str | None:
 def profile_label(name: str, fingerprint: Fingerprint | None) -> str:
     """Return the name of a profile in reports.
 
-    A profile that only has the name of a shipped one is marked.
+    A profile that has the name of a shipped profile, but other content, is marked.
 
     Args:
         name: The name of the profile.

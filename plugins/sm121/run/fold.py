@@ -1,4 +1,4 @@
-"""The content of verdict.json, and of details.json, as a fold of a run's events."""
+"""Computes the content of verdict.json and details.json from a run's events."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 
 
 def begun(opened: Opened) -> VerdictFile:
-    """Return the verdict file of a run that has begun.
+    """Return the verdict file of a run at its beginning.
 
     Args:
         opened: The first event.
@@ -27,13 +27,14 @@ def begun(opened: Opened) -> VerdictFile:
 
 
 def fold(stream: Iterable[Stamped]) -> VerdictFile:
-    """Return the verdict file that a run's events make.
+    """Return the verdict file of a run, computed from its events.
 
     Args:
         stream: The events, `Opened` first.
 
     Returns:
-        The file. Without `Closed` the run has not finished: it is judged by its decisions so far.
+        The file. Without the event `Closed` the run has not finished, and the verdict follows from
+        the tests so far.
 
     Raises:
         ValueError: The first event is not `Opened`.
@@ -70,16 +71,16 @@ def replay(stream: Iterable[Stamped]) -> "Fold":
 
 
 class Fold:
-    """The verdict file of a run by its events so far.
+    """Keeps the verdict file of a run up to date with its events.
 
     Args:
-        file: The file that the first events made.
+        file: The verdict file after the first events.
 
     Attributes:
-        file: The verdict file. `settle` brings its verdicts up to date.
-        ledger: The decision on each test.
-        details: What report.html shows beside the verdict file.
-        closed: The end of the run; None while it goes on.
+        file: The verdict file. `settle` updates the verdicts of its levels and of the run.
+        ledger: The verdict on each test.
+        details: The content of details.json.
+        closed: The event of the run's end; None while the run is in progress.
     """
 
     def __init__(self, file: VerdictFile) -> None:
@@ -90,7 +91,7 @@ class Fold:
         self._clean_stops: dict[str, bool] = {}
 
     def settle(self) -> None:
-        """Set the verdicts of the levels and of the run. An end that was decided stands."""
+        """Set the verdicts of the levels and of the run, unless the event `Closed` has set them."""
         self.file.judge()
         self.file.reason = self.file.why()
         if self.closed is not None:
@@ -98,10 +99,10 @@ class Fold:
             self.file.reason = self.closed.reason
 
     def apply(self, event: Event) -> None:
-        """Add an event.
+        """Apply an event.
 
         Args:
-            event: The event, which is not `Opened`.
+            event: The event; not `Opened`.
         """
         file = self.file
         match event:
@@ -145,7 +146,7 @@ class Fold:
         self,
         event: events.Described | events.FailureShown | events.Sampled | events.HistoryRead,
     ) -> None:
-        """Add what report.html shows beside the verdict file."""
+        """Apply an event that changes details.json."""
         details = self.details
         match event:
             case events.Described():
@@ -172,7 +173,7 @@ class Fold:
         self.file.shard = event.shard
 
     def _note_server(self, event: events.StartEnded | events.ServerStopped) -> None:
-        """Add a start or a stop. A start that failed was stopped before it is noted."""
+        """Apply a start or a stop. A failed start has its stop before `StartEnded`."""
         if isinstance(event, events.StartEnded):
             self.file.starts.append(event.start)
         else:
@@ -188,7 +189,7 @@ class Fold:
         | events.Resumed
         | events.Closed,
     ) -> None:
-        """Add a decision on a test, or on the run."""
+        """Apply a verdict on a test, or a decision on the whole run."""
         if isinstance(event, events.Closed):
             self.closed = event
             self.file.finished = event.finished

@@ -1,4 +1,4 @@
-"""The decision on each test of a run, by its id."""
+"""The verdict on each test of a run, by the id of the test."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,11 +7,11 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 
 
 def stands(first: TestReport, second: TestReport) -> TestReport:
-    """Return which of two decisions on one test stands.
+    """Return which of two decisions on one test counts. The first rule that applies decides.
 
-    1. A decision of an execution stands before one without.
-    2. The worse one stands. An excused failure is better than another failure.
-    3. The first of two equal decisions stands.
+    1. If only one of the tests was executed, its decision counts.
+    2. The worse decision counts. An excused failure is better than any other failure.
+    3. If both are equal, the first one counts.
 
     Args:
         first: The earlier decision.
@@ -27,7 +27,7 @@ def stands(first: TestReport, second: TestReport) -> TestReport:
 
 
 class Ledger:
-    """The decisions of a run: the ``tests`` of its verdict file, in the same order.
+    """The verdicts of a run's tests: the list ``tests`` of its verdict file, in the same order.
 
     Args:
         file: The run's verdict file.
@@ -37,7 +37,7 @@ class Ledger:
         self._file = file
         self._places = {test.id: position for position, test in enumerate(file.tests)}
         self._decided: set[str] = set()
-        #: Tests that are run again, and were decided before.
+        #: Tests that will run again although they have a verdict.
         self._reopened: set[str] = set()
 
     def __contains__(self, test_id: object) -> bool:
@@ -50,7 +50,7 @@ class Ledger:
         return iter(self._file.tests)
 
     def has(self, test_id: str) -> bool:
-        """Return whether a test was decided, and waits for no other decision.
+        """Return whether a test has a verdict and will not run again.
 
         Args:
             test_id: The id of the test.
@@ -59,17 +59,17 @@ class Ledger:
 
     @property
     def complete(self) -> bool:
-        """Whether every selected test was decided."""
+        """Whether every selected test has a verdict."""
         return self._decided >= self._places.keys()
 
     def decide(self, decision: TestReport) -> None:
-        """Add the decision on a test, or a decision beside the tests.
+        """Add the verdict on a test, or a decision that no test makes.
 
-        The first decision on a test replaces "not reached". `stands` chooses between two decisions,
-        also where the test was reopened.
+        The first verdict on a test replaces "not reached". After that, and for a test that runs
+        again, `stands` chooses between the old and the new verdict.
 
         Args:
-            decision: The decision.
+            decision: The verdict with its reasons.
         """
         position = self._places.get(decision.id)
         if position is None:
@@ -82,7 +82,7 @@ class Ledger:
         self._decided.add(decision.id)
 
     def reopen(self, tests: Iterable[str]) -> None:
-        """Wait for another decision on tests. An earlier one stays until then.
+        """Expect another verdict on some tests. Their earlier verdicts remain until then.
 
         Args:
             tests: The ids of the tests.
@@ -92,12 +92,12 @@ class Ledger:
         self._decided -= reopened
 
     def drop_undecided(self) -> None:
-        """Remove the tests that were not decided: another worker has them."""
+        """Remove the tests without a verdict, because another worker runs them."""
         self._file.tests = [test for test in self._file.tests if test.id in self._decided]
         self._places = {test.id: position for position, test in enumerate(self._file.tests)}
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
-        """Replace the decision on a test.
+        """Replace the verdict on a test.
 
         Args:
             test_id: The id of the test.
@@ -105,7 +105,7 @@ class Ledger:
             message: The reason.
 
         Raises:
-            KeyError: The ledger has no such test.
+            KeyError: The run has no test with this id.
         """
         test = self[test_id]
         test.verdict = verdict

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Load:
     """The load on a server."""
 
-    #: Sends the requests.
+    #: The client that sends the requests.
     client: LoadClient
-    #: The samples of the server meanwhile.
+    #: The samples of the server during the load.
     timeline: Timeline

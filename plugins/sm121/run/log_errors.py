@@ -12,17 +12,18 @@ from sm121.run.servers import Servers
 
 @dataclass(kw_only=True)
 class LogErrors:
-    """The errors of the logs, each judged once."""
+    """The errors in the servers' logs. Each error is judged once."""
 
     record: RunRecord
     servers: Servers
     _readers: dict[Path, ErrorReader] = field(init=False, default_factory=dict)
 
     def judge(self) -> None:
-        """Decide on errors that the running server's log has reported since the last call.
+        """Judge the errors that the running server has logged since the last call.
 
-        An error that killed no process is never PASS. Errors before the run, during a stop, and
-        of a server that ended (they are in its bundle) do not count.
+        An error that killed no process is FAIL or INCONCLUSIVE. Three kinds of errors do not
+        count: errors before the run, errors during a stop, and errors of a server that ended
+        (these are in its crash bundle).
         """
         self.servers.follow_log()
         server = self.servers.attached

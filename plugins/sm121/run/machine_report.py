@@ -1,4 +1,4 @@
-"""The state of the machine, its memory and its crashes in the form of verdict.json."""
+"""The sections of verdict.json on the machine, its memory and the crashes."""
 
 from pydantic import Field
 
@@ -7,12 +7,12 @@ from sm121.core.verdict import Verdict
 from sm121.machine.box import Reading
 from sm121.measure.growth import Growth
 
-#: The kind of a crash by which the machine ended the run: too little memory to go on.
+#: The kind of a crash in which the suite ended the run because the machine had too little memory.
 MEMORY_FLOOR = "memory_floor"
 
 
 class BoxReport(Record):
-    """State of the machine. UNKNOWN until it was measured."""
+    """The state of the machine; UNKNOWN until it was measured."""
 
     state: str = "UNKNOWN"
     reason: str | None = "the box was not measured"
@@ -25,12 +25,12 @@ class BoxReport(Record):
 
     @property
     def looked_at(self) -> bool:
-        """Whether the run read the machine at all."""
+        """Whether the run measured the state of the machine."""
         return self != BoxReport()
 
 
 class MemoryReport(Record):
-    """Memory under load: its growth, and the points of a chart. ``file`` has every sample."""
+    """The memory under load: its growth and the points of a chart; ``file`` has all samples."""
 
     file: str
     device_memory: str
@@ -45,7 +45,7 @@ class MemoryReport(Record):
 
 
 class CrashReport(Record):
-    """An abnormal end and its bundle."""
+    """The abnormal end of a process, and its crash bundle."""
 
     kind: str
     summary: str

@@ -1,7 +1,7 @@
 """Merges several verdict files into one: those of a run's shards, or of its workers.
 
-docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
-decisions on a test stands (`sm121.run.ledger.stands`).
+docs/verdicts.md contains the rules: the order of verdicts, the order of the states of the box, and
+which of two verdicts on a test counts (`sm121.run.ledger.stands`).
 """
 
 import datetime
@@ -20,24 +20,24 @@ from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFil
 
 #: The states of the box, the worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
-#: The most hours between the starts of two shards of one run.
+#: The maximum time between the starts of two shards of one run, in hours.
 _ONE_RUN_H = 24.0
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """Return why two runs are not parts of the same one.
+    """Return the reasons why two runs cannot be parts of the same run.
 
-    Files of earlier versions have no fingerprint. They have fewer values, and all of these are
-    compared.
+    Files of earlier versions have no fingerprint. For these files, all values are compared that
+    the file contains.
 
     Args:
         one: A run.
         other: Another run.
 
     Returns:
-        The differences; empty if the runs can be parts of one.
+        The differences; empty if the runs can be parts of the same run.
     """
-    # A run without a server does not know the version.
+    # The version is not known if the run used no server.
     version = one.engine.version or other.engine.version
     compared = [
         Difference("profile", one.profile, other.profile),
@@ -61,7 +61,7 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
 
 
 def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """Return why two runs are not shards of the same one: `differences`, or another day.
+    """Return why two runs cannot be shards of one run: `differences`, or starts too far apart.
 
     Args:
         one: A shard.
@@ -72,7 +72,7 @@ def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
         start_here = datetime.datetime.fromisoformat(one.started)
         start_there = datetime.datetime.fromisoformat(other.started)
         is_one_day = abs(start_here - start_there).total_seconds() / 3600 < _ONE_RUN_H
-    except (ValueError, TypeError):  # not a time, or one without its zone
+    except (ValueError, TypeError):  # not a time, or without a time zone
         is_one_day = one.started == other.started
     if not is_one_day:
         found.append(Difference("day", one.started, other.started))
@@ -80,7 +80,7 @@ def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
 
 
 def _arguments(file: VerdictFile) -> str | None:
-    """Return the engine's arguments on one line; None if they are not known."""
+    """Return the engine's arguments as one line; None if they are not known."""
     arguments = file.environment.get("engine_arguments")
     if arguments is None:
         return None
@@ -88,18 +88,19 @@ def _arguments(file: VerdictFile) -> str | None:
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Add the parts' engines, starts, metrics, crashes and decisions beside the tests to the whole.
+    """Add everything but the tests of the parts to the whole: engines, starts, metrics, crashes.
 
     Args:
-        whole: The whole run. Its tests stay as they are.
-        ledger: Its decisions.
-        parts: The parts by their folders in the whole's report directory.
+        whole: The verdict file of the whole run. Its tests are not changed.
+        ledger: The verdicts of the whole run. Decisions that no test made are added.
+        parts: The verdict files of the parts, by their folders in the whole's report directory.
     """
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         _add_part(whole, ledger, part)
     for folder, part in parts.items():
-        # A part is worse than its tests; one that executed nothing takes nothing away.
+        # A part may have a worse verdict than its tests. A part without executed tests does not
+        # change the verdict of the whole.
         if part.verdict not in (_judged_again(part).verdict, Verdict.NOT_RUN):
             ledger.decide(
                 TestReport(
@@ -124,7 +125,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 
 def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
-    """Add the metrics, starts, crashes, lines and decisions beside the tests of a part."""
+    """Add the metrics, starts, crashes, remarks, and the decisions of a part that no test made."""
     for name, metric in part.metrics.items():
         earlier = whole.metrics.get(name)
         if earlier is None or worst([earlier.verdict, metric.verdict]) is not earlier.verdict:
@@ -140,12 +141,12 @@ def _add_part(whole: VerdictFile, ledger: Ledger, part: VerdictFile) -> None:
 
 
 def _rank_of_engine(engine: EngineReport) -> tuple[bool, bool]:
-    """Return the rank of an engine's report: a proven kernel path, else a server that served."""
+    """Return the rank of an engine's report: best with a proven kernel path, then with a server."""
     return bool(engine.path.evidence), engine.base_url is not None
 
 
 def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:
-    """Judge the served kernels of the whole by all of its tests."""
+    """Judge again which served kernels were tested, by the tests of the whole run."""
     backends = {kernel.component: kernel.backend for kernel in whole.engine.served}
     backends["attention_decode"] = None
     for kernel in whole.engine.served:
@@ -157,7 +158,7 @@ def _judge_served_again(whole: VerdictFile) -> list[ServedKernel]:
 
 
 def _worst_memory(memories: Sequence[MemoryReport]) -> MemoryReport | None:
-    """Return the report with the worst verdict, of several the one with the most samples."""
+    """Return the report with the worst verdict; among equal ones, the one with the most samples."""
     gravest = worst(memory.verdict for memory in memories)
     of_it = [memory for memory in memories if memory.verdict is gravest]
     return max(of_it, key=lambda memory: memory.samples, default=None)
@@ -166,15 +167,15 @@ def _worst_memory(memories: Sequence[MemoryReport]) -> MemoryReport | None:
 def merge_shards(
     parts: Mapping[str, VerdictFile], beside: Sequence[TestReport] = ()
 ) -> VerdictFile:
-    """Join shards, or the workers of a run, to the whole run.
+    """Merge shards, or the parts of a run's workers, into the whole run.
 
     Args:
-        parts: The shards by their folders, at least one.
-        beside: Decisions that no part has.
+        parts: The verdict files of the shards by their folders; at least one.
+        beside: Further decisions that are in no part.
 
     Returns:
-        The verdict file of the whole run, which is never better than any part. If a shard is
-        missing, its tests and the run are NOT_RUN.
+        The verdict file of the whole run. Its verdict is never better than that of a part. If a
+        shard is missing, its tests and the whole run are NOT_RUN.
     """
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
@@ -227,9 +228,9 @@ def merge_shards(
 def _conclude(
     whole: VerdictFile, files: Sequence[VerdictFile], missing: str, absent: Sequence[str]
 ) -> None:
-    """Set the reason of a judged whole, and its verdict if shards or tests are missing.
+    """Set the reason of the whole run, and its verdict if shards or tests are missing.
 
-    ``missing`` names the missing shards, ``absent`` has the tests that no shard had.
+    ``missing``: the names of the missing shards. ``absent``: the tests that were in no shard.
     """
     if missing:
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
@@ -247,7 +248,7 @@ def _conclude(
 
 
 def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
-    """Join the comparisons of the parts with the trusted run; None without any."""
+    """Merge the parts' comparisons with the trusted run; None if no part was compared."""
     reports = [report for report in parts if report is not None]
     if not reports:
         return None
@@ -266,20 +267,20 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
 
 
 def _judged_again(file: VerdictFile) -> VerdictFile:
-    """Return a copy of a file that is judged by its tests."""
-    judged = file.model_copy(update={"levels": {}})  # the tests are read, not changed
+    """Return a copy of a file with the verdict that follows from its tests."""
+    judged = file.model_copy(update={"levels": {}})  # shallow: the tests are not changed
     judged.judge()
     return judged
 
 
 def contradiction(file: VerdictFile) -> str | None:
-    """Return a contradiction of a file to its own tests: it was changed after it was written.
+    """Return how a file contradicts its own tests. Such a file was edited after the run.
 
     Args:
         file: The file.
 
     Returns:
-        The contradiction; None without one.
+        The contradiction; None if the file is consistent.
     """
     judged = _judged_again(file)
     if worst([file.verdict, judged.verdict]) is not file.verdict:
@@ -293,7 +294,7 @@ def contradiction(file: VerdictFile) -> str | None:
 
 
 def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
-    """Return a copy whose paths are relative to the whole's report directory."""
+    """Return a copy of a part whose paths are relative to the report directory of the whole."""
     moved = part.model_copy(deep=True)
     for start in moved.starts:
         start.log = f"{prefix}/{start.log}"
@@ -306,11 +307,11 @@ def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """Return the box of the whole: the worst of those that were read.
+    """Return the state of the machine for the whole run: the worst state that a part measured.
 
     Args:
-        boxes: The boxes of the parts, at least one. A state from a later version of the suite
-            counts as UNKNOWN.
+        boxes: The states in the parts; at least one. A state that only a later version of the
+            suite knows counts as UNKNOWN.
     """
     candidates = list(boxes)
     were_read = [box for box in candidates if box.looked_at]
@@ -318,14 +319,14 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
 
 
 def _rank_of_box(box: BoxReport) -> int:
-    """Return the place of a box in `_BOX_STATES`."""
+    """Return the index of a machine's state in `_BOX_STATES`."""
     if box.state not in _BOX_STATES:
         return _BOX_STATES.index(BoxState.UNKNOWN)
     return _BOX_STATES.index(BoxState(box.state))
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
-    """Return the environment of the first file, with the differences of the other shards."""
+    """Return the environment of the first file, and how the other shards differ from it."""
     first = files[0].environment
     others = {}
     for file in files[1:]:

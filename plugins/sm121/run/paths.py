@@ -1,4 +1,4 @@
-"""The kernel paths of a run's servers: read, shown, and judged against the profile."""
+"""Reads the kernel paths of a run's servers, reports them, and compares them with the profile."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +22,17 @@ from sm121.run.servers import Servers
 
 @dataclass(kw_only=True)
 class KernelPaths:
-    """The kernel path of each server, by its log and metrics."""
+    """The kernel path of each server, as its log and its metrics show it."""
 
     target: Target
     record: RunRecord
     configurations: Configurations
     servers: Servers
-    #: By configuration: the server whose path was judged, and the known contradictions.
+    #: For each configuration: the server whose path was judged, and its contradictions so far.
     _judged: dict[str, tuple[Server, set[Contradiction]]] = field(init=False, default_factory=dict)
-    #: By log: when it was last written before it was judged.
+    #: For each log: the time of its last change before it was judged.
     _judged_at: dict[Path, int | None] = field(init=False, default_factory=dict)
-    #: By log: the transport by the counters of this machine's RDMA ports during a prompt.
+    #: For each log: the transport, found from the counters of this machine's RDMA ports.
     _counted: dict[Path | None, Transport | None] = field(init=False, default_factory=dict)
     _under_test: Server | None = field(init=False, default=None)
 
@@ -41,7 +41,7 @@ class KernelPaths:
         return self.target.require_profile()
 
     def of(self, server: Server) -> KernelPath:
-        """Return the kernel path by log and metrics so far, with the requests for it."""
+        """Return the kernel path that log and metrics show so far, and what was requested."""
         reader = server.reader
         if reader is None:
             return KernelPath()
@@ -59,7 +59,7 @@ class KernelPaths:
         return requested.judged(server.configuration, path)
 
     def describe(self, server: Server) -> None:
-        """Show the engine under test: its path, its version and its start."""
+        """Report the engine under test: its kernel path, version and start-up time."""
         if server is self._under_test:
             return
         self._under_test = server
@@ -79,11 +79,11 @@ class KernelPaths:
 
     @property
     def layers(self) -> int | None:
-        """The layers of the served model; None if no config.json of it is here."""
+        """The number of layers of the served model; None if its config.json is not here."""
         return (roofline.read_config(self.record.file.engine.model) or {}).get("num_hidden_layers")
 
     def to_judge(self) -> KernelPath:
-        """Return the path that the numerics judge: as shown in this run, otherwise as expected."""
+        """Return the kernel path that the numerics test: shown values, else the expected ones."""
         name = self._profile.under_test
         expected = served.expected(
             self._profile.path_of(name), self.configurations.by_name.get(name)
@@ -91,10 +91,10 @@ class KernelPaths:
         return served.with_expected(self.record.file.engine.path, expected)
 
     def contradictions(self, server: Server) -> list[Contradiction]:
-        """Return the contradictions of a server's path to the profile.
+        """Return the contradictions between a server's kernel path and the profile.
 
-        The log must be known. `judge_again` repeats this after each level, when the server is
-        closed, and at the end.
+        The server must have a log. `judge_again` repeats this after each level, when the server is
+        stopped, and at the end of the run.
         """
         configuration = server.configuration
         name = configuration.name if configuration is not None else self._profile.under_test
@@ -111,14 +111,14 @@ class KernelPaths:
         return wrong
 
     def unlogged(self, server: Server) -> str | None:
-        """Return why an attached server's log cannot show its attention; None if it can or does."""
+        """Return why an attached server's log cannot show its attention backend, or None."""
         is_silent = server.configuration is None and self._profile.engine.speaking_worker
         if not is_silent or self.of(server).attention is not None:
             return None
         return "this engine logs nothing of its attention, unless the suite starts it"
 
     def spanned(self, server: Server) -> spanning.Spanned | None:
-        """Judge the ranks of a server that spans machines; None if it is on one."""
+        """Judge the ranks of a server on several machines; None for a server on one machine."""
         nodes = self._profile.nodes
         if nodes is None:
             return None
@@ -128,14 +128,14 @@ class KernelPaths:
         return spanning.judge(server, nodes, required, self._counted, self.record.file.engine.model)
 
     def judge_again(self) -> None:
-        """Judge each path that was judged before by the log of now."""
+        """Judge again each path that was judged before, by the current content of the log."""
         self.servers.follow_log()
         for name, (judged, known) in self._judged.items():
             server = (self.servers.last(name) if judged.managed else None) or judged
             assert server.log is not None
             written = server.log.stat().st_mtime_ns if server.log.is_file() else None
             if written in (None, self._judged_at.get(server.log)):
-                continue  # nothing was written since
+                continue  # the log has not changed
             self._judged_at[server.log] = written
             wrong = [found for found in self._contradictions(server, name) if found not in known]
             if not wrong:
@@ -146,10 +146,10 @@ class KernelPaths:
             )
 
     def judge_whole(self, *, unasked: bool) -> None:
-        """Judge the paths at the end of the run, by the whole logs.
+        """Judge the paths at the end of the run, by the complete logs.
 
         Args:
-            unasked: Whether the path of the server under test is judged even if no test did.
+            unasked: Whether to judge the path of the server under test even if no test has.
         """
         server = self._under_test
         if unasked and server is not None and server.log is not None:
@@ -160,7 +160,7 @@ class KernelPaths:
             self.record.emit(EngineShown.of(self.record.file.engine, path=self.of(server)))
 
     def metrics_file(self, log: Path | None) -> Path:
-        """Return the file of the metrics of a managed server by its log, or of the attached one."""
+        """Return the file for the metrics of a managed server, or of the attached server."""
         return self.record.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
 
     def _contradictions(self, server: Server, name: str) -> list[Contradiction]:
@@ -174,7 +174,8 @@ class KernelPaths:
         wrong = requirement.contradictions(required, path, server.log, name)
         if (judged := self.spanned(server)) is not None:
             wrong += judged.wrong
-        if configuration is None:  # another machine's or container's files may not be those here
+        # An attached server may use other files than those on this machine.
+        if configuration is None:
             return wrong
         stated = self._profile.model
         variables = configuration.variables
@@ -196,7 +197,7 @@ class KernelPaths:
             self.record.unproven(line)
 
     def _note_nccl(self) -> None:
-        """Record which NCCL each node of the server mapped, and remark on a difference."""
+        """Record which NCCL library each node of the server has loaded, and report differences."""
         if self.servers.pool is not None:
             by_node = self.servers.pool.nccl_by_node()
         else:
@@ -207,7 +208,7 @@ class KernelPaths:
             self.record.remark(line)
 
     def _metrics_of(self, server: Server) -> str | None:
-        """Return the metrics of the first look at the server."""
+        """Return the text of the server's metrics, as first read."""
         attached = (
             self.servers.attached.endpoint.base_url if self.servers.attached is not None else None
         )

@@ -1,4 +1,4 @@
-"""The target of a run, and its record: verdict file, report directory, remarks and progress."""
+"""The target of a run, and the record of a run: its verdict file, directory, remarks, progress."""
 
 import enum
 from collections.abc import Callable
@@ -21,21 +21,21 @@ from sm121.run.verdict_file import VerdictFile
 
 @dataclass(frozen=True)
 class Target:
-    """The architecture, the profile and the engine that a run judges."""
+    """What a run judges: an architecture, a profile and an engine."""
 
     arch: str
-    #: The profile in force. The release of a managed engine is known; that of an attached one is
-    #: known when it is probed.
+    #: The profile of the run. The release of a managed engine is known from the beginning, the
+    #: release of an attached engine after the first request.
     profile: Profile | None
-    #: Why the target cannot be judged here; None if it can.
+    #: The reason why this machine cannot judge the target; None if it can.
     obstacle: str | None
     engine: Installed = field(default_factory=Installed)
 
     def require_profile(self) -> Profile:
-        """Return the profile in force.
+        """Return the profile of the run.
 
         Raises:
-            NotRun: The target cannot be judged here.
+            NotRun: This machine cannot judge the target.
         """
         if self.profile is None:
             raise NotRun(self.obstacle or "no profile")
@@ -43,60 +43,60 @@ class Target:
 
 
 class ProgressLine(enum.Enum):
-    """How long a line of progress is shown."""
+    """How long a progress line is shown."""
 
-    #: It is kept on the screen.
+    #: The line stays on the screen.
     NOTE = "note"
-    #: It names the current wait, until the next line comes.
+    #: The line names what the run waits for. The next line replaces it.
     PASSING = "passing"
-    #: It ends a wait, and is kept.
+    #: The line reports the end of a wait, and stays on the screen.
     READY = "ready"
 
 
 class Say(Protocol):
-    """Shows a line of progress."""
+    """Shows a progress line."""
 
     def __call__(self, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:
         """Show a line.
 
         Args:
-            what: Its subject.
+            what: The subject of the line.
             line: The line.
-            kind: How long it is shown.
+            kind: How long the line is shown.
         """
 
 
 @dataclass(kw_only=True)
 class RunRecord:
-    """The files and the lines that a run writes."""
+    """Writes the files and the progress lines of a run."""
 
     directory: Path
     log: EventLog
-    #: Shows a line of progress.
+    #: Shows a progress line.
     say: Say
-    #: The values that no report may show. Those of each server are added when it is started.
+    #: The values that no report may contain. Each started server adds its own.
     secrets: set[str] = field(default_factory=set)
-    #: Whether all remarks are shown at once, too.
+    #: Whether each remark is also shown at once.
     verbose: bool = False
-    #: The level, and the place in the run in words, for decisions beside the tests.
+    #: The level, and the point of the run in words, for decisions that no test makes.
     phase: tuple[str, str] = (LEVELS[0], "in the run")
-    #: Called when the report cannot be written (see `session.crashes`).
+    #: The function to call when the report cannot be written (see `session.crashes`).
     on_unwritten: Callable[[OSError, str], None] | None = None
-    #: Why the report could not be written; None if it could.
+    #: The reason why the report could not be written; None if it was written.
     unwritten: str | None = None
 
     @property
     def file(self) -> VerdictFile:
-        """The verdict file of the events so far. `emit` changes it, and nothing else."""
+        """The verdict file after the events so far. Only `emit` changes it."""
         return self.log.fold.file
 
     @property
     def ledger(self) -> Ledger:
-        """The decision on each test. `emit` changes it, and nothing else."""
+        """The verdict on each test. Only `emit` changes it."""
         return self.log.fold.ledger
 
     def emit(self, event: Event) -> None:
-        """Let an event happen: append it to ``run.jsonl``, and fold it into the verdict file.
+        """Append an event to ``run.jsonl``, and apply it to the verdict file.
 
         Args:
             event: The event.
@@ -115,11 +115,11 @@ class RunRecord:
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark, once. A remark has no effect on any verdict.
+        """Record a remark, unless it is already recorded. A remark changes no verdict.
 
         Args:
             line: The remark.
-            at_once: Whether it is shown at once too, or only counted at the end.
+            at_once: Whether the remark is also shown now; if not, it is only counted at the end.
         """
         line = printable(self.redact(line))
         if line in self.file.remarks:
@@ -129,7 +129,7 @@ class RunRecord:
             self.say("note", line)
 
     def unproven(self, line: str) -> None:
-        """Keep a property that could not be checked, once.
+        """Record a property that could not be checked, unless it is already recorded.
 
         Args:
             line: The property and the reason.
@@ -138,10 +138,10 @@ class RunRecord:
             self.emit(events.Unproven(line))
 
     def cannot_write(self, error: OSError) -> None:
-        """Report once that the report cannot be written. The run is then never PASS.
+        """Report, once, that the report cannot be written. The run can then no longer be PASS.
 
         Args:
-            error: The error of the write.
+            error: The error of the write operation.
         """
         if self.unwritten is None:
             self.unwritten = f"the report cannot be written: {error.strerror or error}"

@@ -1,4 +1,4 @@
-"""A run as its levels use it. It is pytest's, or of the `Session` of a script."""
+"""A run, as the tests of the levels use it, under pytest or in a script's `Session`."""
 
 from dataclasses import dataclass
 
@@ -13,28 +13,28 @@ from sm121.run.servers import Servers
 
 @dataclass(kw_only=True)
 class Run:
-    """The parts of a run, each with its own task."""
+    """A run. Each of its parts has one task."""
 
     target: Target
-    #: Its events, and the verdict file that they make.
+    #: The events and the verdict file.
     record: RunRecord
     #: The profile's server configurations.
     configurations: Configurations
-    #: The server that lives now, and those before it.
+    #: The running server, and the servers before it.
     servers: Servers
-    #: Their kernel paths, and whether these are the profile's.
+    #: The servers' kernel paths, compared with the profile.
     paths: KernelPaths
-    #: The errors of their logs.
+    #: The errors in the servers' logs.
     log_errors: LogErrors
 
     @classmethod
     def of(cls, target: Target, record: RunRecord, attached: Server | None = None) -> "Run":
-        """Put the parts of a run together.
+        """Create a run with its parts.
 
         Args:
-            target: What it judges.
-            record: What it writes.
-            attached: The attached server; None if the suite starts servers, or there is none.
+            target: The architecture, profile and engine to judge.
+            record: The record of the run.
+            attached: The attached server; None if the suite starts servers itself.
         """
         configurations = Configurations(target=target, record=record)
         servers = Servers(
@@ -53,18 +53,18 @@ class Run:
 
     @property
     def profile(self) -> Profile:
-        """The profile in force; NotRun if the target cannot be judged here."""
+        """The profile of the run; raises NotRun if this machine cannot judge the target."""
         return self.target.require_profile()
 
     def server(self, configuration: str | None = None) -> Server:
-        """Return the server of a configuration, and show the path of the one under test.
+        """Return the server of a configuration. If it is under test, report its kernel path.
 
         Args:
-            configuration: Its name; None for the one under test.
+            configuration: The name of the configuration; None: the configuration under test.
 
         Raises:
-            NotRun: It is not the attached server's, or cannot be started here.
-            StartError: It does not start.
+            NotRun: The attached server has another configuration, or this one cannot start here.
+            StartError: The server did not start.
         """
         server = self.servers.get(configuration)
         if configuration in (None, self.profile.under_test):

@@ -1,4 +1,4 @@
-"""The kernels of the served path that the numerics judged, and why not the others."""
+"""Lists which kernels of the server's path the numerics tested, and why the others were not."""
 
 from collections import Counter
 from typing import get_args
@@ -14,19 +14,18 @@ from sm121.kernels.serving import Choice
 from sm121.run.engine_report import ServedKernel
 from sm121.run.verdict_file import TestReport, VerdictFile
 
-#: The verdicts of a test that compared a kernel with the oracle.
+#: The verdicts of a test that has compared a kernel with the oracle.
 _JUDGED = (Verdict.PASS, Verdict.FAIL)
 
 
 def expected(
     required: KernelPathRequirement, configuration: ServerConfiguration | None
 ) -> KernelPath:
-    """Return the path that a configuration should have, before its server has shown it.
+    """Return the kernel path that is expected of a configuration before its server has run.
 
     Args:
         required: The kernel path that the profile requires.
-        configuration: The configuration; None for an attached server, whose arguments are not
-            known.
+        configuration: The configuration. None: an attached server with unknown arguments.
     """
     accepted: dict[serving.Fact, tuple[str, ...] | None] = {
         "attention": required.attention,
@@ -40,11 +39,11 @@ def expected(
 
 
 def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
-    """Return a path with the expected value of each fact that was not shown yet.
+    """Return a kernel path in which expected values fill the fields without evidence.
 
     Args:
-        path: The path by the evidence.
-        expected: The expected path.
+        path: The kernel path that the evidence shows.
+        expected: The expected kernel path.
     """
     names = get_args(serving.Fact)
     silent = {name: getattr(expected, name) for name in names if getattr(path, name) is None}
@@ -54,11 +53,12 @@ def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
 def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
     """Return each kernel of the path, and whether a test compared it with the oracle.
 
-    Only tests of its own provider judge a kernel: a right kernel of another one proves nothing.
+    Only a test with the same provider counts. A correct kernel of another provider is no evidence
+    for this kernel.
 
     Args:
         file: The run's verdict file.
-        path: The resolved path, with the expected value of each fact that was not shown.
+        path: The kernel path, in which expected values fill the fields without evidence.
     """
     kernels = []
     for operation in serving.OPERATIONS:
@@ -76,7 +76,7 @@ def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
 def _served(
     operation: Operation, choice: Choice, tests: list[TestReport], *, shown: bool
 ) -> ServedKernel:
-    """Return the row of a kernel; ``shown`` is whether a server has shown its backend."""
+    """Return the row of a kernel. ``shown``: whether a server's log or metrics name its backend."""
     cases_by_provider = Counter(
         test.kernel.provider
         for test in tests
@@ -107,7 +107,7 @@ def _served(
 
 
 def _why_not_judged(choice: Choice, tests: list[TestReport], others: list[str]) -> str:
-    """Return why no test judged a kernel; ``others`` are the providers that were judged."""
+    """Return why no test compared a kernel. ``others``: the providers that were compared."""
     if choice.provider is None:
         why = choice.why
     elif others:

@@ -1,4 +1,4 @@
-"""The servers of a run: one at a time, started when first requested, or the attached one."""
+"""The servers of a run: started one at a time, when a test first needs them, or attached."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,39 +23,39 @@ from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
 
-#: A check of an attached server, which sends requests, is repeated this many times more rarely.
+#: Checks of an attached server are this many times rarer, because each one sends requests.
 _ATTACHED_CHECKS_LAST = 5
 
 
 @dataclass(kw_only=True)
 class Servers:
-    """Starts and stops the servers, and asks in one place whether the engine lives."""
+    """Starts and stops the servers. No other class checks whether the engine is alive."""
 
     target: Target
     record: RunRecord
     configurations: Configurations
     attached: Server | None = None
     attached_life: AttachedLife | None = None
-    #: The sign that another process took the attached server's place; None while none did.
+    #: The evidence that another process replaced the attached server; None without evidence.
     replaced: str | None = None
     #: The copy of the attached server's log; None without a log.
     kept_log: KeptLog | None = None
-    #: The servers that the suite starts; None when one is attached, or none can be started.
+    #: The servers that the suite starts; None if a server is attached, or if none can start.
     pool: ServerPool | None = None
-    #: What each stop found, by the name of the log.
+    #: The report of each stop, by the name of the server's log.
     stops: dict[str, StopReport] = field(default_factory=dict)
-    #: Why no further test runs, as (class, text); None while tests run.
+    #: The reason why no further test runs, as (class, text); None while tests run.
     aborted: tuple[str, str] | None = None
-    #: Why later results could not be trusted; None while they can be.
+    #: The reason why later results cannot be trusted; None while they can be.
     distrusted: str | None = None
-    #: Set while a server is under load, for a crash bundle.
+    #: The load, while a server is under load; a crash bundle includes its samples.
     load: Load | None = None
-    #: Writes a bundle of an abnormal end in a test, prints one line, and checks what the server
-    #: left (see `session.crashes`). It returns the cause.
+    #: The function to call after an abnormal end in a test: it writes a crash bundle, prints one
+    #: line, checks what the server left behind, and returns the cause (see `session.crashes`).
     crashed: Callable[[ServerError | Dead, str | None], Cause] = lambda end, _test: end.cause
 
     def obstacle(self) -> str | None:
-        """Return why no further server is started; None if one can be."""
+        """Return why no further server can start; None if one can."""
         if self.aborted is not None:
             return f"the run was ended: {self.aborted[1]}"
         if self.distrusted is not None:
@@ -69,11 +69,11 @@ class Servers:
         return None
 
     def get(self, configuration: str | None = None) -> Server:
-        """Return the server of a configuration; None for the one under test.
+        """Return the server of a configuration. None: of the configuration under test.
 
         Raises:
-            NotRun: It is not the attached server's, or cannot be started here.
-            StartError: It does not start.
+            NotRun: The attached server has another configuration, or this one cannot start here.
+            StartError: The server did not start.
         """
         name = configuration or self.target.require_profile().under_test
         if self.attached is not None:
@@ -91,11 +91,11 @@ class Servers:
         return self.start(chosen)
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """Return the managed server of any configuration: one of the profile's, or a cell's.
+        """Start the server of a configuration of the profile or of a matrix cell, and return it.
 
         Raises:
-            NotRun: No server is started in this run, or its drafter is not on this machine.
-            StartError: It does not start.
+            NotRun: This run starts no server, or the drafter model is not on this machine.
+            StartError: The server did not start.
         """
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
@@ -106,7 +106,7 @@ class Servers:
         return self.pool.get(configuration)
 
     def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Stop a configuration's server, and let the next `start` be a new one."""
+        """Stop a configuration's server, so that the next `start` starts a new process."""
         if self.pool is None:
             return
         self.pool.forget(configuration)
@@ -115,26 +115,26 @@ class Servers:
             self.stop()
 
     def stop(self) -> StopReport | None:
-        """Stop the suite's running server, or report its earlier end; None if none runs."""
+        """Stop the suite's running server, or report its earlier end; return None if none runs."""
         return self.look() or (self.pool.stop() if self.pool is not None else None)
 
     def last(self, configuration: str) -> Server | None:
-        """Return the server of a configuration's latest start, stopped or not; None without one."""
+        """Return the last server started with a configuration, even if it is stopped; or None."""
         return self.pool.servers.get(configuration) if self.pool is not None else None
 
     @property
     def life(self) -> Life | None:
-        """The life of the engine that serves now; None if none does."""
+        """The life of the running engine; None if no engine runs."""
         return self.pool.life if self.pool is not None else self.attached_life
 
     def processes(self) -> list[psutil.Process]:
-        """Return the processes of the running server; empty if they are not visible from here."""
+        """Return the processes of the running server; empty if this process cannot see them."""
         if self.pool is not None:
             return self.pool.processes()
         return self.attached_life.processes.find() if self.attached_life is not None else []
 
     def no_memory(self) -> str:
-        """Return why the server's memory is not judged. For an attached server it is unproven."""
+        """Return why the server's memory is not judged, and record it as unproven if attached."""
         why = self.attached_life.no_memory if self.attached_life is not None else None
         if why is None:
             return "no process of the server could be looked at"
@@ -142,13 +142,14 @@ class Servers:
         return why
 
     def check_alive(self, *, after_failure: bool = False) -> None:
-        """Require, within a test, that the suite's own server lives.
+        """Require, within a test, that the suite's own server is alive.
 
         Args:
-            after_failure: A request has failed. A server that dies of it gets the time to.
+            after_failure: Whether a request has failed. Then the check first waits some seconds,
+                because a dying server needs time to end.
 
         Raises:
-            ServerDied: It has died. The caller that catches it reports it (`crashed`).
+            ServerDied: The server has died. The code that catches this error must call `crashed`.
         """
         life = self.life
         if not isinstance(life, ManagedLife):
@@ -158,13 +159,13 @@ class Servers:
             raise ServerDied(state.what, state.cause, life.managed.launch.log)
 
     def look(self, *, lately_s: float = 0.0) -> StopReport | None:
-        """Check, outside of a test, that the server lives; report its death, and stop its rest.
+        """Check, outside of a test, that the server is alive; if not, report and stop it.
 
         Args:
-            lately_s: The age in seconds of a check that is not repeated.
+            lately_s: Skip the check if the last one is not older than this many seconds.
 
         Returns:
-            The report of the stop; None if the server lives, or is attached.
+            The report of the stop; None if the server is alive, or is attached.
         """
         self.follow_log()
         life = self.life
@@ -189,7 +190,7 @@ class Servers:
         return self.stops.get(f"{name}.log")
 
     def abort(self, reason: str) -> None:
-        """Kill the server at once and run no further test, since the machine is about to fail."""
+        """Kill the server now and run no further test, because the machine is about to fail."""
         is_first = self.aborted is None
         if is_first:
             self.aborted = (MEMORY_FLOOR, reason)
@@ -199,10 +200,10 @@ class Servers:
             self.record.remark(reason)
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
-        """Decide on the remains of a stopped server, like on a test.
+        """Judge what a stopped server left behind.
 
-        Memory that is not proven to be free again is INCONCLUSIVE, unless a healthy stop may leave
-        so much (`beside.memory_is_usual`).
+        Memory that is not proven to be free again is INCONCLUSIVE, unless a healthy stop can also
+        leave this much (`beside.memory_is_usual`).
         """
         earlier = list(self.stops.values())
         self.stops[report.log] = report
@@ -221,7 +222,7 @@ class Servers:
         self.record.emit(Decided(beside.unproven_memory(configuration, report)))
 
     def follow_log(self) -> None:
-        """Copy the new lines of the attached server's log; report once that lines were lost."""
+        """Copy the new lines of the attached server's log. Lost lines are reported once."""
         if self.kept_log is not None:
             lost_before = self.kept_log.lost
             self.kept_log.follow()

@@ -1,6 +1,6 @@
-"""The ranks of a server that spans machines: the kernel path and the transport of each.
+"""The kernel path and the transport of each rank of a server on several machines.
 
-A difference between ranks, or a wrong transport, makes every number of the server INVALID.
+If the ranks differ, or if the transport is wrong, every number of the server is INVALID.
 """
 
 import random
@@ -21,24 +21,24 @@ from sm121.evidence.transport import Transport
 from sm121.machine import roofline
 from sm121.run.engine_report import NodeReport
 
-#: The transports that the counters of RDMA ports count.
+#: The transports whose bytes the counters of RDMA ports include.
 _RDMA = {"RoCE", "IB"}
-#: The tokens of the prompt whose bytes are counted.
+#: The length in tokens of the prompt that is sent to count its bytes.
 _PROMPT_TOKENS = 1024
 
 
 @dataclass
 class Spanned:
-    """The ranks of one server, judged."""
+    """The ranks of one server, and what is wrong with them."""
 
     ranks: list[RankPath]
-    #: The transport by index in ``ranks``, where it is known.
+    #: The transport of each rank for which it is known, by the index in ``ranks``.
     carried: dict[int, Transport]
-    #: The contradictions to the profile.
+    #: The contradictions between the ranks and the profile.
     wrong: list[Contradiction] = field(default_factory=list)
-    #: The properties that no evidence shows.
+    #: The properties for which there is no evidence.
     silent: list[str] = field(default_factory=list)
-    #: The properties that cost speed.
+    #: The properties that make the server slower.
     remarks: list[str] = field(default_factory=list)
 
     def rows(self) -> list[NodeReport]:
@@ -57,8 +57,8 @@ def look(
         server: The server.
         nodes: The nodes of the profile.
         required: The kernel path that the profile requires of each rank.
-        counted: The transport by the counters of this machine's RDMA ports, for ranks whose log
-            does not show it.
+        counted: The transport that the counters of this machine's RDMA ports show, for ranks
+            whose log does not show it.
 
     Raises:
         OSError: A log cannot be read.
@@ -93,14 +93,14 @@ def judge(
     counted: dict[Path | None, Transport | None],
     model: str,
 ) -> Spanned:
-    """Judge the ranks of a server by its logs, and by counters if the logs lack a transport.
+    """Judge the ranks of a server by its logs; find a missing transport by counters.
 
     Args:
         server: The server.
         nodes: The nodes of the profile.
         required: The kernel path that the profile requires of each rank.
-        counted: The transport by counters, by log. A prompt is counted once per log.
-        model: The served model, whose config.json gives the size of an exchange.
+        counted: For each log, the transport that the counters showed. Each log gets one prompt.
+        model: The served model. Its config.json gives the number of bytes that ranks exchange.
 
     Raises:
         OSError: A log cannot be read.
@@ -114,11 +114,11 @@ def judge(
 
 
 class RanksOfLogs(NamedTuple):
-    """The ranks that the logs of a server show.
+    """The ranks of a server, read from its logs.
 
     Attributes:
         rows: A row for each rank; empty for a server with one rank.
-        faults: The differences between ranks, and the missing ranks, one line each.
+        faults: One line for each difference between ranks, and for each missing rank.
     """
 
     rows: list[NodeReport]
@@ -126,7 +126,7 @@ class RanksOfLogs(NamedTuple):
 
 
 def of_logs(logs: Sequence[Path], engine: str) -> RanksOfLogs:
-    """Read the ranks of a server from its logs alone.
+    """Read the ranks of a server from its logs, without a profile.
 
     Args:
         logs: The logs of its nodes.
@@ -149,16 +149,16 @@ def of_logs(logs: Sequence[Path], engine: str) -> RanksOfLogs:
 
 
 def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> Transport | None:
-    """Return the transport by the counters of this machine's RDMA ports during one prompt.
+    """Find the transport: send one prompt, and read this machine's RDMA counters before and after.
 
     Args:
-        server: The server, which gets a prompt that no cache has.
+        server: The server. It receives a prompt that is in no cache.
         nodes: The nodes of the profile.
         config: The model's config.json.
 
     Returns:
-        The transport. None if no RDMA is required, if this machine has none or runs no rank, or if
-        the prompt is refused.
+        The transport. None if no RDMA is required, if this machine has no RDMA port or runs no
+        rank, or if the server refuses the prompt.
     """
     before = transport.read_counters()
     hidden = config.get("hidden_size")
@@ -186,7 +186,7 @@ def rows(judged: Spanned, node_facts: Mapping[Node, Mapping[str, Any]]) -> list[
 
     Args:
         judged: The ranks of the server.
-        node_facts: The facts of each node before the start.
+        node_facts: The facts about each node, collected before the start.
     """
     facts_by_name = {node.name: facts for node, facts in node_facts.items()}
     of_ranks = judged.rows()

@@ -1,4 +1,4 @@
-"""The checks before the first start of a run's servers."""
+"""The checks before a run starts its first server."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,16 +23,16 @@ def find_obstacles(
     version: str | None,
     node_facts: Mapping[Node, Mapping[str, Any]],
 ) -> list[PreflightFinding]:
-    """Return the obstacles to starts on this machine and its nodes, each once.
+    """Return the reasons why servers cannot start on this machine and its nodes, each once.
 
     Args:
         arch: The architecture.
         engine: The profile's settings of the engine.
         configurations: The configurations that the run may start.
-        environment_of: Returns the environment of a configuration's engine.
-        directory: The report directory, which needs room for logs.
+        environment_of: A function that returns the environment of a configuration's engine.
+        directory: The report directory. Its disk must have space for logs.
         version: The identity of the engine's build; None if it is not known.
-        node_facts: The facts of each node, this machine first; empty for a server on one machine.
+        node_facts: The facts about each node, this machine first; empty without other nodes.
     """
     findings = list(preflight.of_nodes(engine.needs, node_facts))
     for configuration in configurations:

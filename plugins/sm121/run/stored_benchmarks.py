@@ -1,4 +1,4 @@
-"""Past runs in the storage of pytest-benchmark."""
+"""Reads earlier runs from the storage of pytest-benchmark."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def storage_folder(storage: str, root: Path) -> Path:
 
     Args:
         storage: The value of the option: a folder, or ``file://PATH``.
-        root: The folder that it is relative to.
+        root: The folder to which a relative path refers.
 
     Raises:
         UsageError: The storage is a database.
@@ -40,11 +40,11 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
-    """Read the runs of a storage folder that have measurements.
+    """Read those runs of a storage folder that contain measurements.
 
     Args:
-        storage: The folder, with a folder for each Python.
-        pattern: ``0003`` for one run, ``FOLDER/0003``, or a file.
+        storage: The storage folder. It has one subfolder for each Python version.
+        pattern: The run: a number such as ``0003``, ``FOLDER/0003``, or the path of a file.
 
     Returns:
         The runs, oldest first.
@@ -74,7 +74,7 @@ def read_benchmarks(file: Path) -> StoredRun | None:
         file: The file.
 
     Returns:
-        The run; None if it has no measurement of this suite.
+        The run; None if the file contains no measurement of this suite.
 
     Raises:
         UsageError: The file was not written by pytest-benchmark.
@@ -86,14 +86,14 @@ def read_benchmarks(file: Path) -> StoredRun | None:
 
 
 def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
-    """Return the run in the data of a file of pytest-benchmark.
+    """Return the run that the data of a file of pytest-benchmark describe.
 
     Args:
         name: The name of the run.
         data: The parsed file.
 
     Returns:
-        The run; None if it has no measurement of this suite.
+        The run; None if the data contain no measurement of this suite.
 
     Raises:
         KeyError: A field is missing.
@@ -105,15 +105,15 @@ def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
 
 
 def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) -> StoredRun | None:
-    """Return the run of some benchmarks.
+    """Make a run from benchmarks.
 
     Args:
         run: The name of the run.
-        when: When it started (ISO 8601).
+        when: The start of the run (ISO 8601).
         benchmarks: The ``extra_info`` of each benchmark.
 
     Returns:
-        The run; None without a value of this suite.
+        The run; None if no benchmark is of this suite.
 
     Raises:
         KeyError: A field is missing.
@@ -154,14 +154,14 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
 
 
 def _not_passed(names: list[str], verdict: Verdict) -> str:
-    """Return that metrics have a verdict other than PASS."""
+    """Return a sentence which says that metrics have a verdict other than PASS."""
     if len(names) == 1:
         return f"its {names[0]} was {verdict}"
     return f"{len(names)} of its metrics were {verdict}, the first of them {names[0]}"
 
 
 def _file(extra: Mapping[str, Any], when: str, metrics: dict[str, MetricReport]) -> VerdictFile:
-    """Return the part of a verdict.json that a benchmark's ``extra_info`` has."""
+    """Return a verdict file with the fields that a benchmark's ``extra_info`` contains."""
     engine = extra.get("engine") or {}
     fingerprint = None
     if extra.get("fingerprint"):
@@ -182,7 +182,7 @@ def _file(extra: Mapping[str, Any], when: str, metrics: dict[str, MetricReport])
 
 
 def _report(extra: Mapping[str, Any]) -> MetricReport:
-    """Return the entry of a metric in verdict.json, from a benchmark's ``extra_info``."""
+    """Return a metric's entry of verdict.json, made from a benchmark's ``extra_info``."""
     samples = extra["samples"]
     measured = extra.get("extra") or {}
     report = MetricReport(

@@ -1,7 +1,7 @@
-"""A past run as it was stored in a report directory.
+"""Reads an earlier run from its report directory.
 
-``--against``, the regression level, ``sm121 compare`` and ``sm121 trust`` read it here.
-`sm121.run.stored_benchmarks` reads the runs of pytest-benchmark.
+``--against``, the regression level, ``sm121 compare`` and ``sm121 trust`` use this module.
+`sm121.run.stored_benchmarks` reads the runs that pytest-benchmark has stored.
 """
 
 import contextlib
@@ -28,17 +28,18 @@ from sm121.run.fold import Fold
 from sm121.run.merge import contradiction, merge_shards
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
-#: The folder of the parts of a run of several processes.
+#: The folder with the parts of a run that had several processes.
 WORKERS = "workers"
-#: The context of pytest-benchmark that two runs must share to be compared, and its names.
+#: The fields of pytest-benchmark's machine info that must be equal to compare two runs, with the
+#: names that messages use.
 CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["stored"]
-#: The context in which runs of one plan on one machine differ, if both have it.
+#: Fields that must be equal only if both runs have them.
 SAME_REQUESTS = ("gpu_units", "path_requests")
 
 
 @dataclass(frozen=True)
 class StoredMetric:
-    """One metric of one run, with its samples in ``unit``."""
+    """One metric of one run. Its samples are in ``unit``."""
 
     name: str
     unit: str
@@ -47,29 +48,29 @@ class StoredMetric:
     quantile: float | None
     samples: tuple[float, ...]
     value: float
-    #: The tokens per step while drafts were accepted; None without drafts.
+    #: The tokens per step with speculative decoding; None without it.
     accepted_length: float | None = None
-    #: The fixed texts that a server that drafts answered; empty for random tokens.
+    #: The fixed prompts for a server with speculative decoding; empty if prompts were random.
     texts: tuple[str, ...] = ()
-    #: The case of a kernel's time, with its sizes; None for a server's metric.
+    #: The kernel case with its sizes, if the metric is a kernel's time; None for other metrics.
     case: str | None = None
-    #: The test that measured it; None if it is not known.
+    #: The id of the test that measured the metric; None if it is not known.
     test: str | None = None
-    #: The share of the memory's bound that a decode rate reached; None if it is not known.
+    #: The decode rate as a fraction of the bound by memory bandwidth; None if it is not known.
     roofline: float | None = None
-    #: The bytes that are read for one token; None if they are not known.
+    #: The number of bytes that the engine reads for one token; None if it is not known.
     bytes_per_token: float | None = None
 
     @property
     def of_bound(self) -> str:
-        """The share of the memory's bound, to stand behind the value; empty if not known."""
+        """The fraction of the bandwidth bound, as text to follow the value; empty if unknown."""
         if not self.roofline or not self.bytes_per_token:
             return ""
         return f" ({self.roofline:.0%} of the bound of {self.bytes_per_token / 1e9:.3g} GB a token)"
 
     @property
     def why_no_number(self) -> str | None:
-        """Why it is no baseline: a 0 or a value that is no number; None if it is one."""
+        """Why the metric cannot be a baseline (it is 0 or not a number); None if it can."""
         is_price = without_depth(self.name) in PRICES
         may_be_0 = is_price or self.unit not in ("tok/s", "ms", "µs", "s", "GiB")
         values = (self.value, *self.samples)
@@ -80,7 +81,7 @@ class StoredMetric:
 
     @property
     def kind(self) -> str:
-        """The quantity in words: two values of different kinds are not comparable."""
+        """The measured quantity in words. Values of different quantities are not comparable."""
         parts = list(self.texts)
         if self.case is not None:
             parts.append(self.case)
@@ -90,13 +91,13 @@ class StoredMetric:
 
     @classmethod
     def of(cls, name: str, value: float, metric: MetricReport, samples: Samples) -> "StoredMetric":
-        """Make a metric of its parts.
+        """Make a metric from its entry in verdict.json and its samples.
 
         Args:
-            name: Its name.
-            value: Its value in its unit.
-            metric: Its entry in verdict.json.
-            samples: Its samples.
+            name: The name of the metric.
+            value: The value in the metric's unit.
+            metric: The metric's entry in verdict.json.
+            samples: The samples of the metric.
         """
         return cls(
             name=name,
@@ -118,25 +119,27 @@ class StoredRun:
     """One run with its metrics."""
 
     name: str
-    #: Its verdict.json; of a file of pytest-benchmark, the part of it that the file has.
+    #: Its verdict file. For a file of pytest-benchmark: with those fields that the file contains.
     file: VerdictFile
     #: The valid metrics with samples, by name.
     metrics: Mapping[str, StoredMetric]
-    #: The context in a file of pytest-benchmark, which a comparable run shares.
+    #: The machine info in a file of pytest-benchmark; comparable runs have the same.
     context: Mapping[str, Any] = field(default_factory=dict)
-    #: Why it is no baseline, a phrase each; empty if it is one.
+    #: The reasons why the run cannot be a baseline, one phrase each; empty if it can.
     unfit: tuple[str, ...] = ()
-    #: Why its rates and times are no baseline, though its answers are; None if they are one.
+    #: The reason why the run's rates and times (but not its answers) cannot be a baseline; None if
+    #: they can.
     rates_unfit: str | None = None
 
     def find(self, metric: StoredMetric) -> StoredMetric | None:
-        """Return this run's metric of the same quantity.
+        """Return the same metric of this run.
 
         Args:
             metric: A metric of another run.
 
         Returns:
-            The metric of this run; None if it was not measured, or of a kernel with other sizes.
+            The metric of this run. None if it was not measured, or if it is the time of a kernel
+            with other sizes.
         """
         stored = self.metrics.get(metric.name)
         if stored is None or stored.case != metric.case:
@@ -144,13 +147,13 @@ class StoredRun:
         return stored
 
     def unlike(self, context: Mapping[str, Any]) -> list[str]:
-        """Return why this run is no baseline for another run.
+        """Return why this run cannot be the baseline of another run.
 
         Args:
-            context: The context of the other run.
+            context: The machine info of the other run.
 
         Returns:
-            The reasons, a phrase each.
+            The reasons, one phrase each.
         """
         reasons = list(self.unfit)
         apart = this_machine.differences(
@@ -173,7 +176,7 @@ class StoredRun:
         """Return the differences from a later run, if only the machine's state or the path differ.
 
         Args:
-            context: The context of the later run.
+            context: The machine info of the later run.
 
         Returns:
             The differences by name: ``machine's state`` and ``kernel path``. Empty if anything else
@@ -200,9 +203,9 @@ class StoredRun:
 
     @property
     def _state_fields(self) -> list[str]:
-        """The fields of the machine that are its state, which an update may change.
+        """The fields of the machine info that an update of the machine may change.
 
-        A machine with the same GPU is the same machine, whatever else differs.
+        Two runs with the same GPU are from the same machine, even if these fields differ.
         """
         if not any(_gpu_units(self.context)):
             return list(this_machine.STATE)
@@ -211,7 +214,7 @@ class StoredRun:
 
     @property
     def baseline(self) -> "StoredRun":
-        """The run with the metrics that others can be compared with."""
+        """This run without the metrics that cannot be a baseline."""
         if self.rates_unfit is None:
             return self
         counted = {name: metric for name, metric in self.metrics.items() if metric.unit in COUNTED}
@@ -219,7 +222,7 @@ class StoredRun:
 
     @functools.cached_property
     def failures(self) -> Mapping[str, TestReport]:
-        """The failures of tests by id, without those that are excused by something else."""
+        """The failed tests by id, without failures that a waiver or the profile excuses."""
         failures = {}
         for test in self.file.tests:
             is_excused = test.skipped or test.waived or test.tolerated == "listed"
@@ -241,13 +244,13 @@ def folder_of(path: Path) -> Path:
 
 
 def of_report(run: VerdictFile, known: Details) -> StoredRun:
-    """Return a run from its two files.
+    """Make a run from its two files.
 
-    A metric without samples, or with a verdict other than PASS and FAIL, is left out.
+    Metrics without samples are left out, and metrics with a verdict other than PASS and FAIL.
 
     Args:
-        run: Its verdict.json.
-        known: Its details.json.
+        run: The run's verdict.json.
+        known: The run's details.json.
     """
     metrics = {}
     for name, metric in run.metrics.items():
@@ -269,7 +272,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
 
 
 def _unfit(stored: StoredRun) -> Iterator[str]:
-    """Yield why a run is no baseline, the most telling reason first."""
+    """Yield the reasons why a run cannot be a baseline, the most important one first."""
     run = stored.file
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
@@ -292,7 +295,7 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
 
 
 def _unfit_tests(run: VerdictFile) -> Iterator[str]:
-    """Yield why the tests of a run make it no baseline."""
+    """Yield the reasons in a run's tests why it cannot be a baseline."""
     for test in run.tests:
         if test.is_beside and test.counted is Verdict.FAIL:
             yield f"{test.id}: {test.message}"
@@ -304,7 +307,7 @@ def _unfit_tests(run: VerdictFile) -> Iterator[str]:
 
 
 def _unfit_metrics(stored: StoredRun) -> Iterator[str]:
-    """Yield why the metrics of a run make it no baseline."""
+    """Yield the reasons in a run's metrics why it cannot be a baseline."""
     metrics = stored.baseline.metrics
     for metric in metrics.values():
         if metric.why_no_number is not None:
@@ -319,19 +322,20 @@ def _unfit_metrics(stored: StoredRun) -> Iterator[str]:
 
 
 def file_of(path: Path) -> VerdictFile:
-    """Read the verdict file of a stored run; every module reads it here.
+    """Read the verdict file of a stored run. All modules use this function.
 
-    The verdict.json of a run that goes on, or was killed, is of its beginning. Its events tell
-    more. A run of several processes that was killed has none: its parts are joined.
+    verdict.json is complete only after the end of a run. For a run that is in progress or was
+    killed, the file is computed from the events. If a run with several processes was killed, it
+    has no verdict.json, and its parts are merged.
 
     Args:
         path: A report directory, or its verdict.json.
 
     Returns:
-        The file, of any version of the suite.
+        The file. It may have been written by any version of the suite.
 
     Raises:
-        UsageError: There is no verdict.json, or not a sound one, or the events of an unfinished run
+        UsageError: There is no verdict.json, or it is damaged, or the events of an unfinished run
             cannot be read.
     """
     directory = folder_of(path)
@@ -354,9 +358,10 @@ def file_of(path: Path) -> VerdictFile:
 
 
 def _unjoined(parts: dict[str, VerdictFile]) -> VerdictFile:
-    """Return a run whose process ended before it joined its parts, and before it judged the rest.
+    """Merge the parts of a run whose first process ended before it did so.
 
-    The rest is the machine, the messages of its kernel, and the comparison with other runs.
+    Such a run has no verdict on the machine and its kernel messages, and no comparison with other
+    runs.
     """
     whole = merge_shards(parts)
     whole.finished = False
@@ -366,14 +371,14 @@ def _unjoined(parts: dict[str, VerdictFile]) -> VerdictFile:
 
 
 def parts_of(directory: Path) -> dict[str, VerdictFile]:
-    """Read the parts of a run of several processes.
+    """Read the parts of a run with several processes.
 
     Args:
         directory: The report directory of the whole run.
 
     Returns:
         The verdict files by their folders in the directory. A process that died before it opened
-        the run has none.
+        its part has no file.
     """
     parts = {}
     for folder in sorted((directory / WORKERS).glob("*")):
@@ -383,14 +388,14 @@ def parts_of(directory: Path) -> dict[str, VerdictFile]:
 
 
 def details_of(path: Path) -> Details:
-    """Read what the report of a stored run shows beside its verdict file.
+    """Read details.json of a stored run, or compute it from the events.
 
     Args:
         path: A report directory, or its verdict.json.
 
     Returns:
-        The content of details.json, which is written at the end of a run; without the file, what
-        the events tell. Empty without both.
+        The content of details.json, which is written at the end of a run. Without this file, the
+        content is computed from the events. Empty without both.
     """
     directory = folder_of(path)
     if not (directory / details.NAME).is_file() and (directory / events.NAME).is_file():
@@ -402,7 +407,7 @@ def details_of(path: Path) -> Details:
 
 
 def _replayed(directory: Path) -> Fold:
-    """Return the state of the run of a report directory after its events."""
+    """Compute the state of a run from the events in its report directory."""
     try:
         return fold.replay(events.read(directory / events.NAME).events)
     except (OSError, ValueError, RecursionError) as error:
@@ -416,18 +421,18 @@ def read(directory: Path) -> StoredRun:
         directory: The report directory.
 
     Raises:
-        UsageError: There is no verdict.json, or not a sound one.
+        UsageError: There is no verdict.json, or it is damaged.
     """
     return of_report(file_of(directory), details_of(directory))
 
 
 def _gpu_units(context: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the serial numbers of a context's GPUs."""
+    """Return the serial numbers of the GPUs in a machine info."""
     return tuple(context.get("gpu_units") or ())
 
 
 def _difference(before: Any, now: Any) -> str:
-    """Return the difference of two values, of tables by key; empty for equal tables."""
+    """Return the difference of two values as text; for tables, the keys that differ."""
     if not isinstance(before, dict) or not isinstance(now, dict):
         return f"{before!r}, now {now!r}"
     parts = []

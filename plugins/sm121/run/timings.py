@@ -1,8 +1,8 @@
-"""The durations of each check and each start on this machine, in a file beside stored benchmarks.
+"""Stores how long each check and each start took on this machine, for forecasts of later runs.
 
-The file is in the folder of ``--benchmark-storage`` and not in the report directory, since CI uses
-a new report directory for each run. Its name does not end with ``.json``: pytest-benchmark reads
-every such file of that folder as one of its own.
+The file is in the folder of ``--benchmark-storage`` and not in the report directory, because CI
+uses a new report directory for each run. Its name does not end with ``.json``, because
+pytest-benchmark reads all ``.json`` files of that folder as its own.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,14 @@ from sm121.core import files
 from sm121.core.data_file import Record
 
 NAME = "sm121-durations"
-#: Targets (machine, profile, configuration) that the file keeps, the latest.
+#: How many targets (machine, profile, configuration) the file contains; older ones are removed.
 _MOST_TARGETS = 20
-#: Checks of one target that the file keeps, the latest. A whole run has about 600.
+#: How many checks of one target the file contains; older ones are removed. A full run has about
+#: 600 checks.
 _MOST_CHECKS = 2000
-#: Plans of one target that the file keeps, the latest.
+#: How many plans of one target the file contains; older ones are removed.
 _MOST_PLANS = 10
-#: A larger file was not written by this module.
+#: The maximum size of the file. This module never writes a larger file.
 _MOST_BYTES = 16 * 2**20
 
 Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
@@ -30,14 +31,14 @@ Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
 
 @dataclass(frozen=True)
 class Target:
-    """The properties that two runs share if one predicts the duration of the other.
+    """A target. The durations of a run are a forecast for later runs with the same target.
 
     Attributes:
-        machine: `this_machine.identity` of the machine that serves.
-        profile: Name of the profile.
-        configuration: Name of the configuration under test.
-        plan: Plan of the run. A rate is measured with the rounds of its plan, so that the times of
-            the performance level are kept for each plan.
+        machine: The `this_machine.identity` of the machine with the server.
+        profile: The name of the profile.
+        configuration: The name of the configuration under test.
+        plan: The plan of the run. Plans differ in the number of rounds, so the durations of the
+            performance level are stored separately for each plan.
     """
 
     machine: Mapping[str, Any]
@@ -54,13 +55,13 @@ class _Kept(Record):
     configuration: str
     #: By the name of the configuration that was started.
     starts: dict[str, Seconds] = Field(default_factory=dict)
-    #: By the id of the check.
+    #: By the id of the check; without the performance level.
     checks: dict[str, Seconds] = Field(default_factory=dict)
-    #: The checks of the performance level, by plan, then by id.
+    #: The checks of the performance level, by plan, then by the id of the check.
     rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
 
     def is_of(self, target: Target) -> bool:
-        """Return whether the durations are of a target."""
+        """Return whether the durations belong to a target."""
         return (
             self.machine == dict(target.machine)
             and self.profile == target.profile
@@ -69,7 +70,7 @@ class _Kept(Record):
 
 
 class _File(Record):
-    """The durations of all targets, the latest last."""
+    """The durations of all targets; the most recent target is last."""
 
     schema_version: Literal[1] = 1
     targets: list[_Kept] = Field(default_factory=list)
@@ -77,13 +78,14 @@ class _File(Record):
 
 @dataclass
 class Taken:
-    """The durations of checks and starts in seconds, of earlier runs or of this one."""
+    """The durations of checks and starts in seconds, of earlier runs or of this run."""
 
     #: By the name of the configuration that was started, with warm caches.
     starts: dict[str, float] = field(default_factory=dict)
-    #: By the id of the check, without the start of the server that it was the first to use.
+    #: By the id of the check. The start of a server does not count for the test that needed it
+    #: first.
     checks: dict[str, float] = field(default_factory=dict)
-    #: The checks of the performance level, by id.
+    #: The checks of the performance level, by the id of the check.
     rates: dict[str, float] = field(default_factory=dict)
 
     def of(self, check: str) -> float | None:
@@ -93,13 +95,13 @@ class Taken:
             check: The id of the check.
 
         Returns:
-            The duration in seconds; None if it was not timed.
+            The duration in seconds; None if the check was not timed.
         """
         return self.checks.get(check, self.rates.get(check))
 
 
 def read(folder: Path, target: Target) -> Taken:
-    """Read the latest durations of a target's checks and starts.
+    """Read the most recent durations of a target's checks and starts.
 
     Args:
         folder: The folder of the stored benchmarks.
@@ -119,20 +121,20 @@ def read(folder: Path, target: Target) -> Taken:
 
 
 def keep(folder: Path, target: Target, taken: Taken) -> None:
-    """Write the durations of a run into the folder's file, beside those of other targets.
+    """Write the durations of a run to the file; the durations of other targets remain.
 
     Args:
-        folder: The folder of the stored benchmarks, made if it is not there.
+        folder: The folder of the stored benchmarks. It is created if it does not exist.
         target: The target.
-        taken: The durations of this run. A check that did not run keeps its earlier one.
+        taken: The durations of this run. A check that did not run keeps its earlier duration.
 
     Raises:
-        OSError: The file cannot be written; the earlier one stays.
+        OSError: The file cannot be written. The previous file remains.
     """
     try:
         file = _read(folder / NAME)
     except ValueError:
-        file = _File()  # `read` has reported it
+        file = _File()  # `read` has reported the error
     kept = _Kept(
         machine=dict(target.machine), profile=target.profile, configuration=target.configuration
     )
@@ -152,7 +154,7 @@ def keep(folder: Path, target: Target, taken: Taken) -> None:
 
 
 def _latest(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
-    """Return the durations by name, the latest last, and at most as many as the file keeps."""
+    """Return the most recent durations by name, oldest first, and no more than the limit."""
     earlier = {name: seconds for name, seconds in before.items() if name not in now}
     return dict([*earlier.items(), *now.items()][-_MOST_CHECKS:])
 

@@ -1,4 +1,4 @@
-"""verdict.json: its model, its schema, and its reader and writer."""
+"""The model of verdict.json, its JSON Schema, and the functions that read and write it."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ SCHEMA_VERSION = 2
 
 
 class LevelReport(Record):
-    """A level: its verdict, and the number of its tests by their end."""
+    """A level: its verdict, and the number of its tests with each outcome."""
 
     verdict: Verdict = Verdict.NOT_RUN
     passed: int = 0
@@ -41,7 +41,7 @@ class LevelReport(Record):
     not_run: int = 0
 
 
-#: The field of `LevelReport` that counts a verdict.
+#: For each verdict: the field of `LevelReport` with the number of its tests.
 _COUNTED_AS = {
     Verdict.PASS: "passed",
     Verdict.FAIL: "failed",
@@ -50,16 +50,16 @@ _COUNTED_AS = {
     Verdict.NOT_RUN: "not_run",
 }
 
-#: The reason of a run that goes on, or was killed.
+#: The reason of a run that is in progress, or was killed.
 UNFINISHED = "the run has not finished"
-#: The prefix of the ids of decisions beside the tests.
+#: The prefix of the ids of decisions that no test makes.
 BESIDE = "end of the run::"
-#: Before the ids of the decisions of ``--against``.
+#: The prefix of the ids of decisions by ``--against``.
 AGAINST = "--against::"
 
 
 class JudgedKernel(Record):
-    """The kernel that a test of the numerics judges."""
+    """The kernel that a numerics test compares with the oracle."""
 
     operation: str
     provider: str | None = None
@@ -69,7 +69,7 @@ class JudgedKernel(Record):
 class TestReport(Record):
     """One test. ``message`` is one line for people; ``unmet`` is what programs read."""
 
-    __test__ = False  # a report, not a test: pytest would collect the name
+    __test__ = False  # pytest would collect the class for its name
 
     id: str
     level: str
@@ -101,11 +101,11 @@ class TestReport(Record):
     def of(
         cls, identity: str, level: str, *facts: Fact, verdict: Verdict = Verdict.FAIL
     ) -> "TestReport":
-        """Return a decision beside the tests.
+        """Return a decision that no test makes.
 
         Args:
-            identity: Its id.
-            level: The level that it belongs to.
+            identity: The id of the decision.
+            level: The level to which the decision belongs.
             *facts: The unmet requirements.
             verdict: The verdict.
         """
@@ -115,17 +115,17 @@ class TestReport(Record):
 
     @property
     def is_beside(self) -> bool:
-        """Whether it is a decision beside the tests."""
+        """Whether this is a decision that no test makes."""
         return self.id.startswith(BESIDE)
 
     @property
     def is_of_option(self) -> bool:
-        """Whether it is the decision of an option, such as ``--benchmark-compare-fail``."""
+        """Whether an option made this decision, such as ``--benchmark-compare-fail``."""
         return self.id.startswith("--")
 
     @property
     def facts(self) -> list[Fact]:
-        """The unmet requirements; a fact of the message if there are none."""
+        """The unmet requirements. If there are none, the message as one fact."""
         return self.unmet or [Fact("", self.message)]
 
     @property
@@ -137,17 +137,17 @@ class TestReport(Record):
 
     @property
     def excused(self) -> bool:
-        """Whether its failure does not count."""
+        """Whether this is a failure that does not count."""
         return self.waived or self.tolerated is not None
 
     @property
     def executed(self) -> bool:
-        """Whether it ran: a test that was skipped, or not reached, decides nothing."""
+        """Whether the test ran. A test that was skipped or not reached has no effect."""
         return not self.skipped and self.verdict is not Verdict.NOT_RUN
 
 
 class ConfigurationGate(Record):
-    """The gate that a configuration of the profile has of its own, and its verdict."""
+    """A gate that the profile sets for one configuration only, and its verdict."""
 
     configuration: str
     minimum: float | None = None
@@ -156,7 +156,7 @@ class ConfigurationGate(Record):
 
 
 class MetricReport(Record):
-    """One measured quantity and its gate. Null where nothing was measured or demanded."""
+    """One metric and its gate. Values that were not measured, and unset limits, are null."""
 
     value: float | None
     unit: str
@@ -200,12 +200,12 @@ class MetricReport(Record):
 
     @property
     def gated(self) -> bool:
-        """Whether a gate decides on it."""
+        """Whether the metric has a gate."""
         return self.minimum is not None or self.at_most is not None
 
 
 class ChangeReport(Record):
-    """A metric that is worse than before by more than is allowed, or may be."""
+    """A metric that is worse than before by more than is allowed, or may be worse."""
 
     metric: str
     unit: str
@@ -221,14 +221,14 @@ class ChangeReport(Record):
 
 
 class ShardTest(Record):
-    """A test of the whole run, in any shard."""
+    """A test of the whole run. It may belong to any shard."""
 
     id: str
     level: str
 
 
 class ShardReport(Record):
-    """The part of a run that this is (``--shard``)."""
+    """Which part of the whole run this run is (``--shard``)."""
 
     index: int
     of: int
@@ -237,7 +237,7 @@ class ShardReport(Record):
 
 
 class AgainstReport(Record):
-    """This run against a trusted one (``--against``). Tests are named by their ids."""
+    """The comparison of this run with a trusted run (``--against``). Lists of tests contain ids."""
 
     run: str
     """The trusted run."""
@@ -330,7 +330,7 @@ class VerdictFile(Record):
     def judge(self) -> None:
         """Set the verdicts of the levels and of the run from the tests.
 
-        A test that did not execute decides nothing. A level without an executed test is NOT_RUN, as
+        Tests that did not run have no effect. A level without a test that ran is NOT_RUN, and so
         is an unfinished run.
         """
         by_level: dict[str, list[TestReport]] = {}
@@ -352,7 +352,7 @@ class VerdictFile(Record):
 
     @property
     def _ended_by(self) -> CrashReport | None:
-        """The crash by which the machine ended the run; None without one."""
+        """The crash in which the suite ended the run for lack of memory; None without one."""
         for crash in self.crashes:
             if crash.kind == MEMORY_FLOOR:
                 return crash
@@ -360,7 +360,7 @@ class VerdictFile(Record):
 
     @property
     def certificate_covers(self) -> str | None:
-        """The levels that the certificate covers, that also ran, and that were not selected.
+        """The levels that the certificate covers, other levels that ran, and levels not selected.
 
         None without ``--certify``.
         """
@@ -380,7 +380,7 @@ class VerdictFile(Record):
     def certificate(self) -> str:
         """The certificate in words: ``certified with 3 waivers``, ``not certified``.
 
-        It names a profile that is not the shipped one.
+        The text names the profile if it is not one that the suite ships.
         """
         if not self.certified:
             return "not certified"
@@ -394,7 +394,7 @@ class VerdictFile(Record):
         return line
 
     def why(self) -> str:
-        """Return one line on the reason for the run's verdict so far."""
+        """Return the reason for the run's verdict so far as one line."""
         excused = Counter(
             _how_excused(test) for test in self.tests if test.counted is not test.verdict
         )
@@ -408,7 +408,7 @@ class VerdictFile(Record):
         )
 
     def settle(self, verdict: Verdict) -> None:
-        """Set the run's verdict together with its exit status.
+        """Set the run's verdict and its exit status.
 
         Args:
             verdict: The verdict.
@@ -427,7 +427,7 @@ def _counted_as(test: TestReport) -> str:
 
 
 def _how_excused(test: TestReport) -> str:
-    """Return "waived", "known" or "listed"; empty for a test that is not excused."""
+    """Return "waived", "known" or "listed"; an empty string if the failure is not excused."""
     if test.waived:
         return "waived"
     return test.tolerated or ""
@@ -440,7 +440,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def write(file: VerdictFile, path: Path) -> None:
-    """Write a verdict.json atomically: a reader, or a crash, sees the old file or the new one.
+    """Write a verdict.json atomically: a reader finds the old or the new content, never a mixture.
 
     Args:
         file: The content.
@@ -456,15 +456,15 @@ def parse(raw: Any) -> VerdictFile:
     """Parse the data of a verdict.json of any version.
 
     Args:
-        raw: The parsed JSON. Missing fields get their defaults, unknown keys are left out.
+        raw: The parsed JSON. Missing fields get their defaults; unknown keys are ignored.
 
     Raises:
-        ValueError: It is no verdict.json.
+        ValueError: The data are not a verdict.json.
     """
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise ValueError("it has no schema_version")
     tests = raw.get("tests")
-    # The first version has the text of a failure, and no facts.
+    # Version 1 has the text of a failure instead of the unmet requirements.
     if raw["schema_version"] == 1 and isinstance(tests, list):
         for test in tests:
             if isinstance(test, dict) and test.get("said"):
@@ -488,10 +488,10 @@ def read(path: Path) -> VerdictFile:
     """Read a verdict.json of any version.
 
     Args:
-        path: The file. NaN and infinity, which Python writes, are null.
+        path: The file. NaN and Infinity, which Python's json module may write, are read as null.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no verdict.json.
+        OSError: The file cannot be read.
+        ValueError: The file is not a verdict.json.
     """
     return parse(json.loads(path.read_text("utf-8"), parse_constant=lambda _: None))
