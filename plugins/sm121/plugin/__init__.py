@@ -1,8 +1,9 @@
 """The pytest plugin.
 
-pytest.ini names it, or a root ``conftest.py`` if another ini is read. `spine` has every hook, in
-the order of events. The other modules that are named here have fixtures. The plugin does nothing
-unless tests with a level marker are collected.
+The suite's pytest.ini loads the plugin; a project with another ini file loads it in its root
+``conftest.py``. The module `spine` contains every hook, in the order of events. The other modules
+that are loaded here contain fixtures. The plugin does nothing unless pytest collects tests with a
+level marker.
 """
 
 import gc
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-#: The plugin that has --arch and the markers of architectures.
+#: The plugin with the option --arch and the markers of architectures.
 _ARCHITECTURES = "pytest_gpu_arch"
 MODULES = (
     "sm121.plugin.spine",
@@ -25,13 +26,13 @@ MODULES = (
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Load the modules: pytest would look up ``pytest_plugins`` in the metadata of all packages.
+    """Load the modules directly; for ``pytest_plugins``, pytest would search all packages.
 
     Args:
-        pluginmanager: pytest's.
+        pluginmanager: The plugin manager of pytest.
 
     Raises:
-        pytest.UsageError: The command line leaves out the plugin that has ``--arch``.
+        pytest.UsageError: The command line disables the plugin that adds ``--arch``.
     """
     if pluginmanager.is_blocked(_ARCHITECTURES):
         raise pytest.UsageError(
@@ -46,7 +47,7 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @contextmanager
 def _kept_for_good() -> Iterator[None]:
-    """Leave what is imported out of every collection of garbage: half a second of each run."""
+    """Exclude the imported modules from garbage collection, which saves half a second per run."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of answers."""
+"""Fixtures for the tests that judge the server's answers."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ from sm121.session.session import Session
 _GOLDEN = pytest.StashKey[GoldenFile]()
 _ORACLE = pytest.StashKey[oracle_file.OracleFile]()
 _SAY_EVERY_S = 15.0
-#: A block of more tokens is a long one.
+#: The largest block size, in tokens, at which tests expect prefix cache hits.
 _LONGEST_BLOCK = 128
 _NO_TOKENIZER = (
     "token ids were not compared with their text: no tokenizer.json of the served model is here; "
@@ -55,14 +55,14 @@ _NO_TOKENIZER = (
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options and the profile name, before anything is started.
+    """Read the files that options and the profile name, before a server starts.
 
     Args:
-        config: pytest's. The files are kept in its stash.
+        config: The configuration of pytest. Its stash keeps the files.
         session: The run.
 
     Raises:
-        UsageError: A file is not what was expected, or is about another model.
+        UsageError: A file has the wrong format, or was made for another model.
     """
     settings = session.settings
     if session.run.target.profile is not None:
@@ -76,7 +76,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
 
 
 def _refuse_wrong_profile(profile: Profile) -> None:
-    """Raise UsageError for an exam or a rounding of a profile that does not exist."""
+    """Raise UsageError if the profile names an exam or a rounding that does not exist."""
     exam.load(profile.correctness.exam)
     for row in profile.correctness.prices:
         Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
@@ -110,10 +110,10 @@ def _read_golden(path: Path, session: Session) -> GoldenFile:
 
 
 def conclude_golden(session: Session) -> None:
-    """Write into the file of --record-golden whether the run's answers can be trusted.
+    """Add to the file of --record-golden whether the run's answers can be trusted.
 
     Args:
-        session: The run, which has ended.
+        session: The run. It has ended.
     """
     run = session.run
     path = session.settings.answers.record_golden
@@ -132,7 +132,7 @@ def conclude_golden(session: Session) -> None:
 
 
 def _served_folder(session: Session) -> Path | None:
-    """The folder of the checkpoint that the suite serves; None if it is not known."""
+    """The folder of the served checkpoint; None if it is not known."""
     run = session.run
     if run.servers.attached is not None or run.target.profile is None or not run.configurations:
         return None
@@ -167,7 +167,7 @@ def reference(
 ) -> OracleReference:
     """The oracle's answers for the served checkpoint, and the tolerance for the server's rounding.
 
-    They are computed on first use, outside the test's time limit.
+    They are computed on first use. This time does not count for the test's timeout.
     """
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
@@ -176,7 +176,7 @@ def reference(
 
 
 def _rounding(conformance: Session, server: Server) -> Rounding:
-    """The rounding that an option or the profile names, else that of the kernel path."""
+    """The rounding that an option or the profile names, or else that of the kernel path."""
     run = conformance.run
     settings = conformance.settings
     if settings.answers.rounding is not None:
@@ -195,7 +195,7 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
 def _oracle(
     config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
 ) -> oracle_file.OracleFile:
-    """The oracle's file, kept for the run. It is made if there is none."""
+    """The oracle's file, which is read once per run. If it does not exist, it is computed."""
     if _ORACLE in config.stash:
         return config.stash[_ORACLE]
     settings = conformance.settings
@@ -226,7 +226,7 @@ def _priced(
     settings = conformance.settings
     exam_name = conformance.run.profile.correctness.exam
     rounding = None
-    with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
+    with contextlib.suppress(verdict.NotRun):  # the tests against the oracle report the reason
         rounding = _rounding(conformance, server)
     computed_with = EXACT
     if depths and rounding:
@@ -245,20 +245,20 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """Measure the price of the rounding of a side of ``--ab``.
+    """Measure what the rounding of one side of ``--ab`` costs in accuracy.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         conformance: The run.
-        server: The server of the side.
+        server: The server of this side.
 
     Returns:
-        The price by metric. Nothing if no reference is named and none ships: to make one takes
-        minutes.
+        The values by metric. Empty if no reference is named and the suite ships none, because
+        computing one takes minutes.
 
     Raises:
         Unmet: An answer is malformed.
-        Refused: The server is at fault.
+        Refused: The server has rejected a valid request.
     """
     settings = conformance.settings
     try:
@@ -280,7 +280,7 @@ def price_of(
 
 
 def _require_shipped_oracle(server: Server) -> None:
-    """Raise NotRun if no oracle's file of the served checkpoint ships."""
+    """Raise NotRun if the suite ships no oracle file for the served checkpoint."""
     if not oracle_file.shipped(oracle_tolerance.checkpoint_of(server)):
         raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
 
@@ -293,7 +293,7 @@ def price_of_rounding(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> Callable[[str], None]:
-    """Measures the price of the server's rounding, once for all of `PRICES`, and decides on one."""
+    """Measures what the server's rounding costs, once for all of `PRICES`; judges one metric."""
     run = conformance.run
     recorder = conformance.recorder
     if _PRICED not in pytestconfig.stash:
@@ -317,7 +317,7 @@ _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
 def continuations(
     pytestconfig: pytest.Config, asker: Asker, server: Server, profile: Profile
 ) -> Continuations:
-    """The prompt set and the answers of the server under test (see `Continuations`)."""
+    """The prompt set, and the server's answers to it (see `Continuations`)."""
     by_server = pytestconfig.stash.setdefault(_CONTINUATIONS, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
     if key not in by_server:
@@ -338,7 +338,7 @@ def speculation(
     agreement_bound: level_settings.AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
-    """The server under test as one that speculates; Inapplicable if it does not."""
+    """The server under test, if it uses speculative decoding; otherwise raises Inapplicable."""
     method = conformance.run.paths.of(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise verdict.Inapplicable(
@@ -355,7 +355,7 @@ def speculation(
 
 
 def _speculating(profile: Profile) -> str:
-    """The names of a profile's configurations that speculate."""
+    """The names of a profile's configurations with speculative decoding."""
     names = []
     for name, configuration in profile.configurations.items():
         if any("--speculative" in argument for argument in configuration.arguments):
@@ -371,10 +371,10 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 
 @pytest.fixture
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
-    """How often a request may be repeated until two answers agree.
+    """How often a request may be sent until two answers agree.
 
-    Once if the engine documents equal tokens, else often enough for two tokens that are equally
-    likely within the noise.
+    Once if the engine documents that answers are reproducible. Otherwise often enough that two
+    tokens with the same probability (within the noise) can both appear.
     """
     if agreement_bound.fork == 0:
         return 1
@@ -389,7 +389,7 @@ def golden_bound(server: Server, profile: Profile) -> level_settings.GoldenBound
 
 @pytest.fixture
 def golden_file(pytestconfig: pytest.Config) -> GoldenFile:
-    """The file of ``--golden``; it is of this model and these prompts."""
+    """The file of ``--golden``. Its model and its prompts are those of this run."""
     return pytestconfig.stash[_GOLDEN]
 
 
@@ -412,13 +412,13 @@ def recorder(
 
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
-    """Returns the tokens of the server's prefix cache hits so far; None if it does not count."""
+    """Returns how many prompt tokens have come from the prefix cache so far; None if unknown."""
     page = functools.partial(server.endpoint.page, "/metrics")
     return lambda: metrics.total(page() or "", "vllm:prefix_cache_hits_total")
 
 
 @pytest.fixture
 def caches_prefixes(conformance: Session, server: Server) -> bool:
-    """Whether the server's log shows a prefix cache with blocks that are not long."""
+    """Whether the server's log shows a prefix cache whose blocks are short enough for hits."""
     path = conformance.run.paths.of(server)
     return path.prefix_caching is True and int(path.block_size or 0) <= _LONGEST_BLOCK

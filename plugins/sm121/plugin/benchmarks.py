@@ -1,7 +1,8 @@
-"""Measurements as benchmarks of pytest-benchmark.
+"""Stores measurements as benchmarks of pytest-benchmark.
 
-A rate of 52 tok/s is replayed as rounds of 1/52 s, so that a slower engine is a longer time for
-``--benchmark-compare-fail``. A time is replayed as it is.
+pytest-benchmark stores durations. A rate of 52 tok/s is therefore replayed as rounds of 1/52 s, so
+that ``--benchmark-compare-fail`` sees a slower engine as a longer duration. A duration is replayed
+unchanged.
 """
 
 import math
@@ -32,14 +33,14 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-#: The exponential of more is no float.
+#: The largest exponent for which `math.exp` does not overflow.
 _LARGEST_EXPONENT = 700.0
 HISTORY = pytest.StashKey[measured.MeasuredHistory]()
 
 
 @dataclass
 class ReplayClock:
-    """A clock that moves only when a sample advances it."""
+    """A clock that stands still until a sample advances it."""
 
     now: float = 0.0
 
@@ -49,7 +50,7 @@ class MetricRecorder:
     """Records one measurement, and replays it as the benchmark of a test.
 
     Args:
-        _recorder: Records measurements, and decides on them.
+        _recorder: Records measurements, and judges them.
         _benchmark: pytest-benchmark's fixture of the test.
         _clock: The clock of the benchmark.
     """
@@ -66,17 +67,17 @@ class MetricRecorder:
         maximum_rounds: int | None = None,
         part: bool = False,
     ) -> None:
-        """Record a measurement, and decide on it: see `Recorder.record`.
+        """Record and judge a measurement: see `Recorder.record`.
 
         Args:
             measurement: The measurement.
-            more: Measures more samples.
-            maximum_rounds: The most samples.
-            part: Whether it is a part of another measurement: then it is no benchmark.
+            more: A function that measures more samples.
+            maximum_rounds: The maximum number of samples.
+            part: Whether this is a part of another measurement. A part is not a benchmark.
 
         Raises:
-            Unmet: As of `Recorder.record`.
-            Undecided: As of `Recorder.record`.
+            Unmet: See `Recorder.record`.
+            Undecided: See `Recorder.record`.
         """
         if part:
             self._recorder.record(measurement, more, maximum_rounds=maximum_rounds)
@@ -87,7 +88,7 @@ class MetricRecorder:
         """Replay the samples as a benchmark. An invalid measurement is not stored."""
         benchmark = self._benchmark
         measurement = recorded.measurement
-        benchmark.group = without_depth(measurement.name)  # depths beside each other
+        benchmark.group = without_depth(measurement.name)  # one group for all depths
         replay = []
         for sample in measurement.samples:
             seconds = _duration(measurement, sample)
@@ -107,12 +108,12 @@ class MetricRecorder:
             advance, setup=stand, rounds=max(len(replay), 1)
         )
         if not (recorded.comparable and replay):
-            benchmark.has_error = True  # so that nothing is ever compared with it
+            benchmark.has_error = True  # so that no later run is compared with it
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
-    """The seconds as which a sample is replayed: fewer are better."""
-    if measurement.unit == "nats":  # a perplexity, which is positive
+    """The duration in seconds as which a sample is replayed. A shorter duration is better."""
+    if measurement.unit == "nats":  # a perplexity: a positive number
         exponent = -sample if measurement.higher_is_better else sample
         return math.exp(min(_LARGEST_EXPONENT, exponent))
     if measurement.unit in _SECONDS:
@@ -137,7 +138,7 @@ def box(conformance: Session) -> RunBox:
 
 @pytest.fixture
 def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
-    """The clock of this test's benchmark; it is made before the ``benchmark`` fixture."""
+    """The clock of this test's benchmark. It must exist before the ``benchmark`` fixture."""
     clock = ReplayClock()
     request.node.add_marker(pytest.mark.benchmark(timer=lambda: clock.now), append=False)
     return clock
@@ -151,7 +152,7 @@ def record_metric(
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> MetricRecorder:
-    """Records a measurement as benchmark and metric, and raises its verdict."""
+    """Records a measurement as benchmark and metric, and raises its verdict if it is not PASS."""
     conformance.recorder.box = box
     conformance.recorder.starts = EarlierStarts(
         pytestconfig.getoption("benchmark_storage"), pytestconfig.invocation_params.dir
@@ -173,14 +174,14 @@ class KernelTimer:
     _benchmark: BenchmarkFixture
 
     def __call__(self, kernels: Kernels, case: BenchmarkCase) -> None:
-        """Time a case. With ``--benchmark-disable`` its output is judged, and nothing is recorded.
+        """Time a kernel case. With ``--benchmark-disable``, only check the kernel's output.
 
         Args:
             kernels: The kernels under test.
             case: The operation and its sizes.
 
         Raises:
-            Invalid: The number is of a call that did not do its work.
+            Invalid: The timed call did not compute the output.
         """
         timed = kernels.time(case, is_timed=not self._benchmark.disabled)
         self._benchmark.extra_info.update(timed.about)
@@ -194,16 +195,16 @@ def time_kernel(
     metric_clock: ReplayClock,  # before `benchmark`, as above
     benchmark: BenchmarkFixture,
 ) -> KernelTimer:
-    """Times kernels. The tests that measure a server read the state of the machine."""
+    """Times kernels. Unlike `record_metric`, it does not read the state of the machine."""
     recorder = MetricRecorder(conformance.recorder, benchmark, metric_clock)
     return KernelTimer(recorder, benchmark)
 
 
 def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHistory:
-    """Return the measurements so far, for a comparison with pytest-benchmark's storage.
+    """Return the measurements so far, to compare them with pytest-benchmark's storage.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
     """
     compared = config.getoption("benchmark_compare")
@@ -220,11 +221,12 @@ def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHist
 
 
 def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
-    """Store the machine, as far as two runs must have it in common.
+    """Store the properties of the machine that must be equal in order to compare two runs.
 
     Args:
         settings: The settings of the run.
-        machine_info: pytest-benchmark's description. The clock frequency is taken out: it varies.
+        machine_info: The description by pytest-benchmark. The clock frequency is removed, because
+            it varies.
     """
     cpu = machine_info.get("cpu", {})
     for name in ("hz_actual", "hz_actual_friendly", "hz_advertised", "hz_advertised_friendly"):
@@ -233,17 +235,17 @@ def describe_machine(settings: Settings, machine_info: dict[str, Any]) -> None:
 
 
 def describe_end(session: Session, output_json: dict[str, Any]) -> None:
-    """Store how the run ended: the last look may have decided again.
+    """Store the final verdicts of the run, which may have changed after the last measurement.
 
     Args:
         session: The run.
-        output_json: The data that pytest-benchmark stores.
+        output_json: The data that pytest-benchmark will store.
     """
     run = session.run
     recorder = session.recorder
     latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
     tests = [test for test in run.record.ledger if test.executed and not test.excused]
-    # The comparison is decided when the run closes, after this.
+    # The comparison with the trusted run is made later, when the run is closed.
     if session.settings.judging.against is not None and run.target.obstacle is None:
         tests += session.worse_than_trusted(run.record.file.model_copy(deep=True))
     ended = worst(test.verdict for test in tests)
@@ -262,12 +264,13 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hide pytest-benchmark's tables: the report has the numbers.
+    """Hide pytest-benchmark's tables, because the report contains the numbers.
 
-    ``-v``, a comparison, and a benchmark that is of no level show them.
+    The tables are shown with ``-v``, with a comparison, and if a test outside the levels is a
+    benchmark.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The selected tests.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
@@ -282,10 +285,10 @@ def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def keep_history(config: pytest.Config, session: Session) -> None:
-    """Put the history of each metric into the report, before this run is added to it.
+    """Add the history of each metric to the report, before this run is stored.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
     """
     if not session.recorder.recorded:
@@ -296,7 +299,7 @@ def keep_history(config: pytest.Config, session: Session) -> None:
             history.current, history.runs, session.run.record.file.started
         )
     except (Sm121Error, AssertionError):
-        return  # nothing to compare with; the regression level says why
+        return  # no stored run; the regression level reports the reason
     findings: list[str] = []
     if HISTORY in config.stash:
         findings = [printable(line) for line in config.stash[HISTORY].findings]

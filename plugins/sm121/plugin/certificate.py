@@ -1,7 +1,8 @@
-"""``pytest --certify``: which words a certified run takes, and what no certificate allows.
+"""``pytest --certify``: checks that the options and waivers of a run allow a certificate.
 
-A certified run takes the words of ``fixtures/certificate.toml``. It refuses all others. Settings,
-plugins and variables of the caller do not reach it: see `sm121.session.certified_run`.
+A certified run accepts only the options in ``fixtures/certificate.toml``. The user's pytest
+settings, plugins and environment variables have no effect on the run: see
+`sm121.session.certified_run`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,19 +35,19 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run of the command line, in the place of this process.
+    """Replace this process with the certified run that the command line requests.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Raises:
-        pytest.UsageError: A variable is set with which nothing is certified.
+        pytest.UsageError: An environment variable is set that no certificate allows.
     """
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
-    if config.inipath == own_tests.settings():  # `sm121 run` added words of its own
+    if config.inipath == own_tests.settings():  # without the arguments that `sm121 run` added
         words = own_tests.given(words)
     try:
         certified_run.start(words)
@@ -55,14 +56,14 @@ def start(config: pytest.Config) -> NoReturn:
 
 
 def refuse_options(options: Sequence[Given]) -> None:
-    """Refuse the options with which a certificate would be of something else.
+    """Refuse options that would change what the certificate is about.
 
     Args:
         options: The options that were given.
 
     Raises:
-        UsageError: One of them is not in ``fixtures/certificate.toml``, or ``-m`` names something
-            else than an architecture.
+        UsageError: An option is not in ``fixtures/certificate.toml``, or ``-m`` names anything
+            but an architecture.
     """
     data = _data()
     allowed = data.server | data.certificate | data.results
@@ -84,17 +85,17 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Refuse a run that is another one than the suite's own, and what no certificate allows.
+    """Refuse a run that differs from the suite's own run, and waivers that no certificate allows.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         settings: The settings of the run.
         target: The target.
         tests: The selected tests of levels.
 
     Raises:
-        UsageError: The values of options are others, the tests were changed, or a waiver names a
-            gate's test or a blocker.
+        UsageError: An option has a value that no certificate allows, a test file was changed, or a
+            waiver names the test of a gate or a blocker.
     """
     wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
     changed = git_source.changed_files(own_tests.folder(), _data().judges)
@@ -125,7 +126,7 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     profile = target.profile
     if profile is None:
         return
-    # Another model than the profile's by name and shape; the fingerprint has its digest.
+    # The model's name and shape differ from the profile's. The fingerprint contains its digest.
     served = settings.target.served_name
     model = profile.model
     folder = settings.target.model

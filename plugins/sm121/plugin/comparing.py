@@ -1,7 +1,7 @@
-"""pytest-benchmark's options in a run of the levels.
+"""Handles pytest-benchmark's options in a run of the levels.
 
-A ``--benchmark-compare`` that names nothing to compare with is refused before anything starts, and
-the run itself judges the comparison.
+If ``--benchmark-compare`` names no stored run, the run is refused before a server starts. Otherwise
+the suite, and not pytest-benchmark, judges the comparison.
 """
 
 import importlib.util
@@ -30,39 +30,39 @@ _COMPARE = "--benchmark-compare"
 _FAIL = "--benchmark-compare-fail"
 _NOTHING = "nothing was compared"
 _FIRST = "pytest --benchmark-autosave"
-#: Options that keep a run in the storage, by the names under which pytest keeps them.
+#: Options that add a run to the storage, by their names in pytest's configuration.
 _SAVING = ("benchmark_save", "benchmark_autosave")
-#: Options that store a run.
+#: All options that store a run.
 _STORING = (*_SAVING, "benchmark_json")
-#: What pytest-benchmark groups by; ``param:NAME`` besides.
+#: The values by which pytest-benchmark can group; ``param:NAME`` is valid, too.
 _GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
-#: A message names so many stored runs, the newest.
+#: How many stored runs a message lists; the newest ones.
 _NAMED_RUNS = 3
-#: How pytest-benchmark's warning begins.
+#: The beginning of pytest-benchmark's warning that there is no stored run.
 _NOTHING_TO_COMPARE = "Can't compare. No benchmark files"
-#: How its warning of a file begins that it cannot read.
+#: The beginning of pytest-benchmark's warning about a file that it cannot read.
 _UNREADABLE = "Failed to load "
-#: The error of pytest-benchmark while it stored or compared.
+#: An error that pytest-benchmark raised while it stored or compared.
 _BROKEN = pytest.StashKey[str]()
 
 
 def is_asked(config: pytest.Config) -> bool:
-    """Whether the run is to be compared with a stored one, by either option.
+    """Whether one of two options requests a comparison with a stored run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return _given(config, "benchmark_compare") or _given(config, "benchmark_compare_fail")
 
 
 def refuse_what_crashes(config: pytest.Config) -> None:
-    """Refuse values on which pytest-benchmark ends with a traceback when it is configured.
+    """Refuse option values with which pytest-benchmark would end with a traceback.
 
     Args:
-        config: pytest's, before pytest-benchmark has read its options.
+        config: The configuration of pytest, before pytest-benchmark has read its options.
 
     Raises:
-        UsageError: The storage or the run cannot be what pytest-benchmark reads.
+        UsageError: The name of the storage or of the run is not valid for pytest-benchmark.
     """
     storage = config.getoption("benchmark_storage", "")
     if storage == "" and hasattr(config.option, "benchmark_storage"):
@@ -75,7 +75,8 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         is_database = scheme.startswith("elasticsearch+")
         if not is_database or importlib.util.find_spec("elasticsearch") is None:
             raise UsageError(f"--benchmark-storage {storage}: expected a folder or file://PATH")
-    # The line of `refuse` says it. For benchmarks of others it is said when they are collected.
+    # `refuse` reports it in one line. For benchmarks outside the levels, a warning is printed after
+    # the collection.
     for beginning in (_NOTHING_TO_COMPARE, _UNREADABLE):
         warnings.filterwarnings("ignore", message=beginning)
     named = config.getoption("benchmark_compare", None)
@@ -85,10 +86,10 @@ def refuse_what_crashes(config: pytest.Config) -> None:
 
 
 def store_nothing(config: pytest.Config) -> None:
-    """Let pytest-benchmark store nothing of a refused run: it would warn of that.
+    """Keep pytest-benchmark from storing a refused run, which would only print a warning.
 
     Args:
-        config: pytest's; nothing is changed where pytest-benchmark is not there.
+        config: The configuration of pytest; nothing is changed where pytest-benchmark is not there.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is not None:
@@ -96,15 +97,16 @@ def store_nothing(config: pytest.Config) -> None:
 
 
 def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Refuse, before anything starts, a comparison with nothing and a place that cannot be written.
+    """Refuse a comparison without a stored run, and paths that cannot be written, before a start.
 
     Args:
-        config: pytest's, after pytest-benchmark has read its options.
-        items: The selected tests. Without a test of a level nothing is refused: the options are
-            those of somebody else's benchmarks.
+        config: The configuration of pytest, after pytest-benchmark has read its options.
+        items: The selected tests. Without a test of a level nothing is refused, because the options
+            then belong to benchmarks outside the suite.
 
     Raises:
-        UsageError: What an option names is not there, or options contradict each other.
+        UsageError: An option names a run or path that does not exist, or options contradict each
+            other.
     """
     is_loaded = hasattr(config.option, "benchmark_storage")
     if not is_loaded or not any(LEVEL in item.stash for item in items):
@@ -137,23 +139,23 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
-    """Warn as pytest-benchmark does of somebody else's benchmarks: see `refuse_what_crashes`."""
+    """Print pytest-benchmark's warnings for other benchmarks: see `refuse_what_crashes`."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or not _given(config, "benchmark_compare"):
         return
     named = config.getoption("benchmark_compare")
     runs = () if named is True else (named,)
-    list(benchmarks.storage.load(*runs))  # warns of a file that it cannot read
+    list(benchmarks.storage.load(*runs))  # prints a warning for each unreadable file
     if not benchmarks.compared_mapping:
         benchmarks.logger.warning(f"{_NOTHING_TO_COMPARE} in {str(benchmarks.storage)!r}.")
 
 
 def guard(config: pytest.Config, session: Session) -> None:
-    """Keep an error of pytest-benchmark from ending pytest: the run is judged and reported.
+    """Catch errors of pytest-benchmark, so that the run is still judged and reported.
 
     Args:
-        config: pytest's; nothing is changed where pytest-benchmark is not there.
-        session: The run, which shows the error at once.
+        config: The configuration of pytest; nothing is changed where pytest-benchmark is not there.
+        session: The run. It shows such an error at once.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None:
@@ -175,13 +177,13 @@ def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
 
 
 def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """Judge the comparison: the changes of ``--benchmark-compare-fail``, and what no test judged.
+    """Judge the comparison by ``--benchmark-compare-fail``, and metrics that no test has compared.
 
-    This run must not be stored yet.
+    Call this before pytest-benchmark stores the run.
 
     Args:
-        config: pytest's.
-        session: The run, whose last test has ended.
+        config: The configuration of pytest.
+        session: The run. Its last test has ended.
         items: The selected tests.
     """
     run = session.run
@@ -202,12 +204,12 @@ def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 
 
 def decide_what_broke(config: pytest.Config, session: Session) -> None:
-    """Judge an error of pytest-benchmark after it has stored and compared: it is no success.
+    """Judge an error that pytest-benchmark raised while it stored or compared the run.
 
-    Its regressions are in the ledger already, so that its summary need raise nothing.
+    The regressions that it found are recorded already, so its summary does not need to raise them.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
@@ -223,7 +225,7 @@ def decide_what_broke(config: pytest.Config, session: Session) -> None:
 
 @dataclass(frozen=True)
 class _Judged:
-    """A check of the comparison, and its verdict."""
+    """One check of the comparison, and its verdict."""
 
     name: str
     verdict: Verdict
@@ -248,10 +250,10 @@ def _judged(history: MeasuredHistory) -> Iterator[_Judged]:
 
 
 def _decide_checks(config: pytest.Config, session: Session) -> None:
-    """Decide what ``--benchmark-compare-fail`` finds; with nothing to compare a run fails, too."""
+    """Judge the results of ``--benchmark-compare-fail``. Without a comparable run it fails, too."""
     for number, regression in enumerate(_regressions(config)):
         name = f"{_FAIL}::{regression.subject[:80]}"
-        if name in session.run.record.ledger:  # two checks of one benchmark
+        if name in session.run.record.ledger:  # two checks of the same benchmark
             name += f" #{number}"
         decision = TestReport(
             id=name, level="regression", verdict=Verdict.FAIL, message=regression.line
@@ -261,14 +263,14 @@ def _decide_checks(config: pytest.Config, session: Session) -> None:
 
 @dataclass(frozen=True)
 class _Regression:
-    """A benchmark that is worse, or nothing that was compared; and a line on it."""
+    """A benchmark that is worse, or the fact that nothing was compared; and a line on it."""
 
     subject: str
     line: str
 
 
 def _regressions(config: pytest.Config) -> list[_Regression]:
-    """Take what ``--benchmark-compare-fail`` finds out of pytest-benchmark."""
+    """Remove the results of ``--benchmark-compare-fail`` from pytest-benchmark and return them."""
     benchmarks = getattr(config, "_benchmarksession", None)
     shown = []
     found = []
@@ -276,7 +278,7 @@ def _regressions(config: pytest.Config) -> list[_Regression]:
         shown = list(benchmarks.prepare_benchmarks())
         for name, change in benchmarks.performance_regressions:
             found.append(_Regression(name, f"{name}: {change}"))
-        benchmarks.performance_regressions = []  # pytest-benchmark compares once more for its table
+        benchmarks.performance_regressions = []  # pytest-benchmark compares again for its table
     if not shown:
         line = f"{_FAIL} was given and no benchmark ran: that is no success"
         return [_Regression(_NOTHING, line)]
@@ -320,7 +322,7 @@ def _refuse_place_of_json(path: Path, named: str) -> None:
 
 
 def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Raise UsageError for options of which one makes the other useless."""
+    """Raise UsageError if one option makes another option useless."""
     grouped = config.getoption("benchmark_group_by", "group").split(",")
     wrong = [each for each in grouped if each not in _GROUPS]
     if wrong:
@@ -357,7 +359,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
 
 
 def _refuse_missing(folder: Path, named: str | None) -> None:
-    """Refuse a run that is not there. `named`: by its number or file; None: the latest."""
+    """Refuse a stored run that does not exist. `named`: its number or file; None: the latest."""
     if named is None:
         if not stored_benchmarks.load_benchmarks(folder):
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Collects the tests that compare a run with a stored one, whatever is selected otherwise."""
+"""Collects the tests that compare a run with a stored run, even if other tests are selected."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ from sm121.plugin.stash import LEVEL
 
 _LEVEL = "regression"
 _COMPARED_IN = "test_regression.py"
-#: Its tests that hold for a part of what was stored. What a named part leaves out is not missing.
+#: The comparison tests that also apply if only a part of the stored run's tests is selected.
 _COMPARED_BY = ("test_no_metric_is_worse", "test_no_level_came_down")
 
 
 def name_comparison(config: pytest.Config) -> None:
-    """Collect the tests that compare for ``--benchmark-compare``, if paths name others alone.
+    """Add the comparison tests for ``--benchmark-compare``, if the paths name only other tests.
 
     Args:
-        config: pytest's. The tests are added to its arguments.
+        config: The configuration of pytest. The tests are added to its list of paths.
     """
     if not selection.compares(config):
         return
@@ -33,14 +33,14 @@ def name_comparison(config: pytest.Config) -> None:
 
 
 def hold_comparison(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Take the tests that compare out of a ``-k`` or ``-m`` that does not name their level.
+    """Protect the comparison tests from a ``-k`` or ``-m`` that does not name their level.
 
     Args:
-        config: pytest's.
-        items: The collected tests; the others are left in it.
+        config: The configuration of pytest.
+        items: The collected tests. The comparison tests are removed from this list.
 
     Returns:
-        The tests that were taken out.
+        The tests that were removed.
     """
     words = f"{config.getoption('keyword', '')} {config.getoption('markexpr', '')}"
     if not selection.compares(config) or _LEVEL in words:
@@ -58,11 +58,11 @@ def hold_comparison(config: pytest.Config, items: list[pytest.Item]) -> list[pyt
 
 
 def put_back(items: list[pytest.Item], held: Sequence[pytest.Item]) -> None:
-    """Put the tests of `hold_comparison` back: before the matrix.
+    """Put the tests that `hold_comparison` removed back, before the tests of the matrix.
 
     Args:
         items: The selected tests.
-        held: The tests that were taken out.
+        held: The tests that were removed.
     """
     if not held:
         return

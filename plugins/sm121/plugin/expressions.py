@@ -1,4 +1,4 @@
-"""What a command line names: levels, tests and architectures, by paths and by ``-k`` and ``-m``."""
+"""Finds which levels, tests and architectures the command line names, by paths, ``-k``, ``-m``."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def marker_expression(config: pytest.Config) -> str:
     """Return the expression of ``-m``; empty without one.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return config.getoption("markexpr", "") or ""
 
@@ -29,10 +29,10 @@ def refuse_wrong_expressions(config: pytest.Config) -> None:
     """Refuse an expression of ``-k`` or ``-m`` that pytest cannot parse.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Raises:
-        UsageError: It names the expression and the error.
+        UsageError: The expression is wrong. The message contains the expression and the error.
     """
     for option, name in (("-k", "keyword"), ("-m", "markexpr")):
         expression = config.getoption(name, "") or ""
@@ -41,19 +41,19 @@ def refuse_wrong_expressions(config: pytest.Config) -> None:
         except SyntaxError as error:
             what = f"at column {error.offset}: {error.msg}"
             raise errors.UsageError(f"{option} {expression!r}: {what}") from error
-        except Exception as error:  # before pytest 9: an exception of its own, "at column N: ..."
+        except Exception as error:  # before pytest 9: another exception, "at column N: ..."
             raise errors.UsageError(f"{option} {expression!r}: {error}") from error
 
 
 def refuse_misspelt_marker(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Refuse a marker of ``-m`` that nobody has, and that is near to one of the suite's.
+    """Refuse an unknown marker in ``-m`` whose name resembles a marker of the suite.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The collected tests.
 
     Raises:
-        UsageError: It names the suite's marker.
+        UsageError: There is such a marker. The message suggests the suite's marker.
     """
     expression = marker_expression(config)
     registered = {re.split(r"[:(]", line)[0].strip() for line in config.getini("markers")}
@@ -71,12 +71,12 @@ def refuse_misspelt_marker(config: pytest.Config, items: Sequence[pytest.Item]) 
 
 
 def names_tests(config: pytest.Config) -> bool:
-    """Whether the command line names levels or tests.
+    """Whether the command line selects levels or tests.
 
-    A path, ``-k``, or ``-m`` with a marker that is no architecture's names them.
+    It does so by a path, by ``-k``, or by ``-m`` with a marker other than an architecture.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     if any("::" in str(path) for path in config.args):
         return True
@@ -93,16 +93,17 @@ def files(config: pytest.Config) -> list[Path]:
     """Return the files and folders of the command line, without names of tests.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return [config.invocation_params.dir / str(path).partition("::")[0] for path in config.args]
 
 
 def asked_for_levels(config: pytest.Config) -> bool:
-    """Whether the command line asks for a target: by ``--certify``, or by an architecture's name.
+    """Whether the command line names a target: by ``--certify``, or by an architecture.
 
     Args:
-        config: pytest's. The answer is no in a worker, and if pytest only shows something.
+        config: The configuration of pytest. In a worker, and if pytest only prints information, the
+            result is False.
     """
     if hasattr(config, "workerinput"):
         return False
@@ -117,7 +118,7 @@ def asked_for_levels(config: pytest.Config) -> bool:
 
 
 def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> bool:
-    """Whether ``-m`` would select one of some tests if they were for one architecture alone.
+    """Whether ``-m`` would select any of the given tests if all applied to one architecture only.
 
     Args:
         expression: The expression of ``-m``; an empty one selects all.
@@ -135,7 +136,7 @@ def selects_any(expression: str, items: Sequence[pytest.Item], arch: str) -> boo
 
 
 def markers_of(arch: str) -> set[str]:
-    """Return the markers of a test for one architecture alone.
+    """Return the markers of a test that applies to one architecture only.
 
     Args:
         arch: The architecture.

@@ -1,6 +1,6 @@
-"""Fixtures for tests that need a server: clients, one that checks answers by the schema, and cases.
+"""Fixtures for tests that need a server: clients (one validates each answer) and API cases.
 
-The server is started when the first test needs it.
+The server starts when the first test needs it.
 """
 
 import functools
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 #: The capabilities of each server, by its address.
 _CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
-#: The cases that each server answered well, by its address.
+#: The API cases that each server has passed, by the server's address.
 _WELL = pytest.StashKey[dict[str, str]]()
-#: The ids of all answers of a run.
+#: The ids of all responses in a run.
 _IDS = pytest.StashKey[Counter[str]]()
 _SAMPLERS = pytest.StashKey[dict[str, sampled.Sampler]]()
 
@@ -55,50 +55,50 @@ def conformance(pytestconfig: pytest.Config) -> Session:
 
 @pytest.fixture(scope="session")
 def profile(conformance: Session) -> Profile:
-    """The profile in force."""
+    """The profile of the run."""
     return conformance.run.profile
 
 
 @pytest.fixture(scope="session")
 def remark(conformance: Session) -> Callable[[str], None]:
-    """Keeps a remark, which the report shows. A remark has no effect on any verdict."""
+    """Records a remark for the report. A remark changes no verdict."""
     return conformance.run.record.remark
 
 
 @pytest.fixture(scope="session")
 def configurations(conformance: Session) -> Configurations:
-    """The server configurations of the profile, and what keeps them from being started here."""
+    """The server configurations of the profile, and why one of them cannot start here."""
     return conformance.run.configurations
 
 
 @pytest.fixture(scope="session")
 def paths(conformance: Session) -> KernelPaths:
-    """The kernel path of each server, and what of it contradicts the profile."""
+    """The kernel path of each server, and its contradictions to the profile."""
     return conformance.run.paths
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Servers by configuration name. One lives at a time; another one stops it."""
+    """Servers by the name of their configuration. Starting one stops the running one."""
 
     _run: Run
 
     def __call__(self, configuration: str | None = None) -> Server:
-        """Return the server of a configuration. It is started if it does not run.
+        """Return the server of a configuration. Start it if it is not running.
 
         Args:
-            configuration: The name of the configuration; None: the one under test.
+            configuration: The name of the configuration. None: the configuration under test.
         """
         return self._run.server(configuration)
 
     def last(self, configuration: str) -> Server | None:
-        """Return the server of a configuration that was ready last, stopped or not.
+        """Return the last server of a configuration that became ready, even if it is stopped.
 
         Args:
             configuration: The name of the configuration.
 
         Returns:
-            The server; None if none was, or if the server is attached.
+            The server; None if none became ready, or if the server is attached.
         """
         return self._run.servers.last(configuration)
 
@@ -106,10 +106,10 @@ class Servers:
         """Stop the running server.
 
         Returns:
-            What it left.
+            The report on processes, memory and files that it left behind.
 
         Raises:
-            NotRun: The server is attached, or none runs.
+            NotRun: The server is attached, or no server is running.
         """
         report = self._run.servers.stop()
         if report is None:
@@ -121,22 +121,22 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers(conformance: Session) -> Servers:
-    """Gives the server of any of the profile's configurations."""
+    """Starts the server of any configuration of the profile."""
     return Servers(conformance.run)
 
 
 @pytest.fixture
 def server(conformance: Session) -> Iterator[Server]:
-    """The server under test, alive before and after the test."""
+    """The server under test. It must be alive before and after the test."""
     yield conformance.run.server()
     conformance.run.servers.check_alive()
 
 
 @pytest.fixture
 def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenAI]":
-    """An OpenAI client of the server under test.
+    """An OpenAI client for the server under test.
 
-    It does not retry. A request for an ability that the engine has not is NOT_RUN.
+    It does not retry. A request for a capability that the engine does not have is NOT_RUN.
     """
     from sm121.api.guarded_client import GuardedClient
 
@@ -146,7 +146,7 @@ def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenA
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    """A plain HTTP client of the server under test, for what is beside the API."""
+    """A plain HTTP client for endpoints of the server that are not part of the OpenAI API."""
     with server.endpoint.http() as client:
         yield client
 
@@ -159,12 +159,12 @@ def model(server: Server) -> str:
 
 @pytest.fixture
 def kernel_path(conformance: Session, server: Server) -> KernelPath:
-    """The kernel path of the server under test, as its log proves it."""
+    """The kernel path of the server under test, as its log shows it."""
     return conformance.run.paths.of(server)
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``.
+    """Parametrize a test that has the marker ``api_cases``: one ``case`` for each API case.
 
     Args:
         metafunc: The test.
@@ -175,7 +175,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
-    """The capabilities of the server under test; ``require`` raises NotRun for a missing one."""
+    """The capabilities of the server under test. ``require`` raises NotRun if one is missing."""
     run = conformance.run
     by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
     detected = by_address.get(server.endpoint.base_url)
@@ -195,7 +195,7 @@ def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Serv
 
 @pytest.fixture
 def api(pytestconfig: pytest.Config, server: Server, capabilities: Capabilities) -> Api:
-    """The API of the server under test; every answer is valid, or the test fails."""
+    """The API of the server under test. An invalid answer fails the test."""
     every_id = pytestconfig.stash.setdefault(_IDS, Counter())
     return Api(server.endpoint, capabilities, every_id=every_id)
 
@@ -209,7 +209,7 @@ def _seed_of_samples(conformance: Session) -> int:
 
 @pytest.fixture
 def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sampled.Sampler:
-    """Draws samples from the server under test; the tests of one server share greedy answers."""
+    """Requests samples from the server under test. All tests of a server share greedy answers."""
     by_address = pytestconfig.stash.setdefault(_SAMPLERS, {})
     address = api.endpoint.base_url
     return by_address.setdefault(address, sampled.Sampler(api, _seed_of_samples))
@@ -217,7 +217,7 @@ def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sam
 
 @pytest.fixture
 def server_environment(server: Server, profile: Profile) -> dict[str, str]:
-    """The known environment of the server: that of a managed one, else the profile's."""
+    """The server's environment variables; for an attached server, those of the profile."""
     if server.configuration is not None:
         return dict(server.configuration.environment)
     return dict(profile.engine.environment)
@@ -225,13 +225,13 @@ def server_environment(server: Server, profile: Profile) -> dict[str, str]:
 
 @pytest.fixture
 def sdk(client: "openai.OpenAI", model: str) -> Sdk:
-    """The server under test through the ``openai`` package."""
+    """The server under test, accessed with the ``openai`` package."""
     return Sdk(client, model)
 
 
 @pytest.fixture
 def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
-    """Judges the server by a case of ``fixtures/api/cases.toml``."""
+    """Judges the server by one case of ``fixtures/api/cases.toml``."""
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.run.record.remark, at_once=False)
     kept = request.node.stash
@@ -242,7 +242,7 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
-    """The server under test in the exam of its profile."""
+    """The server under test as candidate in the exam that the profile names."""
     return exams.Candidate(
         api, judge, exam.load(profile.correctness.exam), conformance.run.record.remark
     )

@@ -1,4 +1,4 @@
-"""The options that were given to a run: on the command line, in a variable or in pytest.ini."""
+"""The options that the user gave: on the command line, in a variable or in an ini file."""
 
 import configparser
 import shlex
@@ -13,12 +13,12 @@ from sm121.plugin import workers
 
 @dataclass(frozen=True)
 class Given:
-    """An option whose value is neither its default nor the one that the suite names itself.
+    """An option whose value is neither the default nor set by the suite itself.
 
     Attributes:
-        dest: The name under which pytest keeps it, as ``markexpr``.
-        name: The name on a command line, as ``-m``.
-        value: The value as a shell takes it.
+        dest: The name in pytest's configuration, such as ``markexpr``.
+        name: The name on a command line, such as ``-m``.
+        value: The value, quoted for a shell.
     """
 
     dest: str
@@ -27,13 +27,13 @@ class Given:
 
 
 def given(config: pytest.Config) -> list[Given]:
-    """Return the options that were given to a run.
+    """Return the options that the user gave.
 
     Args:
-        config: The configuration of the run. The plugins have added their options.
+        config: The configuration of pytest, after all plugins have added their options.
 
     Returns:
-        The options, sorted by the names under which pytest keeps them.
+        The options, sorted by their names in pytest's configuration.
     """
     parser = config._parser
     defaults = vars(parser.parse([]))
@@ -44,7 +44,7 @@ def given(config: pytest.Config) -> list[Given]:
     options = []
     for dest, value in sorted(vars(config.option).items()):
         if dest == "benchmark_disable" and workers.is_parallel(config):
-            continue  # `workers.disable_timing` sets it
+            continue  # `workers.disable_timing` has set it
         if value is None or value in (defaults.get(dest), own.get(dest)):
             continue
         if isinstance(value, list):
@@ -60,7 +60,7 @@ def given(config: pytest.Config) -> list[Given]:
 
 
 def _own_words(config: pytest.Config) -> list[str]:
-    """All words that ``sm121 run`` or ``sm121 certify`` says to pytest, and those of its ini."""
+    """All arguments that ``sm121 run`` or ``sm121 certify`` adds, and those in its ini file."""
     ini = configparser.ConfigParser(interpolation=None)
     ini.read(own_tests.settings(), "utf-8")
     return [
@@ -72,10 +72,10 @@ def _own_words(config: pytest.Config) -> list[str]:
 
 
 def fingerprinted(options: Iterable[Given]) -> dict[str, str]:
-    """Return the options that are in the fingerprint of a run, by their names.
+    """Return the options that belong to the fingerprint of a run, by their names.
 
     Args:
-        options: The options that were given.
+        options: The options that the user gave.
     """
     left_out = data_file.load_key("fingerprinted-options.toml", "left_out", frozenset[str])
     return {option.name: option.value for option in options if option.dest not in left_out}

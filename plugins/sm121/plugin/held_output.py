@@ -1,7 +1,7 @@
 """Holds back pytest's output before the first test.
 
-So a refused request is one line, and so is a run of which no test is selected. Collecting the tests
-takes longer on a busy machine, and nothing is shown for it but that it goes on.
+If the request is refused or no test is selected, pytest prints one line and nothing else. If
+collecting the tests takes long, as on a busy machine, the suite shows that it is still in progress.
 """
 
 import contextlib
@@ -14,15 +14,16 @@ import pytest
 
 from sm121.plugin import workers
 
-#: A user who waits for so long sees what the run is doing.
+#: After this time, a waiting user sees what the run is doing.
 _SILENT_S = 8.0
-#: Shown on a terminal, and overwritten. Elsewhere `progress.going_on` writes lines.
+#: Shown on a terminal, where it is later overwritten. Without a terminal, `progress.going_on`
+#: writes lines.
 _WAITING = "collecting the tests ..."
 _HELD = pytest.StashKey["HeldOutput"]()
 
 
 class _Memory(io.StringIO):
-    """Text that is held back. In all other ways it is the terminal's file."""
+    """A buffer for text that is held back; other attributes are those of the terminal's file."""
 
     def __init__(self, file: TextIO) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class _Memory(io.StringIO):
 
 
 class HeldOutput:
-    """The terminal reporter's output, held back from now on.
+    """Holds back the output of pytest's terminal reporter from its creation on.
 
     Args:
         reporter: pytest's terminal reporter.
@@ -51,20 +52,20 @@ class HeldOutput:
         self._notes: list[str] = []
         self._is_long = False
         self.is_dropped = False
-        # Of its own: while a test file is imported, pytest captures what goes to the usual one.
+        # A separate file, because pytest captures the usual one while it imports a test file.
         self._beside = _duplicate(self._file)
         self._timer = threading.Timer(_SILENT_S, self._show_that_it_goes_on)
         self._timer.daemon = True
         self._timer.start()
 
     def note(self, line: str) -> bool:
-        """Take a line on the work at hand. It is shown at once after a long wait.
+        """Add a line on the work in progress. After a long wait it is shown at once.
 
         Args:
             line: The line.
 
         Returns:
-            False if nothing is held back: the caller shows the line.
+            False if no output is held back. Then the caller must show the line.
         """
         with self._lock:
             if self._writer._file is not self._memory:
@@ -75,7 +76,7 @@ class HeldOutput:
             return True
 
     def release(self) -> None:
-        """Write the text that was held back, and hold nothing more."""
+        """Write the text that was held back, and stop holding back."""
         self._timer.cancel()
         with self._lock:
             if self._writer._file is not self._memory:
@@ -89,7 +90,7 @@ class HeldOutput:
                 self._writer.write(self._memory.getvalue() + notes, flush=True)
 
     def drop(self) -> None:
-        """Forget the text that is held back, and the text that comes."""
+        """Discard the text that is held back, and all later text."""
         self.is_dropped = True
 
     def _show_that_it_goes_on(self) -> None:
@@ -99,7 +100,7 @@ class HeldOutput:
                 self._show_notes()
 
     def _show_notes(self) -> None:
-        """Write the notes, and on a terminal below them that the work goes on."""
+        """Write the notes, and below them, on a terminal, that work is in progress."""
         if self._beside is None:
             return
         self._write("".join(f"{line}\n" for line in self._notes))
@@ -108,7 +109,7 @@ class HeldOutput:
             self._write(_WAITING)
 
     def _write(self, text: str) -> None:
-        """Write at once, in place of the line that is to be overwritten."""
+        """Write at once, over the line that says that work is in progress."""
         assert self._beside is not None
         if self._is_long and self._beside.isatty():
             self._beside.write("\r" + " " * len(_WAITING) + "\r")
@@ -117,7 +118,7 @@ class HeldOutput:
 
 
 def _duplicate(file: TextIO) -> TextIO | None:
-    """Return the same output as a file that pytest does not capture; None if it is in memory."""
+    """Return a duplicate of the output file that pytest does not capture; None if in memory."""
     with contextlib.suppress(AttributeError, io.UnsupportedOperation):
         return os.fdopen(os.dup(file.fileno()), "w", encoding="utf-8", errors="replace")
     return None
@@ -127,7 +128,7 @@ def hold(config: pytest.Config) -> None:
     """Hold back the output of the terminal reporter, if there is one.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and hasattr(getattr(reporter, "_tw", None), "_file"):
@@ -136,24 +137,24 @@ def hold(config: pytest.Config) -> None:
 
 
 def note(config: pytest.Config, line: str) -> bool:
-    """Take a line on the work at hand, if output is held back.
+    """Add a line on the work in progress, if output is held back.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         line: The line.
 
     Returns:
-        False if nothing is held back: the caller shows the line.
+        False if no output is held back. Then the caller must show the line.
     """
     held = config.stash.get(_HELD, None)
     return held is not None and held.note(line)
 
 
 def release(config: pytest.Config) -> None:
-    """Show the output that is held back.
+    """Show the output that was held back.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     held = config.stash.get(_HELD, None)
     if held is not None:
@@ -161,10 +162,10 @@ def release(config: pytest.Config) -> None:
 
 
 def drop(config: pytest.Config) -> None:
-    """Do not show the output that is held back: one line replaces it.
+    """Discard the output that was held back, because one line replaces it.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     held = config.stash.get(_HELD, None)
     if held is not None:
@@ -172,21 +173,21 @@ def drop(config: pytest.Config) -> None:
 
 
 def tests_begin(config: pytest.Config) -> None:
-    """Show the output that is held back, without ``-n``: a worker may still refuse the request.
+    """Show the output that was held back. With ``-n``, wait: a worker may still refuse the request.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     if not workers.is_parallel(config):
         release(config)
 
 
 def run_ended(config: pytest.Config, exit_status: int) -> None:
-    """Show the output that is held back of a run without a test; none of a refused one.
+    """Show the output of a run without a test; discard the output of a refused run.
 
     Args:
-        config: pytest's.
-        exit_status: How pytest ends.
+        config: The configuration of pytest.
+        exit_status: The exit status of pytest.
     """
     if exit_status == pytest.ExitCode.USAGE_ERROR:
         drop(config)

@@ -1,4 +1,4 @@
-"""Fixtures of the kernel level: the provider and its cases, the kernel profile, the compiler."""
+"""Fixtures of the kernel level: kernel provider, cases, kernel profile and compiler."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -23,10 +23,10 @@ CHILDREN = pytest.StashKey[list[child.Child]]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the processes of the kernels: the next server needs the memory of their devices.
+    """End the kernel processes after the kernel level; the next server needs their GPU memory.
 
     Args:
-        item: The test that has ended. Nothing happens within the kernel level.
+        item: The test that has ended.
         nextitem: The next test; None after the last one.
     """
     if item.stash.get(stash.LEVEL, None) != "kernel":
@@ -37,23 +37,23 @@ def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | Non
 
 
 def end_processes(config: pytest.Config) -> None:
-    """End the processes of the kernels.
+    """End the kernel processes.
 
     Args:
-        config: pytest's, whose stash has them.
+        config: The configuration of pytest. Its stash contains the processes.
     """
     for process in config.stash.get(CHILDREN, ()):
         process.close()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the cases of its marker, as ``case``.
+    """Parametrize a test over the kernel cases that its marker names, as ``case``.
 
     Args:
         metafunc: The test.
 
     Raises:
-        pytest.UsageError: The marker names no group of cases.
+        pytest.UsageError: The marker names a group of cases that does not exist.
     """
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[stash.SETTINGS]
@@ -77,7 +77,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under_test.Kernels]:
-    """The kernels of ``--kernel-provider``, or of the path, in the engine's interpreter."""
+    """The kernels of ``--kernel-provider`` or of the kernel path, run with the engine's Python."""
     settings = conformance.settings
     obstacle = _obstacle(settings)
     if obstacle is not None:
@@ -99,7 +99,7 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
 
 
 class _Processes:
-    """The processes in which kernels run: with this interpreter, and with the engine's.
+    """The processes that run kernels: one with this Python, one with the engine's Python.
 
     Args:
         conformance: The run.
@@ -121,7 +121,8 @@ class _Processes:
         else:
             configuration = run.configurations.managed(run.profile.under_test)
             self._python = configuration.python
-            # The environment of a start: what is compiled here is not compiled again there.
+            # The environment of a server's start, so that the server finds the kernels compiled
+            # here.
             bounds = run.configurations.bound_compilers(configuration)
             self._environment = {
                 **run.configurations.environment(configuration),
@@ -130,15 +131,15 @@ class _Processes:
         self.engine = child.Child(self._python, self._environment, None, self.here.workers)
 
     def of(self, provider: str) -> child.Child:
-        """Return the process in which a provider runs.
+        """Return the process that runs a provider's kernels.
 
         Args:
-            provider: Its name, or that of a user's own.
+            provider: The name of the provider. It may be defined by the user.
 
         Raises:
-            NotRun: Its kernels are another build's than the engine's.
+            NotRun: The provider's kernels are of another build than the engine's.
         """
-        is_foreign = provider not in registry.NAMES  # it imports what pytest's process imports
+        is_foreign = provider not in registry.NAMES  # it can import the same modules as pytest
         names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
         if not names:
             return self.here
@@ -161,7 +162,7 @@ class _Processes:
 
 
 def _obstacle(settings: Settings) -> str | None:
-    """Why no kernels can be tested, as far as that is known before any are loaded."""
+    """Why no kernels can be tested, if that is known before any kernel is loaded."""
     if settings.kernels.provider is not None or settings.base_url is None:
         return None
     return (
@@ -171,11 +172,11 @@ def _obstacle(settings: Settings) -> str | None:
 
 
 def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> None:
-    """Keep numerics that cannot run here out of the list of ``--collect-only``.
+    """Mark numerics tests that cannot run here, so that ``--collect-only`` does not list them.
 
     Args:
         settings: The settings of the run.
-        items: The selected tests; those that cannot run are marked.
+        items: The selected tests. Those that cannot run get a mark.
     """
     obstacle = _obstacle(settings)
     if obstacle is None:
@@ -187,14 +188,14 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
 
 @pytest.fixture
 def decode_profile(conformance: Session, server: Server) -> KernelProfile:
-    """Kernels of some decode steps of the server under test; table and trace are in the report."""
+    """The kernels of some decode steps of the server. Table and trace are in the report."""
     mode = target.profiler_mode(conformance.settings, conformance.run.profile)
     return decode.take(conformance.run, server, mode=mode)
 
 
 @pytest.fixture(scope="session")
 def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> gb10.Compilation:
-    """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
+    """Compiles for GB10. Without nvcc or cuobjdump: NotRun, with the packages to install."""
     compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
     tools = {
         "compiler": str(compiler.tools.compiler),

@@ -1,4 +1,4 @@
-"""What the plan of a run leaves out, and what the larger plans take."""
+"""Finds how many checks the plan of a run leaves out, and how long larger plans take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class LargerPlan:
     """A plan that runs more checks.
 
     Attributes:
-        name: Its name.
+        name: The name of the plan.
         checks: The number of its checks.
-        minutes: How long it takes, as "about 30 min"; None if nothing is known.
+        minutes: Its duration, such as "about 30 min"; None if it is not known.
     """
 
     name: str
@@ -33,12 +33,12 @@ class LargerPlan:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """The checks that a plan leaves out of the collected tests, and the plans that have more.
+    """The number of collected checks that a plan leaves out, and the plans with more checks.
 
     Attributes:
         plan: The name of the plan.
-        checks: The number of checks that it leaves out.
-        larger: The plans that have more checks.
+        checks: The number of checks that the plan leaves out.
+        larger: The plans with more checks.
     """
 
     plan: str
@@ -58,12 +58,13 @@ def look(config: pytest.Config, target: Target, items: Sequence[pytest.Item]) ->
     """Count the checks that the plan of the run left out.
 
     Args:
-        config: pytest's. The result is kept in its stash.
+        config: The configuration of pytest. Its stash keeps the result.
         target: The target of the run.
         items: The selected tests.
 
     Returns:
-        The checks and the larger plans; None if no check was left out, or without a profile.
+        The number of checks and the larger plans. None if no check was left out, or if the run has
+        no profile.
     """
     left = config.stash.get(selection.NOT_IN_PLAN, [])
     if target.profile is None or not left:

@@ -1,4 +1,4 @@
-"""The matrix level: its cells as parametrized tests, and its fixture."""
+"""The matrix level: one parametrized test for each cell, and the fixture ``matrix``."""
 
 import contextlib
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ REFUSED = pytest.StashKey[errors.UsageError]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the cells of the plan, as `cell`, in the order of the boots.
+    """Parametrize a test over the cells of the plan, as `cell`, in the order of their starts.
 
     Args:
         metafunc: The test.
@@ -39,7 +39,7 @@ def _plan(config: pytest.Config) -> CellPlan | None:
     if PLAN not in config.stash:
         try:
             config.stash[PLAN] = _make_plan(config)
-        except errors.UsageError as error:  # raised later, where pytest shows it as a usage error
+        except errors.UsageError as error:  # reported later, when pytest can show a usage error
             config.stash[PLAN] = None
             config.stash[REFUSED] = error
     return config.stash[PLAN]
@@ -56,7 +56,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         return None
     engine = Installed()
     if settings.base_url is None:
-        with contextlib.suppress(errors.UsageError):  # shown to the user when the run is opened
+        with contextlib.suppress(errors.UsageError):  # reported when the run is opened
             engine = target.installed_engine(settings, chosen)
     return make_plan(
         chosen.judging(settings.target.configuration, engine.identity, engine.options),
@@ -70,15 +70,15 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
 def refuse_wrong_arguments(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> None:
-    """Let the engine's own parser check each value of an axis, before anything is started.
+    """Check each value of an axis with the engine's own parser, before a server starts.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
         items: The selected tests.
 
     Raises:
-        UsageError: The parser refuses a value.
+        UsageError: The engine's parser refuses a value.
     """
     plan = _plan_to_run(config, session, items)
     if plan is not None:
@@ -86,10 +86,10 @@ def refuse_wrong_arguments(
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
-    """Show what the cells will cost, before anything is started.
+    """Show how long the cells will take, before a server starts.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
         items: The selected tests.
     """
@@ -101,7 +101,7 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
-    """The plan, if it has cells and the run starts servers for them."""
+    """The matrix plan, if it has cells and if the run starts servers for them."""
     plan = config.stash.get(PLAN, None)
     if plan is None or not plan.cells or session.run.servers.pool is None:
         return None
@@ -111,11 +111,11 @@ def _plan_to_run(
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:
-    """Note in the matrix that it was interrupted.
+    """Record whether the matrix was interrupted.
 
     Args:
-        config: pytest's.
-        interrupted: Whether the run was.
+        config: The configuration of pytest.
+        interrupted: Whether the run was interrupted.
     """
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records and interrupted:
@@ -126,8 +126,8 @@ def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> 
     """Show the results of the cells.
 
     Args:
-        terminal: pytest's terminal reporter.
-        config: pytest's.
+        terminal: The terminal reporter of pytest.
+        config: The configuration of pytest.
     """
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records:
@@ -156,5 +156,5 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
 
 @pytest.fixture(scope="session")
 def matrix(conformance: Session, pytestconfig: pytest.Config) -> MatrixLevel:
-    """The cells of the plan, run when they are judged."""
+    """The cells of the matrix plan. A cell runs when its test judges it."""
     return _level(pytestconfig, conformance)

@@ -1,4 +1,4 @@
-"""Opens the run of the tests of levels that were collected."""
+"""Opens the run for the collected tests of the levels."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
 
-#: Held while this run measures.
+#: The lock on this machine, held while this run measures.
 _MACHINE = pytest.StashKey[IO[str]]()
 _NO_LEVEL = (
     "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
@@ -42,20 +42,20 @@ _NO_LEVEL = (
 
 
 def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels.
+    """Open the run for the collected tests of the levels.
 
     Args:
-        config: pytest's. The run and its crash desk are kept in its stash.
+        config: The configuration of pytest. Its stash keeps the run and its crash desk.
         items: The selected tests.
 
     Returns:
-        The run; None if no test of a level was collected, or if pytest only shows the tests.
+        The run; None if no test of a level was collected, or if pytest only lists the tests.
 
     Raises:
-        UsageError: An option is wrong, or the run would be of something else than is named.
+        UsageError: An option is wrong, or this run would judge something that the options exclude.
     """
     if not config.stash.get(selection.SELECTED, False):
-        return None  # pytest calls this after a refused collection, too
+        return None  # pytest also calls this after a refused collection
     tests = [item for item in items if LEVEL in item.stash]
     deselected = config.stash.get(selection.DESELECTED, {})
     if not tests and not deselected:
@@ -88,7 +88,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     except directory.InUse as error:
         if settings.worker is not None or resume:
             raise
-        # A wrong request is refused first: see `withdrawing`.
+        # A wrong request must be refused before the folder is used: see `withdrawing`.
         session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))
         session.in_use = error
     config.stash[SESSION] = session
@@ -101,7 +101,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
 
 
 def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Collected:
-    """The tests of a run, and the part of a whole run that they are."""
+    """The tests of a run, and the shard to which they belong."""
     shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
         shard = workers.part(settings.worker, tests)
@@ -112,9 +112,10 @@ def _collected(config: pytest.Config, settings: Settings, tests: list[pytest.Ite
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:
     """Return the settings of a run with its report directory.
 
-    A run of which nothing can run leaves the report of a run that measured where it is, and writes
-    its own to ``not-run/`` in that directory. A certificate, a run of several processes and
-    ``--report-dir`` on the command line keep the directory: the report before is moved.
+    If no test can run and the directory contains the report of a run that measured, the report of
+    this run is written to its subfolder ``not-run/``. In three cases this run always uses the
+    directory, and the earlier report is moved: with ``--certify``, in a run of several processes,
+    and with ``--report-dir`` on the command line.
     """
     words = [str(word).partition("=")[0] for word in config.invocation_params.args]
     if chosen.obstacle is None or settings.judging.certify or "--report-dir" in words:
@@ -126,9 +127,9 @@ def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Targe
 
 
 def _nothing_selected(config: pytest.Config) -> str | None:
-    """Why ``-k``, ``-m`` or ``--deselect`` selects no test of a level.
+    """Why no test of a level is selected by ``-k``, ``-m`` or ``--deselect``.
 
-    None without them, and in a part of a run, which may have no test.
+    None without these options, and in a shard or a worker, which may have no test.
     """
     settings = config.stash[SETTINGS]
     words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
@@ -148,8 +149,9 @@ def needs_the_machine(items: Iterable[pytest.Item], *, on_gpu: bool) -> bool:
     """Whether a run must be the only one that measures on this machine.
 
     Args:
-        items: Its tests.
-        on_gpu: Whether it starts servers on a GPU: GB10 holds gpt-oss-120b once.
+        items: The tests of the run.
+        on_gpu: Whether the run starts servers on a GPU. The memory of a GB10 is too small for two
+            servers of gpt-oss-120b.
     """
     for item in items:
         if selection.WHY_NOT in item.stash:
@@ -161,17 +163,17 @@ def needs_the_machine(items: Iterable[pytest.Item], *, on_gpu: bool) -> bool:
 
 
 def take_machine(config: pytest.Config, session: Session, items: Iterable[pytest.Item]) -> None:
-    """Be the only run that measures on this machine, if that is needed.
+    """Lock this machine, if the run must be the only one that measures here.
 
-    The first of several workers takes the machine for all of them.
+    If a run has several workers, the first one locks the machine for all of them.
 
     Args:
-        config: Keeps the lock.
-        session: The run, which has begun nothing.
+        config: The configuration of pytest. Its stash keeps the lock.
+        session: The run. It has not begun.
         items: The collected tests.
 
     Raises:
-        UsageError: Another run measures here.
+        UsageError: Another run is measuring on this machine.
     """
     chosen = session.run.target
     settings = session.settings
@@ -184,10 +186,10 @@ def take_machine(config: pytest.Config, session: Session, items: Iterable[pytest
 
 
 def release_machine(config: pytest.Config) -> None:
-    """Let other runs measure.
+    """Release the lock on this machine.
 
     Args:
-        config: Keeps the lock.
+        config: The configuration of pytest. Its stash keeps the lock.
     """
     if _MACHINE in config.stash:
         config.stash[_MACHINE].close()
@@ -195,10 +197,10 @@ def release_machine(config: pytest.Config) -> None:
 
 
 def open_empty(config: pytest.Config) -> None:
-    """Open a run without any test, which is NOT_RUN: the levels were not collected.
+    """Open a run without tests, which is NOT_RUN, because the levels were not collected.
 
     Args:
-        config: pytest's. The run is kept in its stash.
+        config: The configuration of pytest. Its stash keeps the run.
 
     Raises:
         pytest.UsageError: An option is wrong.
@@ -217,14 +219,14 @@ def open_empty(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def withdrawing(config: pytest.Config, session: Session) -> Iterator[None]:
-    """Take the run back if the block refuses its request: it leaves no report.
+    """Withdraw the run, and leave no report, if the code in the block refuses the request.
 
     Args:
-        config: pytest's. The run is taken out of its stash.
-        session: The run, which has begun nothing.
+        config: The configuration of pytest. The run is removed from its stash.
+        session: The run. It has not begun.
 
     Raises:
-        UsageError: The request is refused, or another run has the report directory.
+        UsageError: The request is refused, or another run is using the report directory.
     """
     try:
         yield
@@ -240,11 +242,11 @@ def withdrawing(config: pytest.Config, session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(config: pytest.Config | None = None) -> Iterator[None]:
-    """Refuse a wrong request in the block as pytest does.
+    """Turn a UsageError of the block into pytest's own usage error.
 
     Args:
-        config: pytest's. With it, the verdict of the run before is moved away if a certificate is
-            refused: nobody takes it for the certificate's.
+        config: The configuration of pytest. With ``--certify``, an earlier report is moved away, so
+            that nobody takes the earlier verdict for the result of the certified run.
 
     Raises:
         pytest.UsageError: The request is wrong.
@@ -258,17 +260,17 @@ def refusing(config: pytest.Config | None = None) -> Iterator[None]:
 
 
 def _move_earlier_report(config: pytest.Config) -> None:
-    """Move the report of the run before to its place among the earlier ones."""
+    """Move the report of the previous run to the folder of earlier reports."""
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     folder = config.invocation_params.dir / config.getoption("--report-dir")
     if (folder / "verdict.json").is_file():
-        with contextlib.suppress(UsageError):  # another run uses it: it stays
+        with contextlib.suppress(UsageError):  # another run is using it
             directory.take(folder).lock.close()
 
 
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
-    """The target; with an obstacle if ``-m`` selects the tests of another architecture."""
+    """The target; it has an obstacle if ``-m`` selects tests of another architecture only."""
     expression = expressions.marker_expression(config)
     chosen = resolve(settings, architectures_asked_for(expression))
     if chosen.obstacle is not None or not tests:

@@ -1,4 +1,4 @@
-"""The command line: its options, the markers, and the settings that they make."""
+"""The suite's command-line options and markers, and the settings that follow from them."""
 
 import argparse
 import functools
@@ -20,9 +20,9 @@ from sm121.plugin.given import fingerprinted, given
 from sm121.session import own_options, settings
 from sm121.session.plan_choice import PlanChoice, Reason
 
-#: Options whose empty value says the same as none.
+#: Options whose empty value means the same as no option.
 _MAY_BE_EMPTY = ("--api-key",)
-#: The markers beside those of levels: set by the plugin, or by a test.
+#: The markers that are not levels. The plugin or a test sets them.
 _MARKERS = (
     "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
     "test of a level has it, on itself or its module",
@@ -44,7 +44,7 @@ def add(parser: pytest.Parser) -> None:
     """Add every option of the suite.
 
     Args:
-        parser: pytest's parser.
+        parser: The parser of pytest.
     """
     for own in own_options.GROUPS:
         group = parser.getgroup(f"sm121 {own.title}", f"SM121: {own.title}")
@@ -53,7 +53,7 @@ def add(parser: pytest.Parser) -> None:
 
 
 def _add(group: "pytest.OptionGroup", *names: str, **keywords: Any) -> None:
-    """Add an option. A value that is none of its choices is refused in one line."""
+    """Add an option. A value that is not one of its choices is refused with one line."""
     choices = keywords.pop("choices", None)
     if choices is not None:
         keywords["type"] = functools.partial(_chosen, names[0], choices)
@@ -71,9 +71,10 @@ def _chosen(option: str, choices: Sequence[str], value: str) -> str:
 
 
 def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
-    """Refuse an option without its value in one line: pytest writes its usage, too.
+    """Refuse an option without its value with one line, without pytest's usage text.
 
-    Before pytest 8.4 there is no parser yet, and it does.
+    Before pytest 8.4, the parser does not exist yet when options are added, and pytest prints its
+    usage text.
     """
     arguments = getattr(parser, "optparser", None)
     if arguments is None:
@@ -94,7 +95,7 @@ def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
 
 
 def _described(name: str, action: argparse.Action) -> str:
-    """An option with its values and its help, in one line."""
+    """Return an option with its values and its help as one line."""
     values = action.metavar or action.dest.upper()
     if isinstance(values, tuple):
         values = " ".join(values)
@@ -106,17 +107,18 @@ def is_own_run(config: pytest.Config) -> bool:
     """Whether ``sm121 run`` started pytest.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return config.inipath == own_tests.settings()
 
 
 def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
-    """Name the suite's tests for ``sm121 run``: all without a path, else those that are named.
+    """Add the paths of the suite's tests for ``sm121 run``: the named tests, or else all tests.
 
     Args:
-        config: pytest's. Its list of paths is changed in place.
-        arguments: The words of the command line, which are changed in place: pytest reads both.
+        config: The configuration of pytest. Its list of paths is changed in place.
+        arguments: The arguments of the command line. They are changed in place, too, because pytest
+            reads both.
     """
     if not is_own_run(config):
         return
@@ -126,7 +128,8 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
     paths[:] = [own_tests.located(path) for path in paths]
     if not paths:
         paths.append(str(own_tests.folder() / "tests"))
-        # First: behind an option with an optional value, as --benchmark-compare, it is that value.
+        # The path comes first. Behind an option with an optional value, such as
+        # --benchmark-compare, pytest would take the path as that value.
         arguments.insert(0, paths[0])
 
 
@@ -134,7 +137,7 @@ def keep_standard_input(arguments: list[str]) -> None:
     """Keep standard input for ``--server-log -``, before pytest puts /dev/null in its place.
 
     Args:
-        arguments: The words of the command line.
+        arguments: The arguments of the command line.
     """
     pairs = itertools.pairwise(arguments)
     if "--server-log=-" in arguments or ("--server-log", "-") in pairs:
@@ -142,14 +145,15 @@ def keep_standard_input(arguments: list[str]) -> None:
 
 
 def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
-    """Refuse an option that is near to one of the suite's, or needs a package that is not there.
+    """Refuse a misspelt option of the suite, and an option of a package that is not installed.
 
     Args:
-        parser: pytest's parser.
-        arguments: The words of the command line.
+        parser: The parser of pytest.
+        arguments: The arguments of the command line.
 
     Raises:
-        pytest.UsageError: It names the suite's option, or the package.
+        pytest.UsageError: There is such an option. The message names the correct option, or the
+            package to install.
     """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
     workers.refuse_without_xdist(unknown)
@@ -163,17 +167,18 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
 
 
 def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list[str]) -> None:
-    """Refuse an unknown option in one line: pytest writes its usage, too.
+    """Refuse an unknown option with one line, without pytest's usage text.
 
-    So does ``sm121 run``, and pytest in the suite's clone. Other projects have pytest's own text.
+    This applies to ``sm121 run`` and to pytest in the suite's repository. In other projects pytest
+    prints its own text.
 
     Args:
-        config: pytest's.
-        parser: pytest's parser.
-        arguments: The words of the command line.
+        config: The configuration of pytest.
+        parser: The parser of pytest.
+        arguments: The arguments of the command line.
 
     Raises:
-        pytest.UsageError: It names the unknown words.
+        pytest.UsageError: There is such an option. The message names the unknown arguments.
     """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
     is_of_the_suite = is_own_run(config) or config.rootpath == own_tests.folder()
@@ -184,13 +189,13 @@ def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list
 
 
 def refuse_numbers(config: pytest.Config) -> None:
-    """Refuse a number behind an option that takes one word: a list with commas was meant.
+    """Refuse numbers that are separated by spaces, if the option needs a list with commas.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Raises:
-        UsageError: It shows that list.
+        UsageError: There are such numbers. The message shows the list with commas.
     """
     words = [str(word) for word in config.invocation_params.args]
     folder = config.invocation_params.dir
@@ -211,15 +216,15 @@ def refuse_numbers(config: pytest.Config) -> None:
 
 
 def refuse_empty_values(config: pytest.Config) -> None:
-    """Refuse an empty value: the variable that it comes from is not set.
+    """Refuse an empty option value, which usually comes from an unset shell variable.
 
-    Without its ``--base-url`` a run would judge another server, which it starts itself.
+    If an empty ``--base-url`` were ignored, the run would start and judge another server.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Raises:
-        UsageError: It names the option.
+        UsageError: A value is empty. The message names the option.
     """
     for name, action in own_options.every().items():
         if name in _MAY_BE_EMPTY or action.nargs is not None:
@@ -233,7 +238,7 @@ def refuse_empty_values(config: pytest.Config) -> None:
 
 
 def markers() -> list[str]:
-    """Return the markers of the suite, as pytest shows them: for levels, and the others."""
+    """Return the markers of the suite with their descriptions, in the form that pytest expects."""
     levels = [f"{name}: tests of the {name} level" for name in profile_fields.LEVELS]
     return [*levels, *_MARKERS]
 
@@ -242,7 +247,7 @@ def read(config: pytest.Config) -> settings.Settings:
     """Read and validate the settings of a run from the command line.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Raises:
         UsageError: An option is wrong.
@@ -275,7 +280,7 @@ def read(config: pytest.Config) -> settings.Settings:
         marked=architectures_asked_for(expressions.marker_expression(config)),
     )
     refuse_empty_values(config)
-    if given_to_worker is not None and worker is not None:  # the first process has chosen
+    if given_to_worker is not None and worker is not None:  # chosen by the first process
         name, reason = given_to_worker["sm121_plan"]
         planned = PlanChoice(name, Reason(reason))
         read = replace(read, measuring=replace(read.measuring, planned=planned))
@@ -284,7 +289,7 @@ def read(config: pytest.Config) -> settings.Settings:
 
 
 def _refuse_log_on_stdin(config: pytest.Config) -> None:
-    """Raise UsageError if the run starts processes, which have no standard input."""
+    """Raise UsageError for ``--server-log -`` if the run has worker processes without stdin."""
     if workers.is_parallel(config) or workers.worker_of(config) is not None:
         starting = "-n"
     elif config.getoption("--certify"):

@@ -1,7 +1,7 @@
-"""Warnings of other packages: shown, and never errors in a run of the levels.
+"""Keeps warnings of other packages from failing tests of the levels. They are still shown.
 
-A project's own ``filterwarnings = error`` is about its own code. A warning of torch or of NVML's
-bindings at their import is no finding about the server that is judged.
+A project sets ``filterwarnings = error`` for its own code. A warning from the import of torch or of
+the NVML bindings says nothing about the server.
 """
 
 import contextlib
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-#: The filters of a test of a level; later ones win. An exception in a thread is no warning: the
-#: thread no longer watches. A test that could not measure has a reason of its own.
+#: The warning filters of a test of a level; later filters win. An exception in a thread remains an
+#: error, because that thread no longer watches the server. A test that could not measure reports
+#: its own reason, so pytest-benchmark's warning is not needed.
 _IN_TESTS = (
     "default",
     "error::pytest.PytestUnhandledThreadExceptionWarning",
@@ -21,17 +22,17 @@ _IN_TESTS = (
 
 @contextlib.contextmanager
 def only_warn() -> Iterator[None]:
-    """Let no warning be an error while the block lasts, whatever the configuration says."""
+    """Treat no warning as an error within the block, regardless of the configuration."""
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         yield
 
 
 def only_warn_from_now_on(config: pytest.Config) -> None:
-    """Do the same for all hooks, except those around which pytest sets its filters anew.
+    """Do the same for all hooks, except those for which pytest sets its own filters.
 
     Args:
-        config: pytest's. The filters are put back at its end.
+        config: The configuration of pytest. The old filters are restored when pytest ends.
     """
     filters = contextlib.ExitStack()
     filters.enter_context(only_warn())
@@ -42,7 +43,7 @@ def only_warn_in(item: pytest.Item) -> None:
     """Do the same for a test of a level.
 
     Args:
-        item: The test, which is marked.
+        item: The test. It gets marks.
     """
     for line in _IN_TESTS:
         item.add_marker(pytest.mark.filterwarnings(line))

@@ -29,9 +29,9 @@ from sm121.session.session import Session
 from sm121.stress.checks import UnderLoad
 
 _MESSAGE_LENGTH = 600
-#: Characters of what was observed; of the rest a digest is compared.
+#: How many characters of an observed value are stored; a digest represents the rest.
 _OBSERVED_LENGTH = 4000
-#: How the failure message of pytest-timeout begins.
+#: The beginning of pytest-timeout's failure message.
 _TIMEOUT = "Timeout "
 #: Exceptions that end a test without a failed requirement.
 _NO_FAILURE = (pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception, NotRun)
@@ -67,12 +67,12 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
 
 
 def require_able(session: Session, item: pytest.Item, other: str | None) -> None:
-    """Go on only if a test can run.
+    """Require that a test can run.
 
     Args:
         session: The run.
         item: The test.
-        other: Another reason why it cannot run; None without one.
+        other: A further reason why the test cannot run; None without one.
 
     Raises:
         NotRun: The test cannot run.
@@ -83,13 +83,13 @@ def require_able(session: Session, item: pytest.Item, other: str | None) -> None
 
 
 def crash(error: BaseException | None) -> ServerError | UnderLoad | RanOutOfTime | None:
-    """Return an error as one which means that the server may have failed.
+    """Return a test's error, if the server may have caused it.
 
     Args:
         error: The error of a test; None without one.
 
     Returns:
-        The error; None if it means nothing about the server.
+        The error; None if it says nothing about the server.
     """
     if isinstance(error, ServerError | UnderLoad):
         return error
@@ -101,7 +101,7 @@ def crash(error: BaseException | None) -> ServerError | UnderLoad | RanOutOfTime
 def take(
     session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> None:
-    """Update a test's verdict with one phase. After the last phase it goes into the ledger.
+    """Update a test's verdict after one phase. After the last phase, record the verdict.
 
     Args:
         session: The run.
@@ -117,7 +117,7 @@ def take(
         report.outcome = "skipped"
         report.longrepr = (path, (line or 0) + 1, str(error))
     is_excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
-    if is_excused:  # by an xfail mark, or by another plugin
+    if is_excused:  # an xfail mark or another plugin excused it
         report.outcome = "failed"
         vars(report).pop("wasxfail", None)
     finding = item.stash.setdefault(FINDING, _unfinished(item))
@@ -166,7 +166,7 @@ def _failure(
     *,
     is_excused: bool,
 ) -> TestReport:
-    """The finding of a test after a phase that failed. ``is_excused``: by a mark or a plugin."""
+    """Return the finding of a test after a failed phase. ``is_excused``: by a mark or a plugin."""
     verdict = Verdict.FAIL
     if isinstance(error, Undecided):
         verdict = error.verdict
@@ -177,7 +177,7 @@ def _failure(
         whole += _EXCUSED
     failed = finding.model_copy(
         update={
-            "skipped": False,  # skipped, then failed in its teardown: failed
+            "skipped": False,  # a skipped test with a failed teardown has failed
             "verdict": verdict,
             "message": whole,
             "unmet": noted(facts, message.note),
@@ -190,7 +190,7 @@ def _failure(
 
 
 def _recorded(session: Session, item: pytest.Item) -> Sequence[Recorded]:
-    """The measurements that a test recorded so far."""
+    """Return the measurements that a test has recorded so far."""
     return session.recorder.recorded[item.stash.get(MEASURED, 0) :]
 
 
@@ -207,10 +207,10 @@ def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
 
 
 def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Keep the frames of HTTP clients out of a traceback.
+    """Remove the frames of HTTP clients from a traceback.
 
-    After a status 500 they are a hundred lines, none about the server. ``--tb=long``,
-    ``--tb=native`` and ``--full-trace`` show them.
+    After a status 500 these frames are about a hundred lines. None of them explains the failure.
+    ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them.
 
     Args:
         item: The test.
@@ -224,13 +224,13 @@ def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         while frames is not None:
             names = frames.tb_frame.f_globals
             if str(names.get("__name__")).partition(".")[0] in _CLIENTS:
-                names["__tracebackhide__"] = True  # as pytest looks for it
+                names["__tracebackhide__"] = True  # pytest searches the same way
             frames = frames.tb_next
         error = _shown_before(error)
 
 
 def _shown_before(error: BaseException) -> BaseException | None:
-    """The error that a traceback shows in front of an error; None without one."""
+    """Return the error that a traceback shows before an error; None without one."""
     if error.__cause__ is not None:
         return error.__cause__
     if error.__suppress_context__:
@@ -280,9 +280,9 @@ def _judged_kernel(item: pytest.Item, before: JudgedKernel | None) -> JudgedKern
 
 
 def _facts(session: Session, error: BaseException | None, report: pytest.TestReport) -> list[Fact]:
-    """The facts of a failure. Here a failure of other code becomes a fact, too."""
+    """Return the facts of a failure. A failure without facts becomes one fact."""
     kind = type(error).__qualname__
-    if error is None:  # a strict xfail that passed
+    if error is None:  # a test with a strict xfail mark passed
         facts = [Fact("", str(report.longrepr))]
     elif isinstance(error, AssertionError | errors.Sm121Error):
         facts = [_without_reprs(fact) for fact in facts_of(error)]
@@ -303,7 +303,7 @@ def _facts(session: Session, error: BaseException | None, report: pytest.TestRep
 
 
 def _without_reprs(fact: Fact) -> Fact:
-    """Move pytest's lines on where a value came from into the evidence: they have addresses."""
+    """Move pytest's "where" lines into the evidence, because they contain memory addresses."""
     if fact.required:
         return fact
     observed = []
@@ -321,7 +321,7 @@ def _without_reprs(fact: Fact) -> Fact:
 
 
 class _Message(NamedTuple):
-    """The message of a failure, and the explanation and the known bug in it."""
+    """The message of a failure, with its explanation and a known bug."""
 
     text: str
     note: str
@@ -348,7 +348,7 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message
 def _known_bug(
     session: Session, item: pytest.Item, facts: Iterable[Fact]
 ) -> capabilities.Bug | None:
-    """The first known bug of the engine that a failure of a test shows; None without one."""
+    """Return the first known bug of the engine that explains a failure; None without one."""
     parts = []
     for fact in facts:
         parts += [fact.requirement, fact.observation]
@@ -370,7 +370,7 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
 
 
 def _mended(session: Session, item: pytest.Item) -> None:
-    """Remark on a known bug whose range is open if the test that shows it holds."""
+    """Add a remark if the test of a known bug passes, although no fixed version is known yet."""
     engine = session.run.record.file.engine
     for bug in _bugs(session, item):
         if not bug.mended_by(item.stash[ID]):
@@ -390,13 +390,13 @@ def _excuse(
     error: BaseException | None,
     report: pytest.TestReport,
 ) -> None:
-    """Tolerate a failure; never a crash, or a failure to prove something (docs/verdicts.md)."""
+    """Excuse a failure if a waiver or the trusted run allows that (docs/verdicts.md)."""
     never = _never_waived(session, item, finding, error)
     is_assertion = isinstance(error, AssertionError)
     if isinstance(error, Unmet) and error.severity is not None:
         finding.severity = error.severity
     if never or not is_assertion or report.when != "call":
-        # It did not come to what it judges: no answer, a 5xx, or one that cannot be read.
+        # The test could not judge anything: no answer, a status 5xx, or an unreadable answer.
         finding.severity = Severity.BLOCKER
     _waive(session, finding, never, report)
     if finding.waived or never:
@@ -414,9 +414,9 @@ def _excuse(
 
 
 def _known_by(session: Session, finding: TestReport) -> str | None:
-    """The name of the trusted run if it has a failure that no waiver names; else None.
+    """Return the trusted run's name if it has the same failure and no waiver names it.
 
-    A certificate knows no failure.
+    A certified run does not excuse failures by a trusted run.
     """
     settings = session.settings
     if settings.judging.against is None or settings.judging.certify:
@@ -428,7 +428,7 @@ def _known_by(session: Session, finding: TestReport) -> str | None:
 
 
 def _is_an_answer(error: BaseException | None) -> bool:
-    """Whether the server answered with a status of which the openai package made an error."""
+    """Whether the openai package raised the error because of the status of an answer."""
     module = type(error).__module__.partition(".")[0]
     return module == "openai" and isinstance(getattr(error, "status_code", None), int)
 
@@ -436,7 +436,7 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
-    """Waive a failure if waivers name each of its facts. ``never``: why none may."""
+    """Waive a failure if waivers name all of its facts. ``never``: why no waiver may do so."""
     today = datetime.date.today()
     facts = finding.facts
     waivers = [each for each in session.settings.judging.waivers if each.test == finding.id]
@@ -469,7 +469,7 @@ def _waive(
 def _never_waived(
     session: Session, item: pytest.Item, finding: TestReport, error: BaseException | None
 ) -> str | None:
-    """The kind of a failure that no waiver tolerates; None for one that a waiver may tolerate."""
+    """Return the kind of a failure that no waiver may excuse; None if one may."""
     if finding.verdict is not Verdict.FAIL:
         return f"what is {finding.verdict}"
     if error is not None and crash(error) is not None:

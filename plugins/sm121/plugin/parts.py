@@ -1,4 +1,4 @@
-"""The process that starts the workers of ``-n N``: it runs no test, and joins their parts."""
+"""The first process of ``-n N``: it starts the workers, runs no test, and merges the reports."""
 
 import contextlib
 import functools
@@ -27,15 +27,15 @@ from sm121.session.session import Session, secrets_given
 
 #: The name of the run.
 _RUN = pytest.StashKey[str]()
-#: By test, how xdist reports the worker that died in it.
+#: For each test in which a worker died: the message of xdist.
 _KILLERS = pytest.StashKey[dict[str, str]]()
 
 
 def describe_run(node: Any) -> None:
-    """Tell a worker, before it starts, which run it is part of.
+    """Give a worker, before it starts, the name of its run.
 
     Args:
-        node: The worker, as xdist knows it.
+        node: The object with which xdist controls the worker.
     """
     config: pytest.Config = node.config
     planned = config.stash[SETTINGS].measuring.planned
@@ -47,13 +47,13 @@ def describe_run(node: Any) -> None:
 
 
 def show_refusal(node: Any) -> None:
-    """Refuse the run as a worker did.
+    """Refuse the run if a worker has refused it.
 
     Args:
-        node: The worker that has ended, as xdist knows it.
+        node: The object with which xdist controlled the worker. The worker has ended.
 
     Raises:
-        pytest.UsageError: The worker refused the run; the message is the worker's.
+        pytest.UsageError: The worker refused the run. The message is that of the worker.
     """
     refusal = getattr(node, "workeroutput", {}).get(REFUSED)
     if refusal is not None:
@@ -61,12 +61,12 @@ def show_refusal(node: Any) -> None:
 
 
 def note_killer(config: pytest.Config, test: str, report: pytest.TestReport) -> None:
-    """Keep which test a worker died in.
+    """Remember in which test a worker died.
 
     Args:
         config: The configuration of the first process.
-        test: The node id of the test, with its group.
-        report: xdist's report of it.
+        test: The node id of the test, with its xdist group.
+        report: The report that xdist has made for the test.
     """
     name = test.removesuffix(f"@{GROUP}")
     config.stash.setdefault(_KILLERS, {})[name] = str(report.longrepr)
@@ -74,7 +74,7 @@ def note_killer(config: pytest.Config, test: str, report: pytest.TestReport) -> 
 
 @contextlib.contextmanager
 def going_on(config: pytest.Config) -> Iterator[None]:
-    """Show every ten seconds that the workers run: their output is not shown.
+    """Show every ten seconds that the workers are running, because their output is not shown.
 
     Args:
         config: The configuration of the first process.
@@ -98,14 +98,14 @@ def has_any(config: pytest.Config) -> bool:
 
 
 def join(config: pytest.Config, *, interrupted: bool) -> Session:
-    """Join the workers' parts, as shards are, into the report of the run.
+    """Merge the workers' reports into the report of the run, in the same way as shards.
 
     Args:
         config: The configuration of the first process.
-        interrupted: Whether the run was; then a part that has not ended is no fault.
+        interrupted: Whether the run was interrupted. Then an unfinished part is not a fault.
 
     Returns:
-        The run as it ended.
+        The finished run.
     """
     settings = config.stash[SETTINGS]
     name = config.stash[_RUN]
@@ -130,7 +130,7 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
 
 
 def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[TestReport]:
-    """A decision for each test in which a worker died, and for each part without an end."""
+    """Return a failure for each test in which a worker died, and for each unfinished part."""
     killers = config.stash.get(_KILLERS, {})
     levels = {}
     for file in parts.values():

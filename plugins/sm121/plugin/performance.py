@@ -1,4 +1,4 @@
-"""Fixtures of the levels that load or measure: stress, performance and regression."""
+"""Fixtures of the levels stress, performance and regression."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A server, and the load on it."""
+    """A server and the load on it."""
 
     server: Server
     stress: level.Stress
@@ -51,7 +51,7 @@ _BENCH = pytest.StashKey[Bench]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Parametrize a test over the plan's `depth`, `tokens`, `streams` or `position`.
+    """Parametrize a test over the values of `depth`, `tokens`, `streams` or `position` in the plan.
 
     Args:
         metafunc: The test.
@@ -72,13 +72,13 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def refuse_wrong_sizes(session: Session) -> None:
-    """Refuse sizes that the server's context cannot hold.
+    """Refuse prompt sizes that exceed the server's context length.
 
     Args:
         session: The run.
 
     Raises:
-        UsageError: An option names such a size.
+        UsageError: An option requests such a size.
     """
     run = session.run
     sizes = session.settings.measuring.sizes
@@ -108,7 +108,7 @@ def refuse_wrong_sizes(session: Session) -> None:
 
 @pytest.fixture(scope="session")
 def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
-    """The measuring client, and the plan in force."""
+    """The measuring client, and the plan of the run."""
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.run.profile)
     shown_at = -_LINE_EVERY_S
@@ -131,22 +131,24 @@ def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
 
 @pytest.fixture
 def performance(bench: Bench, record_metric: MetricRecorder, server: Server) -> PerformanceChecks:
-    """Measures the server under test and records what was measured."""
+    """Measures the server under test, and records the measurements."""
     assert server.endpoint == bench.server.endpoint
     return PerformanceChecks(bench, record_metric)
 
 
 @pytest.fixture
 def last_look(bench: Bench, conformance: Session) -> Callable[[], None]:
-    """Measures again the metrics that passed, and decides again."""
+    """Measures again the metrics that have passed, and judges them again."""
     return functools.partial(bench.last_look, conformance.recorder)
 
 
 def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Take the last look if its test was left out: by -k, by its id, by -x.
+    """Repeat the measurements after the level, if the test that does so was not run.
+
+    That test may be deselected by -k or by its id, or not reached because of -x.
 
     Args:
-        item: The test that has ended. Nothing happens within the performance level.
+        item: The test that has ended.
         nextitem: The next test; None after the last one.
     """
     bench = item.config.stash.get(_BENCH, None)
@@ -169,16 +171,16 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
 
 
 def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Read the box when the last level that measures has ended.
+    """Read the state of the machine at the end of the last level that measures.
 
-    The machine's state after that does not matter for the numbers.
+    The state after that has no effect on the numbers.
 
     Args:
         item: The test that has ended.
         nextitem: The next test; None after the last one.
 
     Returns:
-        Whether the box was read.
+        Whether the state of the machine was read.
     """
     session = item.config.stash[SESSION]
     if session.box is None or not session.box.unread:
@@ -194,7 +196,7 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
 
 @pytest.fixture
 def startup_s(server: Server) -> float:
-    """The seconds that the server under test took to be ready, with warm caches."""
+    """The time in seconds that the server under test needed to become ready, with warm caches."""
     if server.startup_s is None:
         raise NotRun("the attached server was started by somebody else; run without --base-url")
     if server.why_cold:
@@ -204,7 +206,7 @@ def startup_s(server: Server) -> float:
 
 @pytest.fixture
 def memory_peak_gib(conformance: Session) -> float:
-    """The most memory of host and GPU together that the server held so far."""
+    """The peak memory of the server so far, in GiB: host and GPU together."""
     run = conformance.run
     assert conformance.sampler is not None
     if not run.servers.processes():
@@ -222,15 +224,15 @@ def memory_peak_gib(conformance: Session) -> float:
 
 @pytest.fixture(scope="session")
 def measured_history(conformance: Session, pytestconfig: pytest.Config) -> MeasuredHistory:
-    """This run's measurements and the stored ones that they can be compared with."""
+    """The measurements of this run, and the stored runs that are comparable."""
     return pytestconfig.stash.setdefault(HISTORY, history_of(pytestconfig, conformance))
 
 
 @pytest.fixture(scope="session")
 def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> AbRun:
-    """A against B, started in turns."""
+    """The comparison of A with B; their servers are started alternately."""
     run = conformance.run
-    assert box is not None  # read before the first start
+    assert box is not None  # read before the first server starts
     settings = conformance.settings
     profile = run.profile
     ab = settings.ab
@@ -262,7 +264,7 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
 def stress(
     conformance: Session, pytestconfig: pytest.Config, server: Server, capabilities: Capabilities
 ) -> level.Stress:
-    """The server under load (see `Stress`); one for as long as the server lives."""
+    """The server under load (see `Stress`); the same object as long as the server runs."""
     current = pytestconfig.stash.get(_STRESS, None)
     if current is None or current.server is not server:
         from sm121.stress import level  # aiohttp: a fifth of a second of every other run
@@ -275,27 +277,27 @@ def stress(
 
 @pytest.fixture
 def soak_s(pytestconfig: pytest.Config) -> float:
-    """The seconds of ``--soak``."""
+    """The duration of ``--soak`` in seconds."""
     return soak.parse_duration(pytestconfig.getoption("--soak"))
 
 
 def end_with_its_level(item: pytest.Item, session: Session) -> None:
-    """Stop sampling when the stress level ends: it would disturb other levels.
+    """Stop sampling at the end of the stress level, because it would disturb other levels.
 
     Args:
-        item: The test that begins.
+        item: The next test.
         session: The run.
     """
     if item.stash[LEVEL] != "stress":
         end_load(item.config)
-        session.run.servers.load = None  # its samples are of this server only
+        session.run.servers.load = None  # its samples belong to this server only
 
 
 def end_load(config: pytest.Config) -> None:
-    """Stop sampling, and keep the samples.
+    """Stop sampling, and store the samples.
 
     Args:
-        config: pytest's, whose stash has the load.
+        config: The configuration of pytest. Its stash contains the load.
     """
     current = config.stash.get(_STRESS, None)
     if current is not None:

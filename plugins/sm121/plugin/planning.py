@@ -1,7 +1,7 @@
-"""The checks of a run and how long they take: at its head, and whole for ``sm121 plan``.
+"""The checks of a run and their duration: briefly in the run's header, in full for ``sm121 plan``.
 
-``sm121 plan`` is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`,
-the checks that cannot run with the reason, and each plan of the profile with its minutes.
+``sm121 plan`` runs ``pytest --collect-only``, which starts no server. It prints the facts of
+`_FACTS`, the checks that cannot run with the reasons, and the duration of each plan of the profile.
 """
 
 import contextlib
@@ -40,23 +40,23 @@ from sm121.session.settings import Settings
 from sm121.stress import soak
 
 TARGET = pytest.StashKey[Target]()
-#: The collected tests, before a plan or an option leaves some of them out.
+#: The collected tests, before a plan or an option removes some of them.
 COLLECTED = pytest.StashKey[Sequence[pytest.Item]]()
-#: What is expected of a run, from its head on.
+#: The forecast of the run's duration; known from the header on.
 FORECAST = pytest.StashKey[Forecast]()
-#: How many of the newest runs in a report directory may say what the memory gives.
+#: How many of the newest runs in a report directory are searched for a measured memory bandwidth.
 _NEWEST = 5
-#: The engine and the architecture whose memory is forecast: host and GPU share a GB10's memory.
+#: The engine whose memory use is forecast; only on a GB10, where host and GPU share the memory.
 _FORECAST_ENGINE = "vllm"
 _ONE_MEMORY = "sm121"
 Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
 def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) -> list[str]:
-    """Return the lines on the checks of a run at its head.
+    """Return the lines on the checks for the header of a run.
 
     Args:
-        config: The run's. The forecast is kept in its stash.
+        config: The configuration of pytest. Its stash keeps the forecast.
         chosen: The target.
         items: The selected tests.
     """
@@ -82,11 +82,12 @@ def minutes(config: pytest.Config, name: str) -> str | None:
     """Return how long a plan of the profile takes, as "about 30 min" or "25 to 40 min".
 
     Args:
-        config: The run's; its collected tests are those that the plan would have chosen from.
-        name: Name of the plan.
+        config: The configuration of pytest. The plan selects from its collected tests.
+        name: The name of the plan.
 
     Returns:
-        The time by earlier runs on this machine, else by what ships; None if neither is known.
+        The duration, by earlier runs on this machine or else by the durations that the suite
+        ships; None if neither is known.
     """
     chosen = config.stash.get(TARGET, None)
     if chosen is None or chosen.profile is None:
@@ -98,10 +99,10 @@ def minutes(config: pytest.Config, name: str) -> str | None:
 
 
 def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
-    """Return the collected tests of levels that a plan selects, with the options of the run.
+    """Return the tests that a plan would select, with the options of the run.
 
     Args:
-        config: The run's.
+        config: The configuration of pytest.
         name: The name of the plan.
     """
     chosen = config.stash[TARGET]
@@ -117,11 +118,11 @@ def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
 
 
 def of_collected(config: pytest.Config, items: Sequence[pytest.Item]) -> RunPlan:
-    """Return the plan of a run of the collected tests.
+    """Return the plan of a run for the collected tests.
 
     Args:
-        config: The run's.
-        items: The tests of levels that are selected.
+        config: The configuration of pytest.
+        items: The selected tests of levels.
     """
     checks: Counter[str] = Counter()
     for item in items:
@@ -158,13 +159,13 @@ def _machine(chosen: Target) -> run_plan.Machine:
 def _planned_target(
     config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]
 ) -> run_plan.PlannedTarget | None:
-    """The target with all that is known before a start; None without a profile."""
+    """Return the target, as far as it is known before a start; None without a profile."""
     settings = config.stash[SETTINGS]
     profile = chosen.profile
     if profile is None:
         return None
     plans = [FULL]
-    if not settings.judging.certify:  # a certificate accepts no smaller plan
+    if not settings.judging.certify:  # a certificate needs the full plan
         plans = [*profile.plans, FULL]
     facts: list[str] = []
     for fact in _FACTS:
@@ -207,7 +208,7 @@ def _spanned_nodes(settings: Settings, profile: Profile) -> run_plan.SpannedNode
 def _plan_time(
     config: pytest.Config, chosen: Target, name: str, items: Sequence[pytest.Item]
 ) -> run_plan.PlanTime:
-    """How long a plan takes. `items`: the tests of the plan in force."""
+    """Return how long a plan takes. `items`: the tests of the plan of this run."""
     if name == config.stash[SETTINGS].plan:
         tests = [item for item in items if LEVEL in item.stash]
     else:
@@ -239,7 +240,7 @@ def _shipped_times(profile: Profile, plans: Iterable[str]) -> run_plan.ShippedTi
 
 @contextlib.contextmanager
 def telling_refusal() -> Iterator[None]:
-    """Tell ``sm121 plan`` why pytest refuses the request."""
+    """Pass the reason to ``sm121 plan`` if pytest refuses the request."""
     try:
         yield
     except pytest.UsageError as error:
@@ -248,7 +249,7 @@ def telling_refusal() -> Iterator[None]:
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
-    """Return the ids of the tests that cannot run, by the reason.
+    """Return for each reason the ids of the tests that cannot run for that reason.
 
     Args:
         items: The selected tests.
@@ -271,9 +272,10 @@ def _forecast(
 
 
 def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest.Item) -> Check:
-    """The check of a test: its level, its servers and its time by an option.
+    """Return the planned check of a test: its level, its servers, and a duration set by an option.
 
-    The fixture ``servers`` gives any configuration; the first test that has it takes the baseline.
+    A test with the fixture ``servers`` may start any configuration. The first such test is expected
+    to start the baseline.
     """
     used = getattr(item, "fixturenames", ())
     configurations = set()
@@ -296,9 +298,9 @@ def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest
 
 
 def _measured_gb_s(report: Path, profile: Profile) -> float | None:
-    """The bandwidth of this machine's memory by the newest run of a report directory that read it.
+    """Return the memory bandwidth of this machine that the newest run has measured.
 
-    None: none of the newest runs of the profile on this machine has it.
+    None if none of the newest runs with this profile on this machine has measured it.
     """
     files = [report / verdict_file.NAME, *(report / "earlier").glob(f"*/{verdict_file.NAME}")]
     newest = sorted(filter(Path.is_file, files), key=os.path.getmtime, reverse=True)
@@ -306,7 +308,7 @@ def _measured_gb_s(report: Path, profile: Profile) -> float | None:
         try:
             run = stored_run.file_of(file)
         except UsageError:
-            continue  # not one that can be read: nothing is known of it
+            continue  # the report cannot be read
         if run.fingerprint is None or run.fingerprint.machine != this_machine.identity():
             continue
         if run.profile != profile.name or run.box.before is None:
@@ -333,7 +335,7 @@ def _path(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str
 
 
 def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield what stands against a start of the configuration under test, and warm caches."""
+    """Yield the obstacles to a start of the configuration under test, and the state of caches."""
     if chosen.obstacle is not None or settings.base_url is not None:
         return
     under_test = profile.configurations[profile.under_test]
@@ -365,7 +367,7 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
 
 
 def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield the memory of the start, and what stands against it, by the checkpoint's headers."""
+    """Yield how much memory a start needs by the checkpoint's headers, and whether it fits."""
     if settings.base_url is not None or settings.engine.name != _FORECAST_ENGINE:
         return
     if chosen.arch != _ONE_MEMORY:
@@ -390,7 +392,7 @@ def _memory(settings: Settings, chosen: Target, profile: Profile) -> Iterable[st
 
 
 def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield the gates above the bound of the configuration under test, by the bytes of a token."""
+    """Yield the gates that the memory bandwidth makes impossible for this configuration."""
     config = roofline.read_config(settings.target.model or profile.model.id)
     if config is None:
         return
@@ -409,7 +411,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
 
 
 def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """Yield the kernels of the expected path that no provider judges: nothing can be certified."""
+    """Yield the kernels of the expected path that no provider can test, as a certificate needs."""
     if "kernel" not in profile.certify.levels or settings.base_url is not None:
         return
     configured = profile.configurations[profile.under_test]

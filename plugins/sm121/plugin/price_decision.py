@@ -1,4 +1,4 @@
-"""The decision on what a server's rounding costs: its metrics at each depth, and their gates."""
+"""Decides whether a server's rounding costs too much accuracy, by the gates of the profile."""
 
 import math
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from sm121.session.session import Session
 
 @dataclass(frozen=True)
 class Priced:
-    """The price of a server's rounding, as it was measured.
+    """The measured accuracy cost of a server's rounding.
 
     Attributes:
         rounding: The rounding; None if it is not known.
         samples: The samples of each metric.
-        reasons: Why a metric has no samples, by its name.
+        reasons: For each metric without samples: the reason.
     """
 
     rounding: Rounding | None
@@ -32,12 +32,12 @@ class Priced:
 
 
 class PriceDecision:
-    """Decides on the metrics of a price.
+    """Judges the metrics of an accuracy cost.
 
     Args:
-        conformance: The run, whose recorder has the gates of the price.
-        priced: The price.
-        record: Records a metric, and raises its verdict.
+        conformance: The run. Its recorder contains the gates.
+        priced: The measured accuracy cost.
+        record: A function that records a metric, and raises its verdict if it is not PASS.
     """
 
     def __init__(self, conformance: Session, priced: Priced, record: MetricRecorder) -> None:
@@ -47,15 +47,16 @@ class PriceDecision:
         self._record = record
 
     def decide(self, metric: str) -> None:
-        """Record a metric at each depth, and raise its verdict.
+        """Record a metric at each depth, and raise its verdict if it is not PASS.
 
         Args:
-            metric: The name of the metric without a depth.
+            metric: The name of the metric, without a depth.
 
         Raises:
-            Unmet: The metric misses its gate at a depth, or has none that the profile requires.
+            Unmet: The metric misses its gate at a depth, or a gate is missing that the profile
+                requires.
             NotRun: A gate has no number, or the profile has no row for the server's rounding.
-            Inapplicable: The metric cannot be measured of this server.
+            Inapplicable: This server does not report what the metric needs.
         """
         samples = self._priced.samples
         reasons = self._priced.reasons
@@ -86,7 +87,7 @@ class PriceDecision:
         self._conformance.run.record.remark(f"{name} was not measured: {why}", at_once=False)
 
     def _failures_of(self, name: str, metric: str) -> list[Fact]:
-        """Record a metric at one depth. Return what does not hold."""
+        """Record a metric at one depth, and return the unmet requirements."""
         unit, higher_is_better = PRICES[metric]
         samples = self._priced.samples[name]
         measurement = Measurement(
@@ -108,7 +109,7 @@ class PriceDecision:
         return failed
 
     def _require_a_row(self) -> None:
-        """Raise NotRun if the profile has prices, but none of this rounding."""
+        """Raise NotRun if the profile has a table of prices without a row for this rounding."""
         if self._gates or not self._conformance.run.profile.correctness.prices:
             return
         rounding = self._conformance.run.record.file.engine.rounding

@@ -1,7 +1,7 @@
 """The progress of a run: one line that is rewritten on a terminal.
 
-Elsewhere, and beside the lines of pytest (-v, -s, -n), it is a line with the time, at least every
-ten seconds.
+Without a terminal, and if pytest prints its own lines (-v, -s, -n), a new line with the time is
+printed at least every ten seconds.
 """
 
 import contextlib
@@ -28,39 +28,39 @@ from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Forecast
 from sm121.session.remaining import Remaining
 
-#: With a look each second no run is silent for more than ten seconds, on a busy machine neither.
+#: The time is checked each second, so that even on a busy machine a line comes within ten seconds.
 _LINE_EVERY_S = 8.0
-#: A test that runs for so long is shown with its time.
+#: A test that has run for longer than this is shown with its duration.
 _LONG_S = 10.0
 _MOST_CHARACTERS = 300
-#: Shown of a run that takes longer than was said at its beginning.
+#: Shown if a run takes longer than its forecast at the beginning.
 _SLOWER = "slower than forecast"
 
 
 @dataclass(frozen=True)
 class _BegunLine:
-    """A line that pytest has begun: its width, and the test that it is about."""
+    """An unfinished line of pytest: its width, and the test that it is about."""
 
     width: int = 0
     test: str = ""
 
 
 class _Lines:
-    """The lines of a file, to which pytest may write, too.
+    """Writes lines to a file to which pytest may also write.
 
     Args:
         file: The file.
-        width: The width of pytest's begun line in the file; None where pytest writes none.
+        width: Returns the width of pytest's unfinished line. None: pytest does not write here.
     """
 
     def __init__(self, file: TextIO, width: Callable[[], int] | None) -> None:
         self.file = file
         self.width = width
-        #: The line of pytest's that was ended for one of ours.
+        #: The line of pytest that was interrupted to write a line of the suite.
         self._broken = _BegunLine()
 
     def write(self, line: str, test: str) -> None:
-        """Write a line. `test`: the test that pytest's begun line is about."""
+        """Write a line. `test`: the test that pytest's unfinished line is about."""
         width = 0
         if self.width is not None:
             width = self.width()
@@ -74,12 +74,12 @@ class _Lines:
 
 @dataclass
 class _Level:
-    """The level that runs.
+    """The level that is running.
 
     Attributes:
-        name: Its name; empty if several run.
-        began: When it began, by the clock of the progress.
-        verdicts: How many of its checks ended with each verdict.
+        name: The name of the level; empty if several levels are running.
+        began: The start of the level, by the clock of the progress.
+        verdicts: The number of ended checks with each verdict.
     """
 
     name: str
@@ -92,8 +92,8 @@ class _Results:
     """The results of the ended checks.
 
     Attributes:
-        verdicts: How many ended with each verdict.
-        by_level: How many ended of each level.
+        verdicts: The number of ended checks with each verdict.
+        by_level: The number of ended checks of each level.
         reasons: The messages of the failures so far.
     """
 
@@ -106,12 +106,12 @@ class Progress:
     """Shows the progress of a run.
 
     Args:
-        file: A file of its own, since pytest captures the usual one.
+        file: A file that pytest does not capture.
         expected: The checks of the run.
-        starts: The starts of its servers so far; it grows while the run goes on.
-        width: The width of pytest's begun line in the file; None where pytest writes none.
-        every_s: Seconds between two lines where there is no terminal.
-        clock: Seconds since some moment.
+        starts: The starts of the run's servers so far. The list grows during the run.
+        width: Returns the width of pytest's unfinished line. None: pytest does not write here.
+        every_s: Without a terminal: the seconds between two lines.
+        clock: Returns a time in seconds.
     """
 
     def __init__(
@@ -156,20 +156,20 @@ class Progress:
 
     @property
     def rewrites(self) -> bool:
-        """Whether a line is rewritten."""
+        """Whether one line is rewritten instead of adding lines."""
         return self._live is not None
 
     @property
     def is_alone(self) -> bool:
-        """Whether pytest writes nothing of its own for a test."""
+        """Whether pytest prints nothing for a test."""
         return self._lines.width is None
 
     def begin(self, level: str, test: str) -> None:
-        """Note that a check begins, or waits for its turn.
+        """Record that a check begins or waits for its turn.
 
         Args:
-            level: Its level; empty if several run.
-            test: Its id.
+            level: The level of the check; empty if several levels are running.
+            test: The id of the check.
         """
         with self._lock:
             if level != self._level.name:
@@ -181,13 +181,13 @@ class Progress:
             self._remaining.begin(test, self._clock())
 
     def end(self, test: TestReport, *, name: str | None = None) -> None:
-        """Note that a check has ended.
+        """Record that a check has ended.
 
-        If pytest does not, a failure is shown at once, one of each reason.
+        The first failure for each reason is shown at once, if pytest does not show it.
 
         Args:
-            test: Its result.
-            name: The name under which it began, if that is not its id.
+            test: The result of the check.
+            name: The name that was given to `begin`, if that is not the id of the check.
         """
         with self._lock:
             self._waits = ""
@@ -207,9 +207,10 @@ class Progress:
         """Show a line.
 
         Args:
-            what: Its subject.
+            what: The subject of the line.
             line: The line.
-            kind: How long it is shown. On a terminal, a passing one is in the rewritten line.
+            kind: How long the line is shown. On a terminal, a passing line is a part of the
+                rewritten line.
         """
         with self._lock:
             if kind is ProgressLine.READY:
@@ -221,7 +222,7 @@ class Progress:
             self._write(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 
     def stop(self) -> None:
-        """Clear the line, and show nothing from now on."""
+        """Clear the line, and show nothing more."""
         if self._ended.is_set():
             return
         self._end_level()
@@ -234,7 +235,8 @@ class Progress:
     def line(self) -> str:
         """Return the line: time, time left, level, test, current wait, and failures.
 
-        It takes no lock: rich's thread calls it with a lock that `say` needs.
+        This method takes no lock, because rich's thread calls it while it holds a lock for which
+        `say` waits.
         """
         parts = [
             clock(self._clock() - self._began) + self._left(", {} left"),
@@ -249,7 +251,7 @@ class Progress:
         return Text(self.line(), no_wrap=True, overflow="ellipsis", style="dim")
 
     def _level_line(self) -> str:
-        """The level with the numbers of its ended and of all checks; of the run without a level."""
+        """Return the level with the number of its ended checks and of all its checks."""
         levels = list(self._levels)
         name = self._level.name
         if name:
@@ -265,7 +267,7 @@ class Progress:
         return f"{name} {ended}/{count} ended".strip()
 
     def _tests(self) -> str:
-        """The test that runs longest, and the number of the others."""
+        """Return the test that has run longest, and the number of other running tests."""
         running = self._running.copy()
         if not running:
             return ""
@@ -341,7 +343,7 @@ class Progress:
 
 
 def _between(time: TimeRange) -> str:
-    """A time left on a clock, as "about 2:00" or "1:30 to 4:00"."""
+    """Return a remaining time in words, such as "about 2:00" or "1:30 to 4:00"."""
     low = clock(time.low)
     high = clock(time.high)
     is_one = time.high <= time.low * 1.15 or low == high
@@ -353,15 +355,15 @@ def _between(time: TimeRange) -> str:
 def of_run(
     config: pytest.Config, expected: Forecast, starts: Sequence[StartReport] = ()
 ) -> Progress | None:
-    """Return the progress of this process's tests, or of its workers'.
+    """Return the progress of the tests of this process, or of its workers.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         expected: The checks of the run.
-        starts: The starts of its servers so far; it grows while the run goes on.
+        starts: The starts of the run's servers so far. The list grows during the run.
 
     Returns:
-        The progress; None with -qq or --pdb, and in a worker.
+        The progress. None with -qq or --pdb, and in a worker.
     """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     file = _file_beside(config)
@@ -380,13 +382,13 @@ def of_run(
 
 @contextlib.contextmanager
 def going_on(config: pytest.Config, what: str) -> Iterator[None]:
-    """Show every ten seconds that something goes on which is no test, while the block lasts.
+    """Show every ten seconds that work other than a test is in progress, during the block.
 
-    On a terminal nothing is shown: people see pytest's own last line there.
+    On a terminal nothing is shown, because the user sees pytest's last line there.
 
     Args:
-        config: pytest's.
-        what: The words for it.
+        config: The configuration of pytest.
+        what: The work in words.
     """
     file = _file_beside(config)
     if file is None:
@@ -415,9 +417,9 @@ def going_on(config: pytest.Config, what: str) -> Iterator[None]:
 
 
 def _file_beside(config: pytest.Config) -> TextIO | None:
-    """The terminal reporter's output as a file that pytest does not capture.
+    """Return the terminal reporter's output as a file that pytest does not capture.
 
-    None: nothing is to be shown, as with -qq, --pdb, --collect-only, in a worker, or if the output
+    None if no progress is shown: with -qq, --pdb or --collect-only, in a worker, or if the output
     goes into memory.
     """
     reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -428,5 +430,5 @@ def _file_beside(config: pytest.Config) -> TextIO | None:
     try:
         descriptor = os.dup(reporter._tw._file.fileno())
     except (AttributeError, io.UnsupportedOperation):
-        return None  # pytest writes into memory: somebody drives it from Python
+        return None  # pytest writes into memory: a Python program runs it
     return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")

@@ -1,4 +1,4 @@
-"""The report on a test beyond its verdict: its requirement, failure, and how to run it again."""
+"""Reports on a test more than its verdict: its requirement, its failure, how to run it again."""
 
 import inspect
 import os
@@ -16,16 +16,16 @@ from sm121.run.events import Described, FailureShown
 from sm121.session.session import Session
 
 _MOST_SECTION = 4000
-#: Bytes of a step's summary: GitHub refuses all of a longer one.
+#: The maximum size of a job summary in bytes. GitHub rejects a longer one completely.
 _LONGEST_SUMMARY = 1 << 20
 
 
 def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """Keep the command of the run and the requirement of each test.
+    """Record the command of the run, and the requirement of each test.
 
     Args:
-        config: pytest's.
-        session: The run. The command that runs a test again is set.
+        config: The configuration of pytest.
+        session: The run. Its command to run a test again is set.
         items: The selected tests.
     """
     ids = {item.stash[ID] for item in items if ID in item.stash}
@@ -47,12 +47,12 @@ def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
 
 
 def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport) -> None:
-    """Keep the text of a failure.
+    """Record the text of a failure.
 
     Args:
         session: The run.
         item: The test.
-        report: pytest's report of the phase that failed.
+        report: pytest's report on the failed phase.
     """
     run = session.run
     sections = {}
@@ -71,15 +71,15 @@ def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport)
 
 
 def write(config: pytest.Config, session: Session, known: details.Details) -> StoredReport:
-    """Write the files of a closed session, and the summary of a GitHub job.
+    """Write the report files of a closed run, and the summary of a GitHub job.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
         known: The details of the report.
 
     Returns:
-        The report as it was written.
+        The written report.
     """
     run = session.run
     known = known.model_copy(update={"again": run_again.of_failed(config, session)})
@@ -97,13 +97,13 @@ def write(config: pytest.Config, session: Session, known: details.Details) -> St
 
 
 def redact(session: Session, report: pytest.TestReport) -> None:
-    """Take secrets out of the lines that pytest itself prints and writes to --junitxml.
+    """Remove secrets from the text that pytest itself prints and writes to --junitxml.
 
-    A server may name the key that it refuses, and ``-l`` shows it.
+    A server may quote an invalid API key in its error, and ``-l`` shows local variables.
 
     Args:
-        session: The run, which knows the secrets.
-        report: pytest's report of a phase, which is changed.
+        session: The run. It knows the secrets.
+        report: pytest's report on a phase. It is changed.
     """
     run = session.run
     report.sections = [(name, run.record.redact(text)) for name, text in report.sections]

@@ -1,9 +1,9 @@
-"""``--resume``: goes on with a run that was killed, from the events that it wrote.
+"""``--resume``: continues a run that was killed, from the events that it has written.
 
-What the tests of the kernel and the correctness level decided is not asked again. The other tests
-are run again: the smoke level judges the server that is started anew, and tests that measure, or
-that judge the work of a level, need the machine and the server as one process saw them. A test
-never gets better by it: of two decisions the worse one stands, as of two parts of a run.
+The verdicts of the kernel and correctness levels are kept. All other tests run again: the smoke
+level judges the new server, and tests that measure, or that judge a whole level, need the machine
+and the server as one process has observed them. If a test runs again, the worse of its two verdicts
+counts, as in a merge of two parts of a run.
 """
 
 import pytest
@@ -19,19 +19,19 @@ from sm121.run.merge import differences
 from sm121.run.verdict_file import VerdictFile
 from sm121.session.session import Session
 
-#: The levels of which each test stands by itself.
+#: The levels whose tests do not depend on each other.
 _BY_THEMSELVES = ("kernel", "correctness")
 
 
 def take_up(config: pytest.Config, session: Session) -> None:
-    """Go on with the run of the report directory, with ``--resume``.
+    """Continue the run in the report directory, with ``--resume``.
 
     Args:
-        config: pytest's.
-        session: The run, which has begun nothing. It gets the events of the earlier process.
+        config: The configuration of pytest.
+        session: The run. It has not begun. It gets the events of the earlier process.
 
     Raises:
-        UsageError: There is no run that can be resumed, or this one asks for something else.
+        UsageError: No run can be resumed, or the options differ from those of the earlier process.
     """
     run = session.run
     if not config.getoption("--resume"):
@@ -59,14 +59,14 @@ def take_up(config: pytest.Config, session: Session) -> None:
     for line in anew.remarks:
         run.record.remark(line, at_once=False)
     run.paths.metrics_file(None).unlink(missing_ok=True)  # the first look at an attached server
-    (run.record.directory / details.NAME).unlink(missing_ok=True)  # of a run that was interrupted
+    (run.record.directory / details.NAME).unlink(missing_ok=True)  # left by an interrupted run
 
 
 def leave_out_decided(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """Remove the tests that are not run again, with ``--resume``.
+    """With ``--resume``, remove the tests whose verdict is kept.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
         items: The selected tests.
     """
@@ -84,7 +84,7 @@ def leave_out_decided(config: pytest.Config, session: Session, items: list[pytes
 
 
 def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> None:
-    """Raise ValueError unless a run asks what the earlier process of it asked."""
+    """Raise ValueError if this run and the earlier process have different tests or settings."""
     if before.finished:
         raise ValueError(f"it has ended with {before.verdict}")
     if before.fingerprint is None:
@@ -105,7 +105,7 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
 
 
 def _take_up_doubts(session: Session, stream: Stream) -> None:
-    """Trust nothing that the earlier process did not trust any more."""
+    """Distrust the results that the earlier process distrusted."""
     run = session.run
     for stamped in stream.events:
         if isinstance(stamped.event, Distrusted):
@@ -116,7 +116,7 @@ def _take_up_doubts(session: Session, stream: Stream) -> None:
 
 
 def _kept(before: Fold) -> set[str]:
-    """The decisions that stand: of tests that stand by themselves, and beside the tests."""
+    """Return the verdicts that are kept: of independent tests, and those that no test made."""
     kept = set()
     for test in before.file.tests:
         is_alone = test.level in _BY_THEMSELVES and not test.metrics

@@ -1,4 +1,4 @@
-"""Commands that run tests again, in the same way as the run that failed."""
+"""Makes the commands that run tests again in the same way as a failed run."""
 
 import os
 import shlex
@@ -16,8 +16,8 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import own_options
 from sm121.session.session import Session
 
-#: Options that do not matter when tests are run again, with the number of their values: where
-#: output goes, and which other tests are selected. ``-m`` may name the architecture, and is kept.
+#: Options that are left out of such a command, with the number of their values. They only set where
+#: output goes, or select other tests. ``-m`` is kept, because it may name the architecture.
 _NOT_REPEATED = {
     "--report-dir": 1,
     "--junitxml": 1,
@@ -37,12 +37,12 @@ _NOT_REPEATED = {
     "--resume": 0,
     "--shard": 1,  # another test is in the part
 }
-#: The expression that selects tests by name: a command that names the tests needs none.
+#: The option that selects tests by name. A command that names its tests does not need it.
 _BY_NAME = "-k"
-#: The expression that selects tests by marker. pytest takes the last one.
+#: The option that selects tests by marker. If it occurs twice, pytest uses the last one.
 _BY_MARKER = "-m"
 _PLAN = "--plan"
-#: A command names at most so many tests; instead of more it names their files.
+#: The maximum number of tests that a command names. For more tests it names their files.
 _MOST_TESTS = 5
 
 
@@ -50,9 +50,9 @@ def whole(config: pytest.Config, session: Session, *more: str) -> str:
     """Return the command that runs everything again.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
-        more: Options behind the others.
+        more: Options to add at the end.
     """
     return line(session, config, [*_arguments(config), *more])
 
@@ -61,10 +61,10 @@ def of_test(config: pytest.Config, session: Session, test: str, *more: str) -> s
     """Return the command that runs one test again.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
         test: The id of the test.
-        more: Options behind the others.
+        more: Options to add at the end.
     """
     return _of_paths(config, session, [_from_here(config, test)], *more)
 
@@ -72,12 +72,12 @@ def of_test(config: pytest.Config, session: Session, test: str, *more: str) -> s
 def of_failed(config: pytest.Config, session: Session) -> str | None:
     """Return the command that runs the failed tests of a closed run again; None if none failed.
 
-    It names at most five tests. Instead of more it names their files, where the plan, ``-m`` and
-    ``-k`` select what they selected before. It is the command of the whole run if a failed check
-    is no test, or compares what others measured.
+    The command names at most five tests. If more tests failed, it names their files, with the plan,
+    ``-m`` and ``-k`` of the run. If a failed check is not a test, or compares the measurements of
+    other tests, it is the command of the whole run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
     """
     run = session.run
@@ -97,21 +97,21 @@ def of_failed(config: pytest.Config, session: Session) -> str | None:
 
 
 def line(session: Session, config: pytest.Config, arguments: Sequence[str]) -> str:
-    """Return a command line without secrets that a shell takes.
+    """Return a command line for a shell, without secrets.
 
     Args:
-        session: The run, which knows the secrets.
-        config: pytest's.
-        arguments: The words behind the program.
+        session: The run. It knows the secrets.
+        config: The configuration of pytest.
+        arguments: The arguments after the name of the program.
     """
     command = ["sm121", "run"] if is_own_run(config) else ["python", "-m", "pytest"]
-    # Before they are quoted: a secret with a quote in it is another text then.
+    # Remove secrets before quoting, because quoting changes a secret that contains a quote.
     command += [session.run.record.redact(argument) for argument in arguments]
     return printable(session.run.record.redact(shlex.join(command)))
 
 
 def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
-    """Whether a failed check is a test that needs no measurement of another one."""
+    """Whether a failed check is a test that does not use measurements of other tests."""
     if test.is_beside or test.is_of_option:
         return False
     measures_itself = any(change.beside == metric_verdicts.OF_AB for change in run.changes)
@@ -119,7 +119,7 @@ def _runs_alone(run: VerdictFile, test: TestReport) -> bool:
 
 
 def _of_paths(config: pytest.Config, session: Session, paths: Sequence[str], *more: str) -> str:
-    """The command that runs paths. It names a smaller plan: the default for named tests is full."""
+    """Return the command that runs some paths, with the plan (named tests default to full)."""
     names_tests = any("::" in path for path in paths)
     words = repeated(config, by_name=not names_tests)
     plan = session.settings.plan
@@ -130,7 +130,7 @@ def _of_paths(config: pytest.Config, session: Session, paths: Sequence[str], *mo
 
 
 def _from_here(config: pytest.Config, test: str) -> str:
-    """The test's name in the folder where pytest was started; its id is relative to the root."""
+    """Return a test's path from the current folder; a test's id is relative to pytest's root."""
     if is_own_run(config):
         return test
     file, separator, name = test.partition("::")
@@ -146,11 +146,11 @@ def _arguments(config: pytest.Config) -> list[str]:
 
 
 def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
-    """Return the words of the command line that matter when its tests are named.
+    """Return those arguments of the command line that still apply if tests are named.
 
     Args:
-        config: pytest's.
-        by_name: Keep ``-k``, too.
+        config: The configuration of pytest.
+        by_name: Whether to keep ``-k``.
     """
     positional = set(config.option.file_or_dir or ())
     left_out = dict(_NOT_REPEATED)
@@ -161,7 +161,7 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
     values = 0
     for argument in _arguments(config):
         name, separator, _ = argument.partition("=")
-        if values:  # of --ab, which may begin with a hyphen
+        if values:  # a value of --ab may begin with a hyphen
             values -= 1
             words.append(argument)
         elif skip:
@@ -179,7 +179,7 @@ def repeated(config: pytest.Config, *, by_name: bool = False) -> list[str]:
 
 
 def _with_one_marker(words: list[str]) -> list[str]:
-    """Leave out each ``-m`` but the last, which is the one in force."""
+    """Remove all ``-m`` options but the last one, which is the one that pytest uses."""
     places = [at for at, word in enumerate(words) if word == _BY_MARKER]
     overruled = set()
     for at in places[:-1]:

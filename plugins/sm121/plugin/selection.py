@@ -1,4 +1,4 @@
-"""Which tests apply to the target, in which order, and which architecture was asked for."""
+"""Selects the tests that apply to the target and the plan, and puts them in order."""
 
 import contextlib
 import enum
@@ -26,29 +26,29 @@ from sm121.session import certification
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
 
-#: Why a test of a level will not run; absent for one that will.
+#: The reason why a test of a level will not run; absent if it will run.
 WHY_NOT = pytest.StashKey[str]()
 SELECTED = pytest.StashKey[bool]()
 COLLECTED = pytest.StashKey[Collection[str]]()
-#: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
+#: Tests of levels that -m, -k or --deselect removed: for each id, the architectures of the test.
 DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
 _CERTIFIES = pytest.StashKey[Profile | None]()
-#: A line for each kind of test that is left out without its option, with the number of tests.
+#: One line, with a number of tests, for each kind of test that needs an option to run.
 LEFT_OUT = pytest.StashKey[list[str]]()
 #: The tests that the plan leaves out.
 NOT_IN_PLAN = pytest.StashKey[list[pytest.Item]]()
 _REGRESSION = "regression"
-#: Fixtures of tests that need no server and measure no time: they may run anywhere.
+#: The fixtures of tests that need no server and measure no time. Any worker may run these tests.
 _ALONE = frozenset({"kernels", "compilation"})
 _SERVERS = frozenset({"server", "servers"})
-#: Options of pytest-benchmark that this level judges, by the names under which pytest keeps them.
+#: pytest-benchmark's options for a comparison, by their names in pytest's configuration.
 _COMPARING = ("benchmark_compare", "benchmark_compare_fail")
-#: Those that store a run: the level says how it compares with what is stored already.
+#: pytest-benchmark's options that store a run, by their names in pytest's configuration.
 STORING = ("benchmark_autosave", "benchmark_save")
 
 
 class LeftOutAs(enum.Enum):
-    """Why a run of a plan leaves out a collected test."""
+    """The reason why a run leaves out a collected test."""
 
     UNCERTIFIED = "uncertified"
     SLOW = "slow"
@@ -58,9 +58,9 @@ class LeftOutAs(enum.Enum):
     NO_CELLS = "no cells"
 
 
-#: The tests that count as deselected, in the order in which pytest is told.
+#: The reasons for which tests count as deselected in pytest's summary, in this order.
 _DESELECTED_AS = (LeftOutAs.UNCERTIFIED, LeftOutAs.SLOW, LeftOutAs.NOT_IN_PLAN)
-#: The line about the tests that an option would run, without their number.
+#: The text on tests that an option would run, to follow their number.
 _RUN_BY_AN_OPTION = {
     LeftOutAs.SLOW: "slow tests are left out; --slow runs them",
     LeftOutAs.WAITING: "tests are left out; --golden, --record-golden and --soak run theirs",
@@ -68,7 +68,7 @@ _RUN_BY_AN_OPTION = {
 
 
 def function_name(item: pytest.Item) -> str:
-    """Return the name of a test's function: without the parameters.
+    """Return the name of a test's function, without parameters.
 
     Args:
         item: The test.
@@ -77,7 +77,7 @@ def function_name(item: pytest.Item) -> str:
 
 
 def place_of_level(item: pytest.Item) -> int:
-    """Return the place of a test's level in the order of a run. Tests of no level go with smoke.
+    """Return the index of a test's level in the order of a run. Without a level: that of smoke.
 
     Args:
         item: The test.
@@ -93,19 +93,19 @@ def _level_of(item: pytest.Item) -> str | None:
 
 
 def compares(config: pytest.Config) -> bool:
-    """Whether pytest-benchmark compares the run with a stored one.
+    """Whether pytest-benchmark compares the run with a stored run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return any(config.getoption(name, None) for name in _COMPARING)
 
 
 def tell_target(config: pytest.Config) -> None:
-    """Tell the plugin `pytest_gpu_arch`, which skips the tests of no level, the target of the run.
+    """Pass the target to the plugin `pytest_gpu_arch`, which skips tests outside the levels.
 
     Args:
-        config: pytest's. The settings have been read.
+        config: The configuration of pytest, after the settings have been read.
     """
     settings = config.stash[SETTINGS]
     config.stash[target.KNOWN] = target.Known(
@@ -119,29 +119,29 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Find the level of each test and its architectures; put the tests in order.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The collected tests.
 
     Raises:
-        pytest.UsageError: A test of a level does not say what it applies to.
+        pytest.UsageError: A test of a level has no marker `applies_to`.
     """
     for item in items:
         level = _level_of(item)
         if level is not None:
             _note_level(item, level)
     config.stash[COLLECTED] = frozenset(item.stash[ID] for item in items if ID in item.stash)
-    items.sort(key=place_of_level)  # stable: within a level the order of the file stays
+    items.sort(key=place_of_level)  # a stable sort keeps the order of the file within a level
     config.stash[_CERTIFIES] = None
     settings = config.stash[SETTINGS]
     if settings.judging.certify:
         architectures = architectures_asked_for(expressions.marker_expression(config))
-        with contextlib.suppress(errors.UsageError):  # said to the user when the run is opened
+        with contextlib.suppress(errors.UsageError):  # reported when the run is opened
             config.stash[_CERTIFIES] = resolve(settings, architectures).profile
     config.stash[SELECTED] = True
 
 
 def _note_level(item: pytest.Item, level: str) -> None:
-    """Keep the level and the architectures of a test with it, and mark it with them."""
+    """Store the level and the architectures of a test in its stash, and add them as markers."""
     item.stash[LEVEL] = level
     item.stash[arch_markers.LEFT_ALONE] = True
     item.stash[ID] = item.nodeid
@@ -155,13 +155,13 @@ def _note_level(item: pytest.Item, level: str) -> None:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need an option, and those that the certificate or the plan has not.
+    """Remove tests that need an option, and tests that do not belong to the certificate or plan.
 
-    A test that is left out is no gap in a certificate.
+    A certificate does not require the tests that are removed here.
 
     Args:
-        config: pytest's. Its stash has a line on each kind of test that is left out.
-        items: The collected tests; the selected ones stay in it.
+        config: The configuration of pytest. Its stash gets a line for each kind of removed test.
+        items: The collected tests. Only the selected tests remain in the list.
     """
     settings = config.stash[SETTINGS]
     chosen = settings.expected_profile()
@@ -186,7 +186,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _lines_on_levels(config: pytest.Config, uncertified: Iterable[pytest.Item]) -> list[str]:
-    """A line on each level that the certificate does not ask for."""
+    """Return one line for each level that the certificate does not require."""
     certified = config.stash[_CERTIFIES]
     if certified is None:
         return []
@@ -203,10 +203,10 @@ def _lines_on_levels(config: pytest.Config, uncertified: Iterable[pytest.Item]) 
 def left_out_as(
     config: pytest.Config, item: pytest.Item, chosen: Profile, plan: str
 ) -> LeftOutAs | None:
-    """Return why a run of a plan leaves out a collected test.
+    """Return why a run with a given plan leaves out a collected test.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         item: The test.
         chosen: The profile of the run.
         plan: The name of the plan.
@@ -233,10 +233,10 @@ def left_out_as(
 
 
 def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:
-    """Whether a plan has a test. Each plan has the tests that an option selects.
+    """Whether a test belongs to a plan. Tests that an option selects belong to each plan.
 
     Args:
-        item: The test, which has a level.
+        item: The test. It has a level.
         chosen: The profile of the run.
         name: The name of the plan.
         settings: The settings of the run.
@@ -267,13 +267,13 @@ def stores(config: pytest.Config) -> bool:
     """Whether pytest-benchmark stores the run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     return any(config.getoption(name, None) for name in STORING)
 
 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:
-    """Return the values of a parametrized test; empty for another one.
+    """Return the parameters of a parametrized test; empty for other tests.
 
     Args:
         item: The test.
@@ -285,14 +285,14 @@ def parameters(item: pytest.Item) -> Mapping[str, Any]:
 
 
 def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Refuse a plan with a name that is no test of a level whose module was collected.
+    """Refuse a plan that names a test which does not exist in the collected module of its level.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The collected tests.
 
     Raises:
-        UsageError: The plan of the run has such a name.
+        UsageError: The plan of the run names such a test.
     """
     settings = config.stash[SETTINGS]
     chosen = settings.expected_profile()
@@ -307,11 +307,11 @@ def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> N
 
 
 def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
-    """Return the names of a plan that the module of their level does not have.
+    """Return the names in a plan for which the module of their level has no test.
 
     Args:
         row: The plan.
-        module: The module, whose name has the level.
+        module: The module. Its name contains the level.
     """
     level = module.__name__.rpartition(".")[2].removeprefix("test_")
     entries: Iterable[str] = row.tests.get(level, ())  # type: ignore[call-overload]
@@ -319,7 +319,7 @@ def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
 
 
 def _has_test(module: ModuleType, entry: str) -> bool:
-    """Whether a module has a test that an entry of a plan names."""
+    """Whether a module contains the test that an entry of a plan names."""
     for name, value in vars(module).items():
         if not name.startswith("test_"):
             continue
@@ -330,7 +330,7 @@ def _has_test(module: ModuleType, entry: str) -> bool:
 
 
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether the run is a certificate that needs neither the test's level nor, as a soak, it."""
+    """Whether this is a certified run that does not require the test (its level, or a soak)."""
     certified = config.stash.get(_CERTIFIES, None)
     level = item.stash.get(LEVEL, None)
     if certified is None or level is None or level in certified.certify.levels:
@@ -347,7 +347,7 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
     """Remember which tests of levels pytest deselected.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The deselected tests.
     """
     deselected = config.stash.setdefault(DESELECTED, {})
@@ -358,12 +358,13 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
 
 
 def missed(config: pytest.Config, arch: str) -> list[str]:
-    """Return the ids of the deselected tests that are gaps in the certificate of a target.
+    """Return the ids of the deselected tests that a certificate of the target requires.
 
-    ``-m sm121`` also deselects the tests of other targets, which no certificate of sm121 needs.
+    ``-m sm121`` also deselects tests of other architectures. A certificate of sm121 does not
+    require these.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         arch: The architecture of the target.
     """
     deselected = config.stash.get(DESELECTED, {})
@@ -371,10 +372,10 @@ def missed(config: pytest.Config, arch: str) -> list[str]:
 
 
 def mark(item: pytest.Item, chosen: Target) -> None:
-    """Mark a test with the reason why it does not run, or with its time limit.
+    """Mark a test with the reason why it does not run, or with its timeout.
 
     Args:
-        item: The test, which has a level.
+        item: The test. It has a level.
         chosen: The target of the run.
     """
     names = item.stash[APPLIES_TO]
@@ -395,7 +396,7 @@ def mark(item: pytest.Item, chosen: Target) -> None:
 
 
 def skip(item: pytest.Item, why: str) -> None:
-    """Mark a test that cannot run, unless it has another reason already.
+    """Mark a test as one that cannot run, unless it already has a reason.
 
     Args:
         item: The test.
@@ -407,7 +408,7 @@ def skip(item: pytest.Item, why: str) -> None:
 
 
 def uses_a_server(item: pytest.Item) -> bool:
-    """Whether a test of a level may need the server: its fixtures do not rule that out.
+    """Whether a test of a level may need the server, judged by its fixtures.
 
     Args:
         item: The test.
@@ -417,27 +418,27 @@ def uses_a_server(item: pytest.Item) -> bool:
 
 
 def is_inapplicable(item: pytest.Item, chosen: Target) -> bool:
-    """Whether no certificate of the target needs a test.
+    """Whether a test does not apply to the target, so that no certificate requires it.
 
     Args:
-        item: The test, which has a level.
+        item: The test. It has a level.
         chosen: The target of the run.
     """
     return chosen.arch not in item.stash[APPLIES_TO] or bool(inability(item, chosen.profile))
 
 
 def inability(item: pytest.Item, profile: Profile | None) -> str | None:
-    """Return why the profile's model cannot pass a test.
+    """Return the reason why the profile's model cannot pass a test.
 
     Args:
         item: The test.
         profile: The profile of the run; None if nothing can run.
 
     Returns:
-        The reason; None if the model must pass.
+        The reason; None if the model must pass the test.
 
     Raises:
-        pytest.UsageError: The test names an ability that does not exist.
+        pytest.UsageError: The test requires an ability that no profile defines.
     """
     marker = item.get_closest_marker("ability")
     if marker is None or profile is None:

@@ -1,4 +1,4 @@
-"""``--shard I/N``: the tests of one server configuration stay together, in one shard."""
+"""``--shard I/N``: runs a part of the tests, with all tests of one server in the same shard."""
 
 import hashlib
 import json
@@ -11,19 +11,19 @@ from sm121.plugin.matrix import PLAN
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.run import verdict_file
 
-#: The servers of all levels but the matrix: the configuration under test, and those beside it.
+#: The group of tests that use the profile's configurations: all levels except the matrix.
 _UNDER_TEST = "under-test"
-#: The group of tests that judge all that ran. Each shard has them, for its own part.
+#: The group of tests that judge all other tests of a run. Each shard runs them for its own part.
 _EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A part of a run.
+    """A shard of a run.
 
     Attributes:
-        index: Its number, from 1.
-        of: The number of parts.
+        index: The number of this shard, from 1.
+        of: The number of shards.
     """
 
     index: int
@@ -40,7 +40,7 @@ def parse(text: str | None) -> Shard | None:
         The shard; None without the option.
 
     Raises:
-        UsageError: It is not I/N with I from 1 to N.
+        UsageError: The value is not I/N with I from 1 to N.
     """
     if text is None:
         return None
@@ -55,8 +55,8 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Group the tests by server, and keep the groups of this shard.
 
     Args:
-        config: pytest's.
-        items: The selected tests; those of this shard stay in it.
+        config: The configuration of pytest.
+        items: The selected tests. Only those of this shard remain in the list.
 
     Raises:
         UsageError: ``--shard`` is not I/N.
@@ -72,16 +72,16 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
             group_of[item.nodeid] = _server_group(config, item)
     config.stash[SHARD] = verdict_file.ShardReport(index=shard.index, of=shard.of, tests=whole)
     divided = [group for group in dict.fromkeys(group_of.values()) if group != _EVERYWHERE]
-    # Parts take whole groups in turns, in the order of the tests.
+    # The groups are dealt to the shards in turn, in the order of the tests.
     groups = {_EVERYWHERE, *divided[shard.index - 1 :: shard.of]}
     items[:] = [item for item in items if group_of.get(item.nodeid, _EVERYWHERE) in groups]
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Return a line on how much of the run this shard has; none without ``--shard``.
+    """Return a line which says how many tests of the run this shard has; none without ``--shard``.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         items: The selected tests.
     """
     shard = config.stash.get(SHARD, None)
@@ -92,7 +92,7 @@ def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
 
 
 def _server_group(config: pytest.Config, item: pytest.Item) -> str:
-    """The group of the tests that need the same server as a test."""
+    """Return the name of the group of tests that need the same server as the given test."""
     level = item.stash[LEVEL]
     if level == "kernel":
         return level

@@ -1,6 +1,6 @@
-"""Every hook of pytest of a run, in pytest's order. A hook's body is the sequence of its steps.
+"""All hooks of pytest that the suite uses, in pytest's order. A hook's body lists its steps.
 
-A hook that must run first, last or around others has a comment on that.
+A comment says why a hook must run first, last or around other hooks.
 """
 
 import logging
@@ -42,12 +42,12 @@ from sm121.session import against, certified_run
 from sm121.session.session import Session
 
 _log = logging.getLogger(__name__)
-#: How pytest ends where no test failed.
+#: The exit statuses with which pytest ends if no test failed.
 _OWN_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options."""
+    """Add the suite's options."""
     options.add(parser)
 
 
@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """Name the suite's tests for ``sm121 run``. Refuse an option that is misspelt."""
+    """Add the paths of the suite's tests for ``sm121 run``. Refuse a misspelt option."""
     options.name_own_tests(early_config, args)
     options.keep_standard_input(args)
     with planning.telling_refusal():
@@ -67,7 +67,7 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """Begin the run of ``--certify``. With ``-n`` alone, give what needs a server to one worker."""
+    """Start the certified run. With ``-n``, give all tests that need a server to one worker."""
     with planning.telling_refusal():
         if config.getoption("--certify") and not certified_run.is_this_process():
             certificate.start(config)
@@ -77,7 +77,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark reads its options
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers and read the settings. Contradictions are refused here."""
+    """Register the markers, read the settings, and refuse contradictory options."""
     for line in options.markers():
         config.addinivalue_line("markers", line)
     workers.disable_timing(config)
@@ -91,17 +91,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the header
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold the header back: a refused request is one line."""
+    """Hold back pytest's header, so that a refusal is the only output."""
     held_output.hold(session.config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Show what was asked for."""
+    """Show the requested settings."""
     return terminal.header(config)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize tests over the cases, cells, depths and streams of the plan."""
+    """Parametrize tests over the cases, matrix cells, depths and streams of the plan."""
     fixtures.parametrize(metafunc)
     kernels.parametrize(metafunc)
     performance.parametrize(metafunc)
@@ -110,9 +110,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Show that a long collection goes on. A worker hands a refusal to the first process.
+    """Show that a long collection is in progress. A worker passes a refusal to the first process.
 
-    Nothing is stored of a refused run.
+    pytest-benchmark does not store a refused run.
     """
     try:
         with progress.going_on(session.config, "collecting the tests"):
@@ -127,7 +127,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
-    """Find the levels before -m is applied; divide what is left after it into shards."""
+    """Find the levels before -m is applied. Divide the tests that -m leaves into shards."""
     selection.by_level(config, items)
     workers.group(config, items)
     with opening.refusing():
@@ -150,14 +150,14 @@ def pytest_collection_modifyitems(
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Remember what -m, -k and --deselect removed: each is a gap in a certificate."""
+    """Remember which tests -m, -k and --deselect removed; a certificate may require them."""
     if items:
         selection.note_deselected(items[0].config, items)
 
 
 @pytest.hookimpl(wrapper=True)  # before xdist reports the collection to the first process
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
-    """Open the run. Wrong requests are refused before anything is started."""
+    """Open the run. Refuse wrong requests before a server starts."""
     config = session.config
     with opening.refusing(config):
         with others.only_warn():
@@ -191,7 +191,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    """Show what will be judged, and what was left out."""
+    """Show which checks will run, and which were left out."""
     if config.option.collectonly:
         config.stash[terminal.COLLECTED] = [item for item in items if stash.LEVEL in item.stash]
     if terminal.NOTHING_RUNS in config.stash:
@@ -209,32 +209,32 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist, before it starts, which run it is part of."""
+    """Give an xdist worker, before it starts, the name of its run."""
     parts.describe_run(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """Show the output: a worker has not refused the request."""
+    """Show the output that was held back, because the worker has accepted the request."""
     held_output.release(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Refuse the run if the worker that ended refused it."""
+    """Refuse the run if the worker has ended because it refused the run."""
     parts.show_refusal(node)
     _step("a worker ended")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
-    """Note that a worker died in a test."""
+    """Remember that a worker died in a test."""
     parts.note_killer(sched.config, crashitem, report)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Judge after the last test: the server still runs, and pytest-benchmark has stored nothing."""
+    """Make the decisions that need the running server and come before pytest-benchmark stores."""
     held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
@@ -249,7 +249,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
                 and conformance.box.unread
                 and not conformance.interrupted
             ):
-                conformance.box.read_at_the_end()  # a run that ended within a level that measures
+                conformance.box.read_at_the_end()  # if the run ended within a level that measures
                 _step("box read again")
             _step("last test ended")
     if conformance is not None:
@@ -264,7 +264,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Show the test in the progress, and read the machine again after the last that measures."""
+    """Show the test in the progress. After the last measurement, read the machine's state."""
     if stash.SESSION not in item.config.stash or stash.LEVEL not in item.stash:
         return (yield)
     item.config.stash[stash.SIGNALS].again()
@@ -284,7 +284,7 @@ def pytest_runtest_protocol(
 def pytest_report_teststatus(
     config: pytest.Config,
 ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
-    """Write no letter for a test where the suite's own progress is shown instead."""
+    """Print no letter for a test if the suite's own progress is shown instead."""
     category, letter, word = yield
     bar = config.stash.get(stash.PROGRESS, None)
     is_alone = bar is not None and bar.is_alone
@@ -294,7 +294,7 @@ def pytest_report_teststatus(
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
-    """Stop the progress: a debugger has the terminal to itself."""
+    """Stop the progress, because the debugger needs the terminal."""
     held_output.release(config)
     _stop_progress(config)
 
@@ -318,7 +318,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Look for a crash after a phase of a test, then decide."""
+    """After each phase of a test, check for a crash, then update the verdict."""
     session = item.config.stash.get(stash.SESSION, None)
     if session is None or stash.LEVEL not in item.stash:
         return (yield)
@@ -342,7 +342,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Look once more at what passed. Free the kernel level's device memory for the next server."""
+    """Repeat measurements that passed. Free the kernel level's GPU memory for the next server."""
     try:
         performance.look_again_after_the_level(item, nextitem)
         return (yield)
@@ -406,14 +406,14 @@ def _end_with(
         return
     if conformance.run.record.file.exit_status != 0 or exitstatus in _OWN_ENDS:
         session.exitstatus = conformance.run.record.file.exit_status
-    # Otherwise a test of no level failed: pytest's own status stays.
+    # Otherwise a test outside the levels failed: keep pytest's own status.
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_benchmark_compare_machine_info(
     benchmarksession: Any, compared_benchmark: dict[str, Any]
 ) -> Generator[None, object, object]:
-    """Warn of another machine: pytest-benchmark fails to if its storage is outside the folder."""
+    """Warn of another machine. pytest-benchmark's own warning fails if its storage is elsewhere."""
     try:
         return (yield)
     except (ValueError, KeyError):
@@ -425,7 +425,7 @@ def pytest_benchmark_compare_machine_info(
 def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
-    """Store the machine, as far as two runs must have it in common."""
+    """Store the properties of the machine that must be equal in order to compare two runs."""
     benchmarks.describe_machine(config.stash[stash.SETTINGS], machine_info)
 
 
@@ -437,7 +437,7 @@ def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
-    """Store how the run ended: the machine may have become unfit after a measurement."""
+    """Store the final verdicts, because the machine may have become unfit after a measurement."""
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
         benchmarks.describe_end(session, output_json)
@@ -454,7 +454,7 @@ def pytest_terminal_summary(
         terminal.say_each_reason_once(terminalreporter)
     result = yield
     if exitstatus == pytest.ExitCode.USAGE_ERROR:
-        return result  # a refused request is one line, which pytest writes
+        return result  # a refused request is one line, which pytest prints
     if session is not None:
         matrix.show_account(terminalreporter, config)
         terminal.closing(terminalreporter, session)
@@ -464,7 +464,7 @@ def pytest_terminal_summary(
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop what still runs, and release the report directory."""
+    """Stop everything that is still running, and release the report directory."""
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
         session.release()

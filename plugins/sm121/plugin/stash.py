@@ -1,4 +1,4 @@
-"""The keys of the plugin in the stashes of pytest's config and items."""
+"""The plugin's keys in the stashes of pytest's configuration and items."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
 from sm121.session import crashes, session, settings, signals
 
-# With the config.
+# In the stash of the configuration.
 SETTINGS = pytest.StashKey[settings.Settings]()
-#: The session, from the end of the collection on. Absent without tests of a level.
+#: The run, from the end of the collection on; absent if no test of a level was collected.
 SESSION = pytest.StashKey[session.Session]()
 CRASHES = pytest.StashKey[crashes.CrashDesk]()
 SIGNALS = pytest.StashKey[signals.Signals]()
@@ -17,17 +17,17 @@ REPORT = pytest.StashKey[StoredReport]()
 SHARD = pytest.StashKey[verdict_file.ShardReport]()
 PROGRESS = pytest.StashKey[Progress]()
 
-# With an item.
+# In the stash of an item.
 LEVEL = pytest.StashKey[str]()
-#: The test's id as reports show it: before pytest 9.2 xdist appends a group's name to node ids.
+#: The test's id in reports. Before pytest 9.2, xdist appends a group's name to the node id.
 ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
 FINDING = pytest.StashKey[verdict_file.TestReport]()
-#: How many measurements had been recorded when a test began.
+#: The number of measurements that had been recorded when the test began.
 MEASURED = pytest.StashKey[int]()
-#: Known deviations of the engine that the test has excused.
+#: The known deviations of the engine that the test has excused.
 DEVIATIONS = pytest.StashKey[list[str]]()
-#: How each of them showed, one line.
+#: For each of these deviations, one line on how it appeared.
 SYMPTOMS = pytest.StashKey[list[str]]()
-#: How many servers had been started when a test began.
+#: The number of servers that had been started when the test began.
 STARTS = pytest.StashKey[int]()

@@ -1,4 +1,4 @@
-"""Output on the terminal: settings in the header, progress of long work, the closing table."""
+"""Output on the terminal: the settings in the header, progress, and the closing table."""
 
 import contextlib
 import time
@@ -27,10 +27,10 @@ from sm121.run.verdict_file import VerdictFile
 from sm121.session import target as target_of_run
 from sm121.session.session import Session
 
-#: Set if this machine cannot run the target: one line is all that is shown.
+#: Set if this machine cannot run the target. Then only one line is shown.
 NOTHING_RUNS = pytest.StashKey[bool]()
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-#: The outcomes that pytest's own summary lists without ``-r``.
+#: The letters of the outcomes that pytest's own summary lists if ``-r`` is not given.
 _REPORTED = "fE"
 _COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 
@@ -39,7 +39,7 @@ def header(config: pytest.Config) -> list[str]:
     """Return the lines of the header: the settings of the run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     settings = config.stash[SETTINGS]
     extra = [*redaction.redact_arguments(settings.engine.arguments)]
@@ -52,29 +52,27 @@ def header(config: pytest.Config) -> list[str]:
 
 
 def say_only_why_not(config: pytest.Config) -> None:
-    """Show nothing but the verdict if this machine cannot run the target, without ``-v``.
+    """If this machine cannot run the target, show only the verdict, unless ``-v`` is given.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     asks_for_more = config.option.verbose > 0 or config.option.collectonly
     if asks_for_more or not expressions.asked_for_levels(config):
         return
     asked = architectures_asked_for(expressions.marker_expression(config))
-    with contextlib.suppress(errors.UsageError):  # raised again when the run is opened
+    with contextlib.suppress(errors.UsageError):  # reported when the run is opened
         if target_of_run.machine_obstacle(config.stash[SETTINGS], asked) is None:
             return
         _say_nothing_but_the_verdict(config)
 
 
 def opened(config: pytest.Config, session: Session | None, items: list[pytest.Item]) -> None:
-    """Show the folder of the report before, or nothing but the verdict.
-
-    The latter if an obstacle is known only now: no test is selected.
+    """Show the folder of the earlier report; or only the verdict, if no test is selected.
 
     Args:
-        config: pytest's.
-        session: The run, which is open; None without one.
+        config: The configuration of pytest.
+        session: The open run; None without one.
         items: The selected tests.
     """
     if session is None or NOTHING_RUNS in config.stash:
@@ -93,12 +91,12 @@ def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
     config.stash[NOTHING_RUNS] = True
     config.option.verbose = -2
     config.option.reportchars = "N"
-    # Of --benchmark-autosave: the verdict says why there is no benchmark.
+    # A warning of --benchmark-autosave. The verdict says why there is no benchmark.
     warnings.filterwarnings("ignore", "Not saving anything, no benchmarks have been run")
 
 
 def target(session: Session) -> list[str]:
-    """Return the lines on the settings in force, after they were resolved.
+    """Return the lines on the resolved settings of the run.
 
     Args:
         session: The run.
@@ -114,10 +112,10 @@ def say(
     """Show a line at once, although pytest captures output.
 
     Args:
-        config: pytest's.
-        what: Its subject.
+        config: The configuration of pytest.
+        what: The subject of the line.
         line: The line.
-        kind: How long it is shown.
+        kind: How long the line is shown.
     """
     progress = config.stash.get(PROGRESS, None)
     if progress is not None:
@@ -139,13 +137,13 @@ def say(
 
 
 def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
-    """Show no traceback of a level's failure: the closing lines and the report have it.
+    """Hide the traceback of a level's failure, because closing lines and report show the failure.
 
-    ``--tb``, ``-v``, ``-s`` and ``--pdb`` show pytest's tracebacks, and so does a failed test of no
-    level.
+    pytest's tracebacks are shown with ``--tb``, ``-v``, ``-s`` and ``--pdb``, and if a test outside
+    the levels failed.
 
     Args:
-        terminal: pytest's terminal reporter.
+        terminal: The terminal reporter of pytest.
     """
     option = terminal.config.option
     if option.tbstyle != "auto" or option.verbose > 0:
@@ -162,17 +160,17 @@ def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
 
 
 def _is_of_level(report: object) -> bool:
-    """Whether a report is of a test of a level: that has a verdict."""
+    """Whether a report belongs to a test of a level."""
     return "verdict" in dict(getattr(report, "user_properties", ()))
 
 
 def say_each_reason_once(terminal: "pytest.TerminalReporter") -> None:
-    """Let pytest's summary show a reason once for the skipped tests of a file, with their number.
+    """Let pytest's summary show each skip reason once per file, with the number of tests.
 
-    pytest folds reports of the same line.
+    pytest combines skipped tests that have the same file, line and reason.
 
     Args:
-        terminal: pytest's terminal reporter.
+        terminal: The terminal reporter of pytest.
     """
     for report in terminal.getreports("skipped"):
         if _is_of_level(report) and isinstance(report.longrepr, tuple):
@@ -181,11 +179,11 @@ def say_each_reason_once(terminal: "pytest.TerminalReporter") -> None:
 
 
 def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
-    """Show for ``--collect-only`` what would run, and why the rest would not.
+    """For ``--collect-only``, show which checks would run, and why the others would not.
 
     Args:
-        terminal: pytest's terminal reporter.
-        config: pytest's.
+        terminal: The terminal reporter of pytest.
+        config: The configuration of pytest.
     """
     items = config.stash.get(COLLECTED, [])
     plan = planning.of_collected(config, items)
@@ -202,7 +200,7 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
 
 
 def _left_out(config: pytest.Config) -> list[str]:
-    """A line for each reason why tests were left out, the plan's first."""
+    """Return one line for each reason why tests were left out; the plan comes first."""
     lines = []
     of_plan = config.stash.get(larger_plans.LEFT_OUT, None)
     if of_plan is not None:
@@ -214,7 +212,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     """Show the levels, the findings, the main numbers, and the verdict as the last line.
 
     Args:
-        terminal: pytest's terminal reporter.
+        terminal: The terminal reporter of pytest.
         session: The run, which is closed.
     """
     run = session.run
@@ -264,7 +262,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
 
 
 def _unused_waivers(session: Session) -> list[str]:
-    """The tests and cases of the waivers that tolerated nothing."""
+    """Return the tests and cases of those waivers that excused no failure."""
     unused = []
     for waiver in session.settings.judging.waivers:
         if not _is_used(waiver, session):
@@ -282,7 +280,7 @@ def _is_used(waiver: Waiver, session: Session) -> bool:
 
 
 def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | None) -> str:
-    """The main numbers in the form of ``--format``."""
+    """Return the main numbers in the format of ``--format``."""
     form = config.getoption("--format")
     if form == "llama-benchy":
         samples = report.details.samples if report is not None else {}

@@ -1,4 +1,4 @@
-"""The times of the checks of a run: read before it, noted while it goes on, kept at its end."""
+"""The durations of a run's checks: reads those of earlier runs, and stores those of this run."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,16 +17,16 @@ from sm121.run.timings import Taken
 from sm121.session import certification
 from sm121.session.session import Session
 
-#: The times of this run so far.
+#: The durations in this run so far.
 _TAKEN = pytest.StashKey[Taken]()
 
 
 class Known(NamedTuple):
-    """The times of the last run on this machine.
+    """The durations of the last run on this machine.
 
     Attributes:
-        taken: The times; empty if none are known.
-        problem: Why a file of times cannot be read; None if it can, or if there is none.
+        taken: The durations; empty if none are known.
+        problem: Why the file of durations cannot be read; None if it can, or if there is none.
     """
 
     taken: Taken
@@ -34,10 +34,10 @@ class Known(NamedTuple):
 
 
 def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
-    """Read the times of the last run on this machine.
+    """Read the durations of the last run on this machine.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         chosen: The target.
         plan: The name of the plan.
     """
@@ -58,13 +58,13 @@ def known(config: pytest.Config, chosen: Target, plan: str) -> Known:
 
 
 def note(item: pytest.Item) -> None:
-    """Note the time of a check and of the starts in it, once it has its verdict.
+    """Record the duration of a check, and of the starts in it, after its verdict is known.
 
-    A check that failed may have waited for a server that never came: its time is not noted, but for
-    a metric, which takes as long whatever its gate is.
+    A failed check is not recorded, because it may have waited for a server that did not start. A
+    failed gate is recorded, because its measurement takes as long as one that passes.
 
     Args:
-        item: The test, which has ended.
+        item: The test. It has ended.
     """
     session = item.config.stash.get(SESSION, None)
     finding = item.stash.get(FINDING, None)
@@ -80,13 +80,13 @@ def note(item: pytest.Item) -> None:
 
 
 def keep(config: pytest.Config, session: Session) -> None:
-    """Keep the times of this run for a forecast of the next.
+    """Store the durations of this run for forecasts of later runs.
 
-    It keeps none of a run with ``--engine-debug``, of one of several workers, and of rates with
-    sizes of their own.
+    Nothing is stored with ``--engine-debug``, in a worker, and for rates whose sizes were given on
+    the command line.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
         session: The run.
     """
     run = session.run
@@ -98,7 +98,7 @@ def keep(config: pytest.Config, session: Session) -> None:
         return
     if settings.engine.debug or settings.worker is not None:
         return
-    taken.checks.pop(certification.SOAK, None)  # its option says how long it lasts
+    taken.checks.pop(certification.SOAK, None)  # an option sets its duration
     if run.target.profile is not None:
         usual = Plan.of(run.profile, plan=settings.plan)
         if settings.measuring_plan(run.profile) != usual:
@@ -113,9 +113,9 @@ def keep(config: pytest.Config, session: Session) -> None:
 
 
 def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
-    """The seconds of starts in a check that other checks share: the first of each configuration.
+    """Return the seconds of a check that were the first start of a configuration.
 
-    A start that compiles is no usual one, and is not noted.
+    Other checks use the same server. A start that compiled kernels is not recorded.
     """
     run = session.run
     if run.servers.pool is None:
@@ -127,7 +127,7 @@ def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
             continue
         earlier.add(start.configuration)
         if start.configuration not in run.configurations.by_name:
-            continue  # a cell's own
+            continue  # the start belongs to a matrix cell only
         seconds += start.startup_s
         if not start.compiled:
             taken.starts[start.configuration] = round(start.startup_s, 3)
@@ -140,7 +140,7 @@ def _folder(config: pytest.Config) -> Path | None:
             config.getoption("benchmark_storage"), config.invocation_params.dir
         )
     except UsageError:
-        return None  # a database: nothing is kept there
+        return None  # the storage is a database: nothing is stored
 
 
 def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.Target | None:

@@ -1,4 +1,4 @@
-"""Which tests that a run does not have were asked for: ``--against`` counts them as missing."""
+"""Finds the tests that were requested but do not exist. ``--against`` counts them as missing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,21 +16,20 @@ from sm121.session.session import Session
 
 
 def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
-    """Return a function that tells whether the run asked for a test that it does not have.
+    """Return a function that decides whether the run requested a test that it does not have.
 
-    A test was asked for if it would have been collected and selected were it there. A test that
-    -m, -k, a plan or an option leaves out was not asked for, nor was one outside the paths that
-    were given.
+    A test was requested if it would be collected and selected if it existed. A test was not
+    requested if -m, -k, a plan or an option leaves it out, or if it is outside the given paths.
 
     Args:
-        config: pytest's.
-        session: The run, which knows its collected tests.
+        config: The configuration of pytest.
+        session: The run. It knows its collected tests.
     """
     return _Request(config, session).asks_for
 
 
 class _Request:
-    """The paths, expressions and plan of a command line."""
+    """The paths, expressions and plan that a command line requests."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
         run = session.run
@@ -38,12 +37,12 @@ class _Request:
         self._paths = _paths(config)
         self._keywords: str = config.getoption("keyword", "") or ""
         self._expression = expressions.marker_expression(config)
-        #: Markers that the expression names beside level and architecture.
+        #: The markers in the expression that are neither levels nor architectures.
         self._other_markers = words_of(self._expression)
         self._other_markers -= {*LEVELS, *NAMES, "gpu", "slow"}
         self._of_arch = expressions.markers_of(run.target.arch)
         settings = config.stash[SETTINGS]
-        #: Levels of which an option selects a part.
+        #: The levels from which an option selects only a part.
         self._narrowed: set[str] = set()
         if settings.measuring.sizes.only_depths is not None:
             self._narrowed.add("performance")
@@ -54,13 +53,13 @@ class _Request:
             self._plan = run.profile.plan(settings.plan)
 
     def asks_for(self, test: TestReport) -> bool:
-        """Whether the run asked for a test that it does not have."""
+        """Whether the run requested a test that it does not have."""
         if test.id in self._session.selected.collected or test.level in self._narrowed:
             return False
         return self._is_within(test) and self._is_selected(test)
 
     def _is_within(self, test: TestReport) -> bool:
-        """Whether a test is in one of the paths."""
+        """Whether a test is in one of the given paths."""
         if not self._paths:
             return True
         for path in self._paths:
@@ -80,14 +79,18 @@ class _Request:
         return self._plan is None or self._is_in_plan(test, self._plan)
 
     def _is_selected_by_marker(self, test: TestReport) -> bool:
-        """Whether -m selects a test, which may have had none or all of the other markers."""
+        """Whether -m can select a test, of which only the level and the architecture are known.
+
+        The test is selected if the expression is true without the other markers, or with all of
+        them.
+        """
         known = {test.level, *self._of_arch}
         return evaluate(self._expression, known) or evaluate(
             self._expression, known | self._other_markers
         )
 
     def _is_in_plan(self, test: TestReport, plan: PlanRow) -> bool:
-        """Whether the plan has a test, which may have had each marker that the plan names."""
+        """Whether the plan has a test, if the test has all markers that the plan names."""
         function = test.id.rpartition("::")[2].partition("[")[0]
         entries: Any = plan.tests.get(test.level, ())  # type: ignore[call-overload]
         markers = {entry for entry in entries if not entry.startswith("test_")}
@@ -95,7 +98,7 @@ class _Request:
 
 
 def _paths(config: pytest.Config) -> list[str]:
-    """The paths that were given, relative to pytest's root; empty if they are all tests."""
+    """Return the given paths, relative to pytest's root; empty if they include all tests."""
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         return []
     paths = [_relative(config, path) for path in config.args]

@@ -1,10 +1,10 @@
-"""``-n N``: the tests of a run in N workers of pytest-xdist, by xdist's own means.
+"""``-n N``: distributes the tests of a run to N workers of pytest-xdist.
 
-All tests that need the server are one ``xdist_group``, so that one worker has the server. Kernel
-numerics and compilation go to any worker. Tests that measure time do not run. Each worker writes
-its part of the run as a shard does, into a folder of its own; the first process joins the parts
-when the workers have ended. A worker that died is not replaced: xdist would give the test that
-killed it to the next one. `sm121.plugin.parts` joins the parts.
+All tests that need the server are in one ``xdist_group``, so that only one worker has a server.
+Tests of kernel numerics and compilation go to any worker. Tests that measure time do not run. Each
+worker writes the report of its part into its own folder, as a shard does. After the workers have
+ended, the first process merges the parts (`sm121.plugin.parts`). A dead worker is not replaced,
+because xdist would run the test that killed it in the new worker.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,9 +18,10 @@ from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run.verdict_file import ShardReport, ShardTest
 from sm121.session.settings import Worker
 
-#: Key of a worker's output: the lines of the refusal that ended it.
+#: A key of a worker's output: the lines of its refusal.
 REFUSED = "sm121_refused"
-#: Key of a worker's input: whether tests of a group go to one worker, and none is replaced.
+#: A key of a worker's input: whether the tests of a group go to one worker, and no worker is
+#: replaced.
 GROUPED = "sm121_grouped"
 #: The group of all tests that need the server.
 GROUP = "server"
@@ -30,20 +31,20 @@ _TIMED = frozenset({"stress", "performance", "regression"})
 
 
 def is_parallel(config: pytest.Config) -> bool:
-    """Whether tests run in several processes: this is a worker, or the process that starts them.
+    """Whether tests run in several processes: in a worker and in the process that starts workers.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
     """
     worker = getattr(config, "workerinput", None) is not None
     return worker or bool(config.getoption("numprocesses", None))
 
 
 def refuse_without_xdist(unknown: Iterable[str]) -> None:
-    """Name the package of an option that pytest does not know.
+    """Refuse an unknown option that needs a package, and name the package.
 
     Args:
-        unknown: The words of the command line that no parser knows.
+        unknown: The arguments of the command line that no parser knows.
 
     Raises:
         pytest.UsageError: One of them needs pytest-xdist.
@@ -57,12 +58,12 @@ def refuse_without_xdist(unknown: Iterable[str]) -> None:
 
 
 def choose(config: pytest.Config) -> None:
-    """Choose groups for ``-n`` without ``--dist``, and that no worker is replaced.
+    """For ``-n`` without ``--dist``, distribute by groups, and do not replace dead workers.
 
-    A worker reads the command line again; its input has what the first process chose.
+    A worker reads the command line again. Its input contains what the first process has chosen.
 
     Args:
-        config: pytest's, whose options are changed.
+        config: The configuration of pytest. Its options are changed.
     """
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
         config.option.dist = "loadgroup"
@@ -72,26 +73,26 @@ def choose(config: pytest.Config) -> None:
 
 
 def disable_timing(config: pytest.Config) -> None:
-    """Do not time benchmarks beside other workers. pytest-benchmark would only warn.
+    """Disable the timing of benchmarks in workers. pytest-benchmark would only print a warning.
 
     Args:
-        config: pytest's, whose option is changed.
+        config: The configuration of pytest. Its option is changed.
     """
     if is_parallel(config) and hasattr(config.option, "benchmark_disable"):
         config.option.benchmark_disable = True
 
 
-# In a worker.
+# in a worker
 
 
 def worker_of(config: pytest.Config) -> Worker | None:
-    """Return which worker of which run this process is.
+    """Return the number of this worker and the name of its run.
 
     Args:
-        config: pytest's.
+        config: The configuration of pytest.
 
     Returns:
-        The worker; None in a process that is none.
+        The worker; None if this process is not a worker.
     """
     given: Mapping[str, Any] | None = getattr(config, "workerinput", None)
     if given is None or "sm121_run" not in given:
@@ -105,7 +106,7 @@ def group(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Put the tests that need the server into one group, before xdist reads the groups.
 
     Args:
-        config: pytest's; nothing happens in a process that is no worker.
+        config: The configuration of pytest. Nothing happens in a process that is not a worker.
         items: The collected tests.
     """
     if config.stash[SETTINGS].worker is None:
@@ -116,15 +117,15 @@ def group(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """See that xdist has named the group of each test in its node id, which is how xdist groups.
+    """Ensure that the node id of each test contains its group, because xdist groups by this name.
 
     Args:
-        config: pytest's; nothing happens in a process that is no worker.
+        config: The configuration of pytest. Nothing happens in a process that is not a worker.
         items: The selected tests.
 
     Raises:
-        UsageError: The levels run with another ``--dist``, with workers that are replaced, or in
-            parts; or a test that needs the server has a group of its own.
+        UsageError: The run has another ``--dist``, replaces workers, or is a shard; or a test that
+            needs the server already has another group.
     """
     tests = [item for item in items if LEVEL in item.stash]
     if config.stash[SETTINGS].worker is None or not tests:
@@ -147,7 +148,7 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def _name_group(item: pytest.Item) -> None:
-    """Name the group of a test in its id, as pytest 9.2 does not for xdist (pytest-xdist#1386)."""
+    """Add the group of a test to its id; xdist cannot do so with pytest 9.2 (pytest-xdist#1386)."""
     item._id = item.id.parse(f"{item.nodeid}@{GROUP}")
 
 
@@ -155,10 +156,10 @@ def why_not(item: pytest.Item) -> str | None:
     """Return why a test is not started in this worker.
 
     Args:
-        item: The test, which has a level.
+        item: The test. It has a level.
 
     Returns:
-        The reason; None if it is started.
+        The reason; None if the test is started.
     """
     if item.config.stash[SETTINGS].worker is None:
         return None
@@ -168,7 +169,7 @@ def why_not(item: pytest.Item) -> str | None:
 
 
 def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
-    """Return the run of which a worker's file is a part: all tests, since xdist chooses as it goes.
+    """Return the whole run of a worker: all tests, because xdist assigns tests during the run.
 
     Args:
         worker: The worker.
@@ -183,11 +184,11 @@ def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
 
 
 def hand_over_refusal(config: pytest.Config, error: pytest.UsageError) -> None:
-    """Tell the first process why a worker refuses the run. Nobody reads a worker's output.
+    """Pass a worker's refusal to the first process, because a worker's output is not shown.
 
     Args:
-        config: The worker's; nothing happens in a process that is no worker.
-        error: What the worker's collection was refused for.
+        config: The configuration of pytest. Nothing happens in a process that is not a worker.
+        error: The reason for which the worker has refused the collection.
     """
     output = getattr(config, "workeroutput", None)
     if output is not None:
