@@ -44,7 +44,7 @@ def add(parser: pytest.Parser) -> None:
     """Add the ``--llm-...`` options and the settings.
 
     Args:
-        parser: pytest's parser.
+        parser: The parser of pytest.
     """
     group = parser.getgroup("llm_server", "server of a language model")
     group.addoption(
@@ -73,7 +73,7 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
 
     Args:
         config: The configuration of the run, to which all plugins have added their options.
-        parser: pytest's parser.
+        parser: The parser of pytest.
     """
     _, unknown = parser.parse_known_and_unknown_args([f"{_BASE_URL}=http://localhost"])
     is_free = bool(unknown)
