@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sm121.cli.command import Command, Commands, command, progress
 from sm121.core.errors import UsageError
+from sm121.core.files import refuse_unwritable
 
 
 def add(commands: Commands) -> None:
@@ -138,6 +139,7 @@ def _synthetic(options: argparse.Namespace) -> int:
 def _canary_train(options: argparse.Namespace) -> int:
     from tools.canary import recipe
 
+    refuse_unwritable("FILE", options.file)
     chosen = {"steps": options.steps, "seed": options.seed}
     given = {}
     for name, value in chosen.items():
@@ -151,6 +153,7 @@ def _ablation(options: argparse.Namespace) -> int:
     from sm121.core import profile
     from tools import ablation
 
+    refuse_unwritable("--output", options.output)
     own = profile.load("cpu-tiny-gpt-oss").correctness.log_probability_tolerance["float32"]
     rows, missed = ablation.write_report(options.checkpoint, options.output, own)
     weakest = min(rows, key=lambda row: row.max)
@@ -165,6 +168,7 @@ def _ablation(options: argparse.Namespace) -> int:
 def _tolerances(options: argparse.Namespace) -> int:
     from tools import tolerances_page
 
+    refuse_unwritable("--output", options.output)
     broken = tolerances_page.write(options.output, progress=progress)
     for line in broken:
         print(line, file=sys.stderr)

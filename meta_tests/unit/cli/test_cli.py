@@ -174,7 +174,7 @@ from sm121.cli import OF_A_CHECKOUT
         ),
         pytest.param(
             ("plan", "tests/test_smoke.py::test_none"),
-            "test_smoke.py::test_none (no match in any of [<Module test_smoke.py>])",
+            "test_smoke.py::test_none: expected the name of a test, got none of that file",
             id="plan tests/test_smoke.py::test_none",
             marks=pytest.mark.slow,
         ),
@@ -188,12 +188,37 @@ from sm121.cli import OF_A_CHECKOUT
             ("plan", "--ab", "X"), "argument --ab: expected 2 arguments", id="plan --ab X"
         ),
         pytest.param(("plan", "--format", "xml"), "invalid choice: 'xml'", id="plan --format xml"),
+        pytest.param(
+            ("vocabulary", "/proc/nope"),
+            "sm121 vocabulary: /proc/nope: expected a path that can be read or written, got: no "
+            "such file or directory. Check the path and its permissions.",
+            id="vocabulary /proc/nope",
+        ),
+        pytest.param(
+            ("report", "/proc/nope"),
+            "/proc/nope: expected a report directory with verdict.json, got: no such file or "
+            "directory. Name the folder of a run's --report-dir.",
+            id="report /proc/nope",
+        ),
+        pytest.param(
+            ("path", "/proc/self/mem"),
+            "/proc/self/mem: expected the log file of a server, got one that cannot be read: "
+            "input/output error. Save one: ",
+            id="path /proc/self/mem",
+        ),
+        pytest.param(
+            ("tolerances", "--output", "/proc/nope/page.md"),
+            "sm121 tolerances: --output /proc/nope/page.md: expected a file that can be written, "
+            "got: no such file or directory. ",
+            id="tolerances --output /proc/nope/page.md",
+        ),
     ],
 )
 def test_a_wrong_request_is_one_line(arguments, line, capsys):
     assert cli.main(arguments) == 4
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and line in printed.err
+    assert "Errno" not in printed.err
 
 
 def test_help_is_no_wrong_request(capsys):

@@ -12,6 +12,7 @@ from sm121.cli import gate, judge, look, more
 from sm121.cli.command import EXIT_USAGE, Commands
 from sm121.core.command_parser import InvalidArgumentsError, Parser
 from sm121.core.errors import Sm121Error
+from sm121.core.files import cause_of
 
 #: For each title in ``sm121 --help``: the function that adds the commands below it.
 GROUPS: dict[str, Callable[[Commands], None]] = {
@@ -60,8 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InvalidArgumentsError as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
-    except (Sm121Error, OSError, ValueError) as error:
+    except (Sm121Error, ValueError) as error:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        print(f"sm121 {options.command}: {_unusable(error)}", file=sys.stderr)
         return EXIT_USAGE
     except ModuleNotFoundError as error:
         print(
@@ -70,6 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return EXIT_USAGE
     return status
+
+
+def _unusable(error: OSError) -> str:
+    """Describe a file that cannot be read or written, in one line."""
+    if error.strerror is None:
+        return str(error)
+    expected = "expected files that can be read and written"
+    if error.filename is not None:
+        expected = f"{error.filename}: expected a path that can be read or written"
+    return f"{expected}, got: {cause_of(error)}. Check the path and its permissions."
 
 
 def parser() -> argparse.ArgumentParser:

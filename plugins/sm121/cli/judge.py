@@ -14,6 +14,7 @@ from sm121.cli.command import EXIT_USAGE, Commands, command, progress
 from sm121.core import own_tests, profile
 from sm121.core.command_parser import Parser
 from sm121.core.errors import OptionError, UsageError
+from sm121.core.files import refuse_unwritable
 from sm121.core.profile_fields import LEVELS
 
 #: The help of ``sm121 run --every``.
@@ -255,6 +256,8 @@ def _side_by_side(options: argparse.Namespace) -> int:
     arch = options.arch or architecture.detect().name
     if arch is None:
         raise UsageError("the suite has no name for this GPU's architecture; give --arch")
+    if options.output is not None:
+        refuse_unwritable("--output", options.output)
     sources, status = side_by_side.run(
         [side_by_side.parse(text) for text in options.engines],
         arch=arch,

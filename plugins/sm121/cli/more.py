@@ -9,6 +9,7 @@ from pathlib import Path
 from sm121.cli.command import Commands, command, progress
 from sm121.core import profile, templates
 from sm121.core.errors import UsageError
+from sm121.core.files import refuse_unwritable
 
 #: The width of a progress bar in characters.
 _BAR = 30
@@ -145,6 +146,7 @@ def _golden(options: argparse.Namespace) -> None:
         raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
     if not options.output.absolute().parent.is_dir():
         raise UsageError(f"-o {options.output}: expected a folder for it, there is none")
+    refuse_unwritable("-o", options.output)
     begun = time.monotonic()
     peak = 0.0
 

@@ -13,6 +13,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sm121.core.errors import UsageError
+from sm121.core.files import cause_of
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _Value = TypeVar("_Value")
@@ -223,7 +224,9 @@ def read_text(path: Traversable, subject: str) -> str:
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{subject}: expected a text file in UTF-8 ({error})") from error
+        raise UsageError(
+            f"{subject}: expected a text file in UTF-8, got: {cause_of(error)}"
+        ) from error
 
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:

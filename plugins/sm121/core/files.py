@@ -1,7 +1,44 @@
-"""Write a file whole, or not at all."""
+"""Write a file whole, or not at all. Describe why a file cannot be used."""
 
+import errno
 import os
+import tempfile
 from pathlib import Path
+
+from sm121.core.errors import UsageError
+
+
+def cause_of(error: Exception) -> str:
+    """Return the cause of an error in words, for a message that names the file itself.
+
+    Args:
+        error: The error. The number and the paths of an `OSError` are left out.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[0].lower() + error.strerror[1:]
+    return str(error)
+
+
+def refuse_unwritable(option: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before the work for it begins.
+
+    Args:
+        option: The option that names the file.
+        path: The file.
+
+    Raises:
+        UsageError: The path is a folder, or no file can be created in its folder.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option} {path}: expected a file that can be written, got: {cause_of(error)}. "
+            "Name a file in a folder that exists."
+        ) from error
 
 
 def write_text(text: str, path: Path) -> None:

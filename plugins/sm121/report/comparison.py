@@ -12,6 +12,7 @@ from typing import Any
 
 from sm121.core import metric_name, profile, templates
 from sm121.core.errors import UsageError
+from sm121.core.files import cause_of
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity
 from sm121.regression.change import price_change, trade
@@ -63,7 +64,7 @@ def read(path: Path) -> Source:
     try:
         text = file.read_text("utf-8")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{expected} ({error})") from error
+        raise UsageError(f"{expected}, got: {cause_of(error)}. Check the path.") from error
     name = stored_run.folder_of(path).name if file.name == verdict_file.NAME else path.stem
     try:
         if text.startswith(other_tools.BENCHY_CSV_COLUMNS):
@@ -73,11 +74,11 @@ def read(path: Path) -> Source:
     except (LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{expected}; it has no sound {error!r}") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{expected} ({error})") from error
+        raise UsageError(f"{expected}, got: {cause_of(error)}. Check the path.") from error
     try:
         data = _parse_json(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{expected} ({error})") from error
+        raise UsageError(f"{expected}, got: {cause_of(error)}. Check the path.") from error
     try:
         source = _read_data(name, data)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:

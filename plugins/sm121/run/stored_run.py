@@ -14,6 +14,7 @@ from typing import Any
 
 from sm121.core import data_file
 from sm121.core.errors import UsageError
+from sm121.core.files import cause_of
 from sm121.core.level_settings import PRICES
 from sm121.core.metric_name import without_depth
 from sm121.core.printable import printable
@@ -350,7 +351,8 @@ def file_of(path: Path) -> VerdictFile:
             return _unjoined(parts)
         if not stream.is_file():
             raise UsageError(
-                f"{directory}: expected a report directory with {verdict_file.NAME} ({error})"
+                f"{directory}: expected a report directory with {verdict_file.NAME}, got: "
+                f"{cause_of(error)}. Name the folder of a run's --report-dir."
             ) from error
     state = _replayed(directory)
     state.settle()
@@ -411,7 +413,9 @@ def _replayed(directory: Path) -> Fold:
     try:
         return fold.replay(events.read(directory / events.NAME).events)
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{directory}: expected the events of a run ({error})") from error
+        raise UsageError(
+            f"{directory}: expected the events of a run, got: {cause_of(error)}"
+        ) from error
 
 
 def read(directory: Path) -> StoredRun:

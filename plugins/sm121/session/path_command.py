@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import builds
 from sm121.core.errors import UsageError
+from sm121.core.files import cause_of
 from sm121.engines import requested
 from sm121.engines.followed_log import FollowedLog
 from sm121.evidence import (
@@ -245,8 +246,14 @@ def _dumped(model: BaseModel | None) -> Any:
 
 
 def _refuse_missing(file: Path, noun: str, step: str) -> None:
-    """Raise UsageError if a source is no file. ``step``: how the source is made."""
-    if file.is_file():
-        return
+    """Raise UsageError if a source is no file that can be read. ``step``: how it is made."""
     got = "something that is no file" if file.exists() else "no file of that name"
+    if file.is_file():
+        try:
+            with file.open("rb") as stream:
+                stream.read(1)
+        except OSError as error:
+            got = f"one that cannot be read: {cause_of(error)}"
+        else:
+            return
     raise UsageError(f"{file}: expected {noun}, got {got}. {step}")
