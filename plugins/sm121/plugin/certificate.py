@@ -5,6 +5,7 @@ settings, plugins and environment variables have no effect on the run: see
 `sm121.session.certified_run`.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ from sm121.checkpoint.identity import is_of_shape
 from sm121.core import architecture, data_file, errors, own_tests
 from sm121.core.verdict import Severity
 from sm121.evidence import git_source
-from sm121.plugin import outcomes
+from sm121.plugin import outcomes, terminal
 from sm121.plugin.given import Given
 from sm121.plugin.stash import ID
 from sm121.run.record import Target
@@ -53,6 +54,17 @@ def start(config: pytest.Config) -> NoReturn:
         certified_run.start(words)
     except errors.UsageError as error:
         raise pytest.UsageError(str(error)) from error
+
+
+def show_removed_variables(config: pytest.Config) -> None:
+    """Show which variables of the caller do not reach a certified run.
+
+    Args:
+        config: pytest's. The run is open: a refused one shows its refusal alone.
+    """
+    names = os.environ.get(certified_run.REMOVED, "").split()
+    if config.getoption("--certify") and names:
+        terminal.say(config, "certificate", f"runs without these variables: {', '.join(names)}")
 
 
 def refuse_options(options: Sequence[Given]) -> None:

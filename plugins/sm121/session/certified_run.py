@@ -16,6 +16,8 @@ from sm121.core import data_file, errors, own_tests
 from sm121.session import fingerprinting
 
 OPTION = "--certify"
+#: The variable in which `start` names the variables that it removed.
+REMOVED = "SM121_REMOVED_VARIABLES"
 _COLLECTS = "--collect-only"
 
 
@@ -84,8 +86,7 @@ def start(given: Sequence[str]) -> NoReturn:
         )
     variables = environment(os.environ, given)
     removed = sorted({*os.environ} - {*variables})
-    if removed:
-        sys.stderr.write(f"{OPTION} runs without these variables: {', '.join(removed)}\n")
+    variables[REMOVED] = " ".join(removed)  # shown when the run is open: a refusal is one line
     sys.stdout.flush()
     sys.stderr.flush()
     words = command(given)
