@@ -30,6 +30,9 @@ REFUSED = [
     pytest.param(("--no-such-option",), "List the options with --help", id="option"),
     pytest.param(("-n", "many"), "-n: invalid parse_numprocesses value: 'many'. -n ", id="n"),
     pytest.param(("tests/no_such_file.py",), "file or directory not found", id="path"),
+    pytest.param(
+        ("tests/test_smoke.py::nosuch",), "List the names with --collect-only -q", id="test"
+    ),
     pytest.param(("--benchmark-compare=0099",), "Store one with", id="benchmark-compare"),
     pytest.param(
         ("--benchmark-compare", "tests/test_smoke.py"), "write paths first", id="compare-path"
@@ -103,8 +106,9 @@ def busy(tmp_path) -> tuple[str, ...]:
     "workers", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="n2")]
 )
 def test_a_busy_machine_shows_that_it_goes_on_and_no_header(run_pytest, busy, workers):
-    status, run = run_pytest(*busy, *workers, "--base-url", DEAD)
-    assert status == 4 and the_line(run).startswith("ERROR: --base-url "), run.output
+    """What only a worker can refuse: that a test of a level is compared."""
+    status, run = run_pytest(*busy, *workers, "--benchmark-compare=0099")
+    assert status == 4 and the_line(run).startswith("ERROR: --benchmark-compare"), run.output
     assert re.search(r"\] (collecting the tests|the workers run) for 0:0", run.output), run.output
 
 

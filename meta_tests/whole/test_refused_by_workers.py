@@ -1,8 +1,26 @@
-"""A request that is refused is refused in the same words with ``-n`` and without it."""
+"""A request that is refused is refused in the same words with ``-n`` and without it.
+
+No worker starts where the first process can refuse it.
+"""
 
 import pytest
 
 DEAD = ("--base-url", "http://127.0.0.1:9")
+#: Writes a file when workers are about to start.
+TELLS = """
+from pathlib import Path
+
+
+def pytest_xdist_setupnodes():
+    Path(__file__).with_name("begun").touch()
+"""
+
+
+@pytest.fixture
+def begins(tmp_path) -> tuple[str, ...]:
+    """The options of a run that leaves the file ``begun`` when its workers start."""
+    (tmp_path / "begins.py").write_text(TELLS)
+    return ("-p", "begins", "--override-ini", f"pythonpath={tmp_path}")
 
 
 def refusal(output: str) -> list[str]:
@@ -26,10 +44,13 @@ def refusal(output: str) -> list[str]:
         pytest.param(("--arch", "cpu", "tests/no_such_file.py"), id="no-such-path"),
     ],
 )
-def test_the_line_and_the_status_are_those_of_a_run_without_workers(run_pytest, arguments):
+def test_the_line_and_the_status_are_those_of_a_run_without_workers(
+    run_pytest, begins, tmp_path, arguments
+):
     status, alone = run_pytest(*arguments)
     assert status == 4, alone.output
-    status, divided = run_pytest("-n", "2", *arguments)
+    status, divided = run_pytest(*begins, "-n", "2", *arguments)
+    assert not (tmp_path / "begun").exists(), "no worker starts"
     assert status == 4, divided.output
     assert refusal(divided.output) == refusal(alone.output) != []
     assert "INTERNALERROR" not in divided.output

@@ -79,6 +79,15 @@ def has_every_level(path: Path) -> bool:
     return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 
+def has_levels(path: Path) -> bool:
+    """Check whether a path contains levels, or is a file of one of the suite's levels.
+
+    Args:
+        path: An absolute path.
+    """
+    return has_every_level(path) or path.is_relative_to(folder() / "tests")
+
+
 def located(path: str) -> str:
     """Return a path or node id, made absolute if it names one of the suite's own tests.
 

@@ -42,6 +42,7 @@ from sm121.regression.ab import MetricOfStart
 from sm121.run.events import EngineShown
 from sm121.session import certification, signals
 from sm121.session.session import Session
+from sm121.session.settings import Settings
 
 _GOLDEN = pytest.StashKey[GoldenFile]()
 _ORACLE = pytest.StashKey[oracle_file.OracleFile]()
@@ -73,6 +74,23 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         config.stash[_ORACLE] = _read_oracle(settings.answers.oracle, session)
     if settings.answers.golden is not None:
         config.stash[_GOLDEN] = _read_golden(settings.answers.golden, session)
+
+
+def refuse_unreadable(settings: Settings) -> None:
+    """Read the files that options name, before the tests are collected.
+
+    Args:
+        settings: The settings of the run.
+
+    Raises:
+        UsageError: A file cannot be read, or is not what was expected.
+    """
+    if settings.answers.scores is not None:
+        published.refuse_without_harness(settings.answers.scores)
+    if settings.answers.oracle is not None:
+        oracle_file.load(settings.answers.oracle)
+    if settings.answers.golden is not None:
+        golden.load(settings.answers.golden)
 
 
 def _refuse_wrong_profile(profile: Profile) -> None:

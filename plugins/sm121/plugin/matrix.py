@@ -45,6 +45,23 @@ def _plan(config: pytest.Config) -> CellPlan | None:
     return config.stash[PLAN]
 
 
+def refuse_wrong_options(config: pytest.Config) -> None:
+    """Refuse options of the matrix that give no plan, before the tests are collected.
+
+    Args:
+        config: pytest's; nothing happens without these options.
+
+    Raises:
+        UsageError: The profile has no such axes, or not as many.
+    """
+    if config.getoption("--matrix") is None and config.getoption("--matrix-axes") is None:
+        return
+    _plan(config)
+    refused = config.stash.get(REFUSED, None)
+    if refused is not None:
+        raise refused
+
+
 def _make_plan(config: pytest.Config) -> CellPlan | None:
     settings = config.stash[SETTINGS]
     chosen = settings.expected_profile()

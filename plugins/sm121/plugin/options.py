@@ -22,6 +22,8 @@ from sm121.session.plan_choice import PlanChoice, Reason
 
 #: Options whose empty value means the same as no option.
 _MAY_BE_EMPTY = ("--api-key",)
+#: How pytest begins a refusal of a node id; its second line has the collectors.
+_NO_SUCH_TEST = "not found: "
 #: The markers that are not levels. The plugin or a test sets them.
 _MARKERS = (
     "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
@@ -181,11 +183,39 @@ def refuse_unknown(config: pytest.Config, parser: pytest.Parser, arguments: list
         pytest.UsageError: There is such an option. The message names the unknown arguments.
     """
     _, unknown = parser.parse_known_and_unknown_args(arguments)
-    is_of_the_suite = is_own_run(config) or config.rootpath == own_tests.folder()
-    if is_of_the_suite and any(word.startswith("-") for word in unknown):
+    if _is_of_the_suite(config) and any(word.startswith("-") for word in unknown):
         raise pytest.UsageError(
             f"unrecognized arguments: {' '.join(unknown)}. List the options with --help"
         )
+
+
+def _is_of_the_suite(config: pytest.Config) -> bool:
+    """Whether this is ``sm121 run``, or pytest in the suite's clone."""
+    return is_own_run(config) or config.rootpath == own_tests.folder()
+
+
+def in_one_line(config: pytest.Config, refusal: pytest.UsageError) -> pytest.UsageError:
+    """Return a refusal of wrong node ids in one line: pytest writes its collectors, too.
+
+    Other projects have pytest's own text.
+
+    Args:
+        config: pytest's.
+        refusal: The refusal of a collection.
+
+    Returns:
+        The refusal with the ids and the next step; another refusal unchanged.
+    """
+    lines = [str(line) for line in refusal.args]
+    are_ids = bool(lines) and all(line.startswith(_NO_SUCH_TEST) for line in lines)
+    if not (are_ids and _is_of_the_suite(config)):
+        return refusal
+    ids = [line.removeprefix(_NO_SUCH_TEST).splitlines()[0] for line in lines]
+    names = ", ".join(ids)
+    return pytest.UsageError(
+        f"{names}: expected the name of a test, got none of that file. List the names with "
+        "--collect-only -q"
+    )
 
 
 def refuse_numbers(config: pytest.Config) -> None:

@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
+from pytest_gpu_arch import status
 from pytest_gpu_arch.expression import architectures_asked_for
+from sm121.core import own_tests
 from sm121.core.printable import printable
 from sm121.core.unmet import Fact
-from sm121.plugin import expressions, progress, reporting, terminal
+from sm121.plugin import (
+    answers,
+    expressions,
+    matrix,
+    opening,
+    progress,
+    reporting,
+    terminal,
+    workers,
+)
 from sm121.plugin.stash import REPORT, SESSION, SETTINGS
 from sm121.plugin.workers import GROUP, GROUPED, REFUSED
 from sm121.report import merging
@@ -22,6 +33,7 @@ from sm121.run.event_log import EventLog
 from sm121.run.record import RunRecord
 from sm121.run.run import Run
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
+from sm121.session import opening as session_opening
 from sm121.session import target
 from sm121.session.session import Session, secrets_given
 
@@ -29,6 +41,37 @@ from sm121.session.session import Session, secrets_given
 _RUN = pytest.StashKey[str]()
 #: For each test in which a worker died: the message of xdist.
 _KILLERS = pytest.StashKey[dict[str, str]]()
+
+
+def refuse(config: pytest.Config) -> None:
+    """Refuse before any worker starts what does not depend on the collected tests.
+
+    A worker refuses the rest when it has collected: see `show_refusal`.
+
+    Args:
+        config: The configuration of the first process; nothing happens without ``-n``.
+
+    Raises:
+        pytest.UsageError: A path or a file is not there, the target cannot be resolved, or the
+            server of ``--base-url`` does not answer.
+    """
+    is_first = workers.is_parallel(config) and not hasattr(config, "workerinput")
+    if not is_first or status.only_shows(config):
+        return
+    if not config.getoption("pyargs"):
+        for argument, path in zip(config.args, expressions.files(config), strict=True):
+            if not path.exists():
+                raise pytest.UsageError(f"file or directory not found: {argument}")
+    if not any(own_tests.has_levels(path) for path in expressions.files(config)):
+        return
+    settings = config.stash[SETTINGS]
+    asked_by_marker = architectures_asked_for(expressions.marker_expression(config))
+    with opening.refusing():
+        workers.refuse_other_ways(config, grouped=workers.is_grouped(config))
+        matrix.refuse_wrong_options(config)
+        chosen = target.resolve(settings, asked_by_marker)
+        session_opening.refuse_attached(settings, chosen)
+        answers.refuse_unreadable(settings)
 
 
 def describe_run(node: Any) -> None:
@@ -40,9 +83,7 @@ def describe_run(node: Any) -> None:
     config: pytest.Config = node.config
     planned = config.stash[SETTINGS].measuring.planned
     node.workerinput["sm121_run"] = config.stash.setdefault(_RUN, uuid.uuid4().hex[:12])
-    node.workerinput[GROUPED] = (
-        config.option.dist == "loadgroup" and config.option.maxworkerrestart == "0"
-    )
+    node.workerinput[GROUPED] = workers.is_grouped(config)
     node.workerinput["sm121_plan"] = [planned.name, planned.reason.value]
 
 

@@ -91,8 +91,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the header
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Hold back pytest's header, so that a refusal is the only output."""
+    """Hold back pytest's header, so that a refusal is the only output. Refuse before workers."""
     held_output.hold(session.config)
+    parts.refuse(session.config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -118,9 +119,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         with progress.going_on(session.config, "collecting the tests"):
             return (yield)
     except pytest.UsageError as error:
-        workers.hand_over_refusal(session.config, error)
+        refusal = options.in_one_line(session.config, error)
+        workers.hand_over_refusal(session.config, refusal)
         comparing.store_nothing(session.config)
-        raise
+        raise refusal from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -182,6 +184,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             reporting.begin(config, conformance, session.items)
             resuming.leave_out_decided(config, conformance, session.items)
             conformance.write_verdict()
+            certificate.show_removed_variables(config)
             _step("opened")
     terminal.opened(config, conformance, session.items)
     result = yield

@@ -130,13 +130,7 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     if config.stash[SETTINGS].worker is None or not tests:
         return
-    if not config.workerinput[GROUPED]:  # type: ignore[attr-defined]
-        raise UsageError(
-            "--dist, --max-worker-restart: expected -n N alone for tests of levels: what needs "
-            "the server is for one worker, and a test that kills its worker is not tried again"
-        )
-    if config.getoption("--shard") is not None:
-        raise UsageError("--shard with -n: expected one of them. Leave out -n.")
+    refuse_other_ways(config, grouped=config.workerinput[GROUPED])  # type: ignore[attr-defined]
     for item in filter(uses_a_server, tests):
         if item.nodeid == item.stash[ID]:
             _name_group(item)
@@ -145,6 +139,35 @@ def name_groups(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
                 f"xdist_group of {item.stash[ID]}: expected none for a test that needs the server, "
                 f"got {item.nodeid}. Remove the marker."
             )
+
+
+def refuse_other_ways(config: pytest.Config, *, grouped: bool) -> None:
+    """Refuse tests of levels that are divided in another way than by ``-n N`` alone.
+
+    Args:
+        config: pytest's.
+        grouped: Whether tests of a group go to one worker, and no worker is replaced.
+
+    Raises:
+        UsageError: They are.
+    """
+    if not grouped:
+        raise UsageError(
+            "--dist, --max-worker-restart: expected -n N alone for tests of levels: what needs "
+            "the server is for one worker, and a test that kills its worker is not tried again"
+        )
+    if config.getoption("--shard") is not None:
+        raise UsageError("--shard with -n: expected one of them. Leave out -n.")
+
+
+def is_grouped(config: pytest.Config) -> bool:
+    """Whether tests of a group go to one worker, and no worker is replaced.
+
+    Args:
+        config: The configuration of the first process.
+    """
+    options = config.option
+    return bool(options.dist == "loadgroup" and options.maxworkerrestart == "0")
 
 
 def _name_group(item: pytest.Item) -> None:

@@ -220,6 +220,26 @@ def _look_at_engine(
     return chosen, attached, report
 
 
+def refuse_attached(settings: Settings, chosen: Target) -> None:
+    """Refuse a server that is not there, or is not the one that was asked for. Open nothing.
+
+    Args:
+        settings: The settings of the run; nothing happens without ``--base-url``.
+        chosen: The target.
+
+    Raises:
+        UsageError: The server does not answer or is another one, or its log cannot be read.
+    """
+    if settings.attached is None or chosen.obstacle is not None:
+        return
+    followed = _follow(settings)
+    try:
+        _look_at_engine(_with_log(settings, followed), chosen)
+    finally:
+        if followed is not None:
+            followed.close()
+
+
 def _take_directory(
     settings: Settings, *, resume: bool
 ) -> tuple[Settings, str, report_directory.ReportDirectory]:
