@@ -48,18 +48,23 @@ def add(parser: pytest.Parser) -> None:
     """
     group = parser.getgroup("llm_server", "server of a language model")
     group.addoption(
-        "--llm-model", metavar="MODEL", help="model to serve: a folder or a name of the hub"
+        "--llm-model",
+        metavar="MODEL",
+        help=("model to serve: a folder or a name on the Hugging Face hub"),
     )
     group.addoption(
         "--llm-args",
         metavar="TEXT",
-        help="arguments of the engine in one string; quotes as in a shell, no shell",
+        help="arguments of the engine in one string; split as by a shell, but not run by one",
     )
     group.addoption("--llm-engine", metavar="NAME", help="vllm (default), sglang or llama-cpp")
     group.addoption(
         "--llm-ready-within",
         metavar="SECONDS",
-        help=f"how long a start may take (default: {_READY_WITHIN_S}); no part of a test's timeout",
+        help=(
+            f"maximum duration of a start in seconds (default: {_READY_WITHIN_S}); it does not "
+            "count for a test's timeout"
+        ),
     )
     parser.addini("llm_model", "as --llm-model")
     parser.addini("llm_args", "as --llm-args", type="args")
@@ -79,7 +84,7 @@ def add_base_url(config: pytest.Config, parser: pytest.Parser) -> None:
     is_free = bool(unknown)
     if is_free:
         parser.getgroup("llm_server").addoption(
-            _BASE_URL, metavar="URL", help="use a running server; it is never stopped"
+            _BASE_URL, metavar="URL", help="use a running server; the plugin never stops it"
         )
     config.stash[_MEANS_A_SERVER] = is_free or config.pluginmanager.hasplugin(_SUITE)
 

@@ -36,7 +36,7 @@ def arguments() -> argparse.ArgumentParser:
 def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
     text = arguments().format_help()
     titles = re.findall(r"^SM121: (.+):$", text, re.M)
-    assert titles == ["target", "engine", "what is asked", "measuring", "comparing", "report"]
+    assert titles == ["target", "engine", "checks", "measuring", "comparing", "report"]
     names = set(re.findall(r"--[a-z][a-z-]+", "\n".join(re.findall(r"^  --.*", text, re.M))))
     assert {*own_options.every()} <= names
     with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):

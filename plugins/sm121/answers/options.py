@@ -18,35 +18,43 @@ def add_options(add: AddOption) -> None:
     add(
         "--reference",
         metavar="PATH",
-        help="the checkpoint that the oracle computes from (default: the one that is served)",
+        help=(
+            "checkpoint from which the oracle computes, or a file of `sm121 golden` (default: "
+            "the served checkpoint)"
+        ),
     )
     add(
         "--rounding",
         metavar="LIST",
         help=(
-            "what the server rounds beyond the checkpoint, as qkv=mxfp4-ceil,kv=fp8; checkpoint: "
-            "nothing (default: as its kernel path shows)"
+            "what the server rounds in addition to the checkpoint, such as "
+            "qkv=mxfp4-ceil,kv=fp8; checkpoint means nothing (default: what its kernel path "
+            "shows)"
         ),
     )
-    add("--golden", metavar="PATH", help="compare with the answers of a trusted run (a file)")
+    add(
+        "--golden",
+        metavar="PATH",
+        help=("golden file with the answers of a trusted run, to compare with"),
+    )
     add(
         "--record-golden",
         metavar="PATH",
-        help="record the answers of this run as such a file",
+        help="record the answers of this run in a golden file",
     )
     add(
         "--exam",
         metavar="FILE",
         help=(
-            "ask the questions of this file in place of the profile's exam: JSONL, each line with "
-            "what counts as right"
+            "exam file to use instead of the profile's: JSONL, each line with a question and its "
+            "correct answer"
         ),
     )
     add(
         "--scores",
         metavar="PYTHON",
         help=(
-            "judge the profile's published scores with lm-evaluation-harness, by a Python that "
-            "has it (lm_eval[api])"
+            "compare with the profile's published scores; give a Python that has "
+            "lm-evaluation-harness (lm_eval[api])"
         ),
     )

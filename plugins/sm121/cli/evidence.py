@@ -26,16 +26,18 @@ def _add_profile(commands: Commands) -> None:
         "profile",
         _profile,
         (
-            "the kernels of a decode by part, the host's share of a step, and what follows: "
-            "exit status 1 if a kernel of another backend ran, or a gate of the guide is missed"
+            "profile decoding: kernels by part, the host's share of a step, and the conclusions; "
+            "exit status 1 if a kernel of another backend ran, or if a gate of the guide is "
+            "missed"
         ),
     )
     parser.add_argument(
         "target",
         metavar="URL|CONFIGURATION|FILE",
         help=(
-            "a running server; a configuration of the profile, which is started and stopped; or a "
-            "trace of the torch profiler, a .nsys-rep, the CSV of nsys stats"
+            "URL of a running server; a configuration of the profile, which is started and "
+            "stopped; or a file: a trace of the torch profiler, a .nsys-rep, or the CSV of nsys "
+            "stats"
         ),
     )
     parser.add_argument(
@@ -44,22 +46,22 @@ def _add_profile(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--tokens", type=int, default=64, metavar="TOKENS",
-        help="decode steps that are profiled (default: 64)",
+        help="number of decode steps to profile (default: 64)",
     )  # fmt: skip
     parser.add_argument(
         "--layout", choices=["HND", "NHD"],
-        help="with a configuration: the KV layout that is requested, and must be in the log",
+        help="with a configuration: the KV layout to request; the log must show it",
     )  # fmt: skip
     parser.add_argument(
         "--backend", action="append", default=[], metavar="NAME",
         help=(
-            "the experts' backend that was requested, as MARLIN or CUTLASS; repeatable (default: "
-            "those of the configuration)"
+            "the requested backend of the experts, such as MARLIN or CUTLASS; repeatable "
+            "(default: those of the configuration)"
         ),
     )  # fmt: skip
     parser.add_argument(
         "--profile", metavar="NAME|PATH",
-        help="of the suite, with the configuration (default: by architecture)",
+        help="profile of the suite with the configuration (default: by architecture)",
     )  # fmt: skip
     parser.add_argument(
         "--traces", type=Path, metavar="DIR",
@@ -67,15 +69,15 @@ def _add_profile(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--engine-arg", action="append", default=[], metavar="ARG",
-        help="with a configuration: passed to the engine; repeatable",
+        help="with a configuration: argument to pass to the engine; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--engine-env", action="append", default=[], metavar="KEY=VALUE",
-        help="with a configuration: in the engine's environment; repeatable",
+        help="with a configuration: environment variable for the engine; repeatable",
     )  # fmt: skip
     parser.add_argument(
         "--output", type=Path, default=Path("decode-profile"), metavar="DIR",
-        help="where decode.md and decode.json go (default: decode-profile)",
+        help="folder for decode.md and decode.json (default: decode-profile)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print decode.json")
 
@@ -124,18 +126,24 @@ def _add_record(commands: Commands) -> None:
         "record",
         _record,
         (
-            "the record of a run's environment as JSON, without a run: commits, packages, driver, "
-            "clocks, flags, variables, workload, FlashInfer's configuration"
+            "print the environment record of a run as JSON, without a run: commits, packages, "
+            "driver, clocks, flags, variables, workload, FlashInfer's configuration"
         ),
     )
-    parser.add_argument("--profile", metavar="NAME|PATH", help="default: by architecture")
+    parser.add_argument(
+        "--profile", metavar="NAME|PATH",
+        help="name or path of the profile (default: by architecture)",
+    )  # fmt: skip
     parser.add_argument(
         "--configuration", metavar="NAME",
-        help="of the profile (default: the one under test)",
+        help="configuration of the profile (default: the one under test)",
     )  # fmt: skip
     parser.add_argument(
         "--engine-python", metavar="PYTHON", default=sys.executable,
-        help="the interpreter of the engine's environment (default: this one)",
+        help=(
+            "Python interpreter of the engine's environment (default: the one that runs the "
+            "suite)"
+        ),
     )  # fmt: skip
     parser.add_argument(
         "--engine-arg", action="append", default=[], metavar="ARG",
@@ -147,7 +155,7 @@ def _add_record(commands: Commands) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--image-id", metavar="ID",
-        help="id of the image that the engine runs in (default: the variable SM121_IMAGE_ID)",
+        help="id of the engine's container image (default: the variable SM121_IMAGE_ID)",
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ def _add_trust(commands: Commands) -> None:
         commands,
         "trust",
         _trust,
-        "keep runs as those that --against trusted compares others with",
+        "store runs as trusted, so that --against trusted compares with them",
     )
     parser.add_argument(
         "directories",
@@ -31,20 +31,25 @@ def _add_trust(commands: Commands) -> None:
         nargs="+",
         metavar="REPORT",
         help=(
-            "its report directory; several runs of one build, oldest first: from three on, "
-            "each metric is judged"
+            "report directory of the run; or of several runs of one build, oldest first: from "
+            "three runs on, each metric is judged"
         ),
     )
     parser.add_argument(
         "--benchmark-storage",
         metavar="URI",
         default="file://./.benchmarks",
-        help="pytest-benchmark's storage, which keeps it (default: file://./.benchmarks)",
+        help=(
+            "storage of pytest-benchmark, to which the runs are added (default: "
+            "file://./.benchmarks)"
+        ),
     )
     parser.add_argument(
         "--anew",
         action="store_true",
-        help="what was trusted before no longer counts: accept what is worse than it",
+        help=(
+            "accept a run that is worse than the trusted one; earlier trusted runs no longer count"
+        ),
     )
 
 
@@ -75,7 +80,7 @@ def _add_merge(commands: Commands) -> None:
         commands,
         "merge",
         _merge,
-        "one verdict of the shards of a run (--shard I/N)",
+        "merge the reports of a run's shards (--shard I/N) into one verdict",
     )
     parser.add_argument(
         "directories",
@@ -108,8 +113,8 @@ def _add_bundle(commands: Commands) -> None:
         "bundle",
         _bundle,
         (
-            "one archive of a run, to attach to an issue: verdict, report, logs, "
-            "environment, without secrets, with checksums"
+            "pack a run into an archive for an issue: verdict, report, logs, environment, with "
+            "checksums and without secrets"
         ),
     )
     parser.add_argument(

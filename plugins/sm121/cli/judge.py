@@ -19,8 +19,8 @@ from sm121.core.profile_fields import LEVELS
 
 #: The help of ``sm121 run --every``.
 _EVERY = (
-    "check the server at --base-url every 10m, 1h, ...: smoke and correctness of plan quick, one "
-    "line and one record a round, until a signal"
+    "check the server at --base-url again every 10m, 1h, ... until a signal ends it: the levels "
+    "smoke and correctness of the plan quick, with one line and one record for each round"
 )
 
 #: The error line of argparse, which follows the usage text.
@@ -49,8 +49,8 @@ def _add_run(commands: Commands) -> None:
         "run",
         _run,
         (
-            "run the suite: pytest, with the tests that belong to this package; all "
-            "arguments but --every are pytest's"
+            "run the suite: starts pytest with the tests of this package; all arguments except "
+            "--every are passed to pytest"
         ),
     )
     # For the help: `_run` reads its own words.
@@ -97,8 +97,8 @@ def _add_certify(commands: Commands) -> None:
         "certify",
         _certify,
         (
-            "run what a certificate needs, in a process that no plugin, pytest.ini or "
-            "variable of yours reaches; all arguments are pytest's"
+            "run all tests that a certificate needs, isolated from your plugins, pytest.ini and "
+            "environment variables; all arguments are passed to pytest"
         ),
     )
 
@@ -114,33 +114,36 @@ def _add_matrix(commands: Commands) -> None:
         commands,
         "matrix",
         _matrix,
-        "the cells of a profile's matrix and their coverage",
+        "list the cells of a profile's matrix and their coverage",
     )
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
-        help="default: by architecture",
+        help="name or path of the profile (default: by architecture)",
     )
     parser.add_argument(
         "--axes",
         metavar="NAME|PATH",
-        help="default: the profile's",
+        help="axes of the matrix (default: those of the profile)",
     )
     parser.add_argument(
         "--engine",
         metavar="NAME",
-        help="default: the profile's",
+        help="engine (default: that of the profile)",
     )
     parser.add_argument(
         "--version",
         metavar="VERSION",
         dest="engine_version",
-        help="of the engine; a build as in 0.14.0+mxfp4 (default: the settings of every release)",
+        help=(
+            "version of the engine; name a build as in 0.14.0+mxfp4 (default: the settings of "
+            "all releases)"
+        ),
     )
     parser.add_argument(
         "--strength",
         metavar="N|full",
-        help="show the cells (default: the sizes)",
+        help="list the cells (default: show only the sizes)",
     )
 
 
@@ -166,8 +169,8 @@ def _add_plan(commands: Commands) -> None:
         "plan",
         _plan,
         (
-            "what `sm121 run` with the same arguments would ask here, how long it would "
-            "take, and what cannot run; starts nothing"
+            "show which checks `sm121 run` with the same arguments would run, how long they "
+            "would take, and which cannot run here; starts no server"
         ),
     )
 
@@ -214,15 +217,15 @@ def _add_side_by_side(commands: Commands) -> None:
         commands,
         "side-by-side",
         _side_by_side,
-        "the same levels on several engines, and their results together",
+        "run the same levels on several engines, and show the results side by side",
     )
     side.add_argument(
         "engines",
         metavar="ENGINE[=PATH]",
         nargs="+",
-        help="vllm, sglang, llama-cpp, with its interpreter or program",
+        help="vllm, sglang or llama-cpp; with =PATH: its Python interpreter or its executable",
     )
-    side.add_argument("--arch", metavar="NAME", help="default: of this machine")
+    side.add_argument("--arch", metavar="NAME", help="architecture (default: that of this machine)")
     side.add_argument(
         "--level",
         dest="levels",
@@ -244,7 +247,7 @@ def _add_side_by_side(commands: Commands) -> None:
         metavar="ARG",
         action="append",
         default=[],
-        help="for each run; repeatable; write --pytest-arg=--rounds=5",
+        help="argument for pytest in each run; repeatable; write --pytest-arg=--rounds=5",
     )
 
 

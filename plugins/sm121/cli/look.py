@@ -35,14 +35,14 @@ def _add_health(commands: Commands) -> None:
         "health",
         _health,
         (
-            "whether a server generates one token in time: exit status 0 or 1; for systemd "
-            "and docker's HEALTHCHECK"
+            "check whether a server generates one token in time (exit status 0 or 1), for "
+            "systemd and docker's HEALTHCHECK"
         ),
     )
     parser.add_argument(
         "url",
         metavar="URL",
-        help="address of the server, as http://127.0.0.1:8000",
+        help="address of the server, such as http://127.0.0.1:8000",
     )
     parser.add_argument(
         "--within",
@@ -66,7 +66,7 @@ def _health(options: argparse.Namespace) -> int:
     except ValueError:
         within_s = 0.0
     if not 0 < within_s < float("inf"):
-        raise UsageError(f"--within {options.within}: expected seconds, more than 0")
+        raise UsageError(f"--within {options.within}: expected a number of seconds above 0")
     key = given_key.api_key(lambda _option: None)
     result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
     word = "healthy" if result.healthy else "UNHEALTHY"
@@ -79,7 +79,7 @@ def _add_path(commands: Commands) -> None:
         commands,
         "path",
         _path,
-        "what a server runs, read from its log; or what its libraries can run",
+        "show which kernels a server runs, read from its log; or which its libraries can run",
     )
     parser.add_argument(
         "logs",
@@ -87,46 +87,47 @@ def _add_path(commands: Commands) -> None:
         nargs="*",
         metavar="LOG",
         help=(
-            "the log of a server, or of each node of one that spans machines; -: on standard "
-            "input, as of docker logs NAME 2>&1"
+            "log file of a server; for a server on several machines, one log per node; - reads "
+            "standard input (docker logs NAME 2>&1 | sm121 path -)"
         ),
     )
     parser.add_argument(
         "--container",
         metavar="NAME",
-        help="a container whose log is read with docker logs",
+        help="read the log of this container with docker logs",
     )
     parser.add_argument(
         "--json",
         action="store_true",
         help=(
-            "JSON for programs, each value with the line that proves it (default with LOG: a table)"
+            "print JSON, each value with the log line that proves it (default with LOG: a table)"
         ),
     )
     parser.add_argument(
         "--engine",
         metavar="NAME",
-        help="vllm, sglang or llama-cpp (default: told by the log)",
+        help="vllm, sglang or llama-cpp (default: recognised from the log)",
     )
     parser.add_argument(
         "--metrics",
         type=Path,
         metavar="FILE",
-        help="the text of the server's /metrics, as evidence next to the log",
+        help="file with the text of the server's /metrics, as additional evidence",
     )
     parser.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
         help=(
-            "kernels by name and share of time, of a trace of the torch profiler (.json, "
-            ".json.gz), a .nsys-rep, or the CSV of nsys stats --report cuda_gpu_kern_sum"
+            "list the kernels in a trace, with their share of the time: a trace of the torch "
+            "profiler (.json, .json.gz), a .nsys-rep, or the CSV of nsys stats --report "
+            "cuda_gpu_kern_sum"
         ),
     )
     parser.add_argument(
         "--table",
         action="store_true",
-        help="with --trace: a Markdown table instead of JSON",
+        help="with --trace: print a Markdown table instead of JSON",
     )
     _path_of_libraries(parser)
 
@@ -138,7 +139,7 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="DIR",
-        help="modules that were compiled into these folders, and what their code is for",
+        help="list the modules compiled into these folders, and the GPUs that their code is for",
     )
     parser.add_argument(
         "--libraries",
@@ -146,26 +147,29 @@ def _path_of_libraries(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATH",
         help=(
-            "judge the device code of these files and folders instead of a log (default: the "
-            "engine's packages and the caches of compiled kernels)"
+            "judge the device code in these files and folders, instead of a log (default: the "
+            "engine's packages, and the caches of compiled kernels)"
         ),
     )
     parser.add_argument(
         "--sass",
         action="store_true",
-        help="with --libraries: read the instructions too, and find kernels that only trap",
+        help="with --libraries: also read the instructions, and find kernels that only trap",
     )
     parser.add_argument(
         "--gpu",
         metavar="ARCH",
         default="12.1",
-        help="with --libraries: the GPU that they are for (default: 12.1, GB10)",
+        help="with --libraries: compute capability of the GPU (default: 12.1, GB10)",
     )
     parser.add_argument(
         "--engine-python",
         metavar="PYTHON",
         default=sys.executable,
-        help="with --libraries: the interpreter of the engine's environment (default: this one)",
+        help=(
+            "with --libraries: Python interpreter of the engine's environment (default: the one "
+            "that runs the suite)"
+        ),
     )
 
 
@@ -208,21 +212,21 @@ def _add_box(commands: Commands) -> None:
         commands,
         "box",
         _box,
-        "whether this machine is fit for measuring, now",
+        "check whether this machine is fit for measurements now",
     )
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
-        help="default: by architecture",
+        help="name or path of the profile (default: by architecture)",
     )
     parser.add_argument(
         "--device",
-        help="cpu, cuda:0, ... (default: what the profile is for)",
+        help="device to measure: cpu, cuda:0, ... (default: that of the profile)",
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="JSON for programs, and a line with the state behind it (default: a table)",
+        help="print JSON, followed by a line with the state (default: a table)",
     )
     parser.add_argument(
         "--node-command",
@@ -230,8 +234,8 @@ def _add_box(commands: Commands) -> None:
         metavar="COMMAND",
         default=[],
         help=(
-            "what runs Python on another machine, whose box is read too: --node-command 'ssh "
-            "spark2 /opt/venv/bin/python3'"
+            "command that runs Python on another machine, whose state is measured, too: "
+            "--node-command 'ssh spark2 /opt/venv/bin/python3'"
         ),
     )
     parser.add_argument(
@@ -277,16 +281,16 @@ def _add_checkpoint(commands: Commands) -> None:
         "checkpoint",
         _checkpoint,
         (
-            "formats of a checkpoint's weights by the headers of its safetensors, the bytes that a "
-            "token reads, and where its label is wrong"
+            "show the formats of a checkpoint's weights by its safetensors headers, the bytes "
+            "that are read per token, and where its label is wrong"
         ),
     )
     parser.add_argument(
         "model",
         metavar="DIR|ID",
         help=(
-            "a folder, or owner/name of a model in the hub's cache; nothing is downloaded, and no "
-            "weight is read"
+            "folder of the checkpoint, or owner/name of a model in the Hugging Face cache; "
+            "downloads nothing and reads no weights"
         ),
     )
     parser.add_argument(
@@ -313,7 +317,7 @@ def _add_compare(commands: Commands) -> None:
         commands,
         "compare",
         _compare,
-        "results of several runs side by side",
+        "show the results of several runs side by side",
     )
     parser.add_argument(
         "runs",
@@ -329,10 +333,7 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help=(
-            "also show runs of different machines, models, profiles of one name or measuring "
-            "options side by side"
-        ),
+        help=("also compare runs whose machine, model, profile or measuring options differ"),
     )
     parser.add_argument(
         "--format",
@@ -375,8 +376,8 @@ def _add_history(commands: Commands) -> None:
         "history",
         _history,
         (
-            "many runs over time: a row a run, where levels changed, what is red since "
-            "when, flaky checks, machines that differ"
+            "show many runs over time: one row per run, where a metric's level changed, since "
+            "when a check fails, flaky checks, and differences between machines"
         ),
     )
     parser.add_argument(
@@ -385,8 +386,8 @@ def _add_history(commands: Commands) -> None:
         nargs="+",
         metavar="DIR",
         help=(
-            "folders with report directories, a storage of pytest-benchmark, or files that "
-            "compare reads; NAME=DIR: all of it was measured on the machine NAME"
+            "folders with report directories, a storage of pytest-benchmark, or files as for "
+            "compare; NAME=DIR: everything in DIR was measured on the machine NAME"
         ),
     )
     parser.add_argument(
@@ -394,14 +395,14 @@ def _add_history(commands: Commands) -> None:
         type=Path,
         metavar="FILE",
         help=(
-            "write one page that needs no network, and summary.json next to it (default: a "
+            "write a self-contained HTML page, and summary.json next to it (default: print a "
             "table of the last runs)"
         ),
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print what summary.json has",
+        help="print the content of summary.json",
     )
 
 
@@ -420,7 +421,8 @@ def _add_report(commands: Commands) -> None:
         commands,
         "report",
         _report,
-        "report.html and junit.xml of a stored run; verdict.json of one that was killed",
+        "write report.html and junit.xml of a stored run again; for a killed run, also "
+        "verdict.json",
     )
     parser.add_argument(
         "directory",
@@ -450,20 +452,26 @@ def _add_testlog(commands: Commands) -> None:
         commands,
         "testlog",
         _testlog,
-        "the test log of a feature and its rows of BENCHMARK_RESULTS.md and FEATURE_MATRIX.md",
+        "write the test log of a feature, and its rows for BENCHMARK_RESULTS.md and "
+        "FEATURE_MATRIX.md",
     )
     testlog.add_argument("directory", type=Path, metavar="RUN", help="a report directory")
     testlog.add_argument("--feature", metavar="NAME", help="default: the configuration's name")
     testlog.add_argument("--branch", metavar="NAME", help="default: the engine's commit")
     testlog.add_argument(
-        "--baseline", type=Path, metavar="RUN", help="another run, to set beside this one"
+        "--baseline",
+        type=Path,
+        metavar="RUN",
+        help=("report directory of another run, to compare with"),
     )
     testlog.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="write TEST_LOGS/FEATURE_<name>_<date>.md, BENCHMARK_RESULTS.md and FEATURE_MATRIX.md "
-        "there, with the evidence that they link to (default: log and row to standard output)",
+        help=(
+            "folder for TEST_LOGS/FEATURE_<name>_<date>.md, BENCHMARK_RESULTS.md and "
+            "FEATURE_MATRIX.md, with the evidence that they link to (default: print log and row)"
+        ),
     )
 
 

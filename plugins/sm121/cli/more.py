@@ -33,7 +33,7 @@ def _add_canary(commands: Commands) -> None:
         commands,
         "canary",
         _canary,
-        "build the canary checkpoint, a tiny gpt-oss",
+        "build the canary: a tiny gpt-oss checkpoint for tests",
     )
     parser.add_argument(
         "directory",
@@ -41,15 +41,15 @@ def _add_canary(commands: Commands) -> None:
         nargs="?",
         metavar="DIR",
         help=(
-            "where it goes (default: where runs look for it, the variable SM121_CANARY or the"
-            " user's cache)"
+            "folder to write the checkpoint to (default: the variable SM121_CANARY, or else the "
+            "user's cache; runs look there)"
         ),
     )
     parser.add_argument(
         "--twin",
         choices=["bf16", "mxfp4", "both"],
         default="both",
-        help="in which formats (default: both)",
+        help="format of the weights (default: both)",
     )
 
 
@@ -67,15 +67,15 @@ def _add_vocabulary(commands: Commands) -> None:
         "vocabulary",
         _vocabulary,
         (
-            "write harmony's vocabulary for an engine without a network: start it with "
-            "TIKTOKEN_ENCODINGS_BASE=DIR"
+            "write harmony's vocabulary for an engine without network access: start the engine "
+            "with TIKTOKEN_ENCODINGS_BASE=DIR"
         ),
     )
     parser.add_argument(
         "directory",
         type=Path,
         metavar="DIR",
-        help="where o200k_base.tiktoken goes",
+        help="folder for o200k_base.tiktoken",
     )
 
 
@@ -91,15 +91,15 @@ def _add_golden(commands: Commands) -> None:
         "golden",
         _golden,
         (
-            "compute what gpt-oss says of the fixed prompts, by the weights of a "
-            "checkpoint of any size"
+            "compute the reference answers to the fixed prompts from a gpt-oss checkpoint of any "
+            "size"
         ),
     )
     parser.add_argument(
         "checkpoint",
         type=Path,
         metavar="CHECKPOINT",
-        help="a folder in the Hugging Face format",
+        help="folder of the checkpoint, in the Hugging Face format",
     )
     parser.add_argument(
         "-o",
@@ -108,22 +108,22 @@ def _add_golden(commands: Commands) -> None:
         dest="output",
         required=True,
         help=(
-            "where it goes; pytest takes it as --reference FILE. A computation that was "
-            "stopped goes on in FILE.partial"
+            "file to write; pytest takes it as --reference FILE. An interrupted computation is "
+            "continued from FILE.partial"
         ),
     )
     parser.add_argument(
         "--device",
         default="cpu",
-        help="where it is computed: cpu, cuda, cuda:1, ... (default: cpu)",
+        help="device that computes: cpu, cuda, cuda:1, ... (default: cpu)",
     )
     parser.add_argument(
         "--rounding",
         metavar="LIST",
         default="checkpoint",
         help=(
-            "what the server rounds beyond the checkpoint, as "
-            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, nothing)"
+            "what the server rounds in addition to the checkpoint, such as "
+            "qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8 (default: checkpoint, which means nothing)"
         ),
     )
     parser.add_argument(
@@ -132,7 +132,7 @@ def _add_golden(commands: Commands) -> None:
         metavar="TOKENS",
         choices=["8192", "32768"],
         default=[],
-        help="the price of rounding is measured at this depth, too; repeatable",
+        help="also measure the accuracy cost of rounding at this depth; repeatable",
     )
 
 
@@ -176,30 +176,35 @@ def _add_warm(commands: Commands) -> None:
         commands,
         "warm",
         _warm,
-        "compile what an engine's first start would compile, without a server",
+        "compile the kernels that an engine's first start would compile, without a server",
     )
     parser.add_argument(
         "--profile",
         metavar="NAME|PATH",
-        help="default: by architecture",
+        help="name or path of the profile (default: by architecture)",
     )
     parser.add_argument(
         "--configuration",
         metavar="NAME",
-        help="of the profile: what it and the baseline compile (default: the one under test)",
+        help=(
+            "configuration of the profile; its kernels and those of the baseline are compiled "
+            "(default: the one under test)"
+        ),
     )
     parser.add_argument(
         "--engine-python",
         metavar="PYTHON",
         default=sys.executable,
-        help="the interpreter of the engine's environment (default: this one)",
+        help=(
+            "Python interpreter of the engine's environment (default: the one that runs the suite)"
+        ),
     )
     parser.add_argument(
         "--engine-env",
         action="append",
         metavar="KEY=VALUE",
         default=[],
-        help="a variable of its environment; repeatable",
+        help="environment variable for the engine; repeatable",
     )
     parser.add_argument(
         "--module",
@@ -207,14 +212,14 @@ def _add_warm(commands: Commands) -> None:
         metavar="NAME",
         default=[],
         help=(
-            "this one alone (default: all that the configuration under test and the baseline "
-            "need); repeatable"
+            "compile only this module; repeatable (default: all modules that the configuration "
+            "under test and the baseline need)"
         ),
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="show what is missing, and compile nothing",
+        help="list the missing modules, and compile nothing",
     )
 
 
@@ -256,7 +261,7 @@ def _add_schema(commands: Commands) -> None:
         commands,
         "schema",
         _schema,
-        "JSON Schema of verdict.json or of profiles",
+        "print the JSON Schema of verdict.json or of profiles",
     )
     parser.add_argument(
         "what",

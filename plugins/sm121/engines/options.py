@@ -22,27 +22,32 @@ def _add_started(add: AddOption) -> None:
         "--engine",
         metavar="NAME",
         help=(
-            "engine to start: vllm (default); with --base-url the engine that listens there "
-            f"({engines}; default: recognised by its answers), whose profile is taken if one is "
-            "shipped"
+            "engine to start: vllm (default); with --base-url: the engine of that server "
+            f"({engines}; default: recognised by its answers); the suite's profile for this "
+            "engine is used if it ships one"
         ),
     )
     add(
         "--engine-python",
         metavar="PATH",
-        help="interpreter of the environment that the engine lives in (default: this one)",
+        help=(
+            "Python interpreter of the engine's environment (default: the one that runs the suite)"
+        ),
     )
     add(
         "--engine-binary",
         metavar="PATH",
-        help="program of an engine that is one, as llama-server (default: on the PATH)",
+        help=(
+            "executable of an engine that is a single program, such as llama-server (default: "
+            "found on the PATH)"
+        ),
     )
     add(
         "--engine-arg",
         metavar="ARG",
         action="append",
         default=[],
-        help="passed to the engine; repeatable; write --engine-arg=--flag",
+        help="argument to pass to the engine; repeatable; write --engine-arg=--flag",
     )
     add(
         "--engine-args",
@@ -50,8 +55,8 @@ def _add_started(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "the same in one string, as a recipe has it: --engine-args '--max-model-len 8192 "
-            "--enforce-eager'; quotes as in a shell, no shell"
+            "several arguments in one string: --engine-args '--max-model-len 8192 "
+            "--enforce-eager'; split as by a shell, but not run by one"
         ),
     )
     add(
@@ -60,14 +65,14 @@ def _add_started(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "in the engine's environment; repeatable; without a network "
+            "environment variable for the engine; repeatable; without a network: "
             "TIKTOKEN_ENCODINGS_BASE=DIR (`sm121 vocabulary DIR`)"
         ),
     )
     add(
         "--engine-debug",
         action="store_true",
-        help="the engine runs with blocking launches and full stack traces",
+        help="run the engine with blocking kernel launches and full stack traces",
     )
 
 
@@ -76,39 +81,40 @@ def _add_image(add: AddOption) -> None:
         "--image-id",
         metavar="ID",
         help=(
-            "id of the image that the engine runs in, for the record: docker image inspect -f "
+            "id of the engine's container image, for the report: docker image inspect -f "
             "'{{.Id}}' IMAGE (default: the variable SM121_IMAGE_ID)"
         ),
     )
 
 
 def _add_attached(add: AddOption) -> None:
-    add("--base-url", metavar="URL", help="attach to a running server; it is never stopped")
+    add("--base-url", metavar="URL", help="attach to a running server; the suite never stops it")
     add(
         "--api-key",
         metavar="KEY",
         help=(
-            "key of the attached server; the variable OPENAI_API_KEY or SM121_API_KEY, and "
-            "--api-key-file, keep it off the command line"
+            "API key of the attached server; the variable OPENAI_API_KEY or SM121_API_KEY, or "
+            "--api-key-file, keeps the key off the command line"
         ),
     )
-    add("--api-key-file", metavar="PATH", help="file with the key of the attached server")
+    add("--api-key-file", metavar="PATH", help="file with the API key of the attached server")
     add(
         "--server-log",
         metavar="PATH",
         action="append",
         default=[],
         help=(
-            "log of the attached server, for its kernel path; -: on standard input, as of docker "
-            "logs -f NAME 2>&1; of one that spans machines once for each node, rank 0 first"
+            "log file of the attached server, which shows its kernel path; - reads standard "
+            "input (docker logs -f NAME 2>&1 | ...); for a server on several machines, give the "
+            "option once per node, rank 0 first"
         ),
     )
     add(
         "--container",
         metavar="NAME",
         help=(
-            "container of the attached server: its log is that of docker logs NAME, followed "
-            "while the run goes on"
+            "container of the attached server; its log is read with docker logs -f NAME during "
+            "the run"
         ),
     )
 
@@ -118,8 +124,8 @@ def _add_nodes(add: AddOption) -> None:
         "--launcher",
         metavar="nnodes|ray",
         help=(
-            "how a server that spans machines is started: by vLLM's own --nnodes, or on your Ray "
-            "cluster (default: the profile's)"
+            "how to start a server on several machines: with vLLM's --nnodes, or on your Ray "
+            "cluster (default: what the profile says)"
         ),
     )
     add(
@@ -128,16 +134,16 @@ def _add_nodes(add: AddOption) -> None:
         action="append",
         default=[],
         help=(
-            "what runs Python on another node of the server, once for each, in the order of "
-            "ranks: --node-command 'ssh spark2 /opt/venv/bin/python3'; quotes as in a shell, no "
-            "shell (default of a CPU: this Python, here)"
+            "command that runs Python on another node of the server, once per node in the order "
+            "of ranks: --node-command 'ssh spark2 /opt/venv/bin/python3'; split as by a shell, "
+            "but not run by one (default on a CPU: this Python, on this machine)"
         ),
     )
     add(
         "--master-addr",
         metavar="ADDRESS",
         help=(
-            "address of this machine that the other nodes of the server reach (default: "
-            "127.0.0.1 where all of them are here)"
+            "address of this machine that the other nodes of the server can reach (default: "
+            "127.0.0.1 if all nodes are on this machine)"
         ),
     )

@@ -14,12 +14,16 @@ def add_options(add: AddOption) -> None:
         "--kernel-provider",
         metavar="NAME|MODULE:ATTR",
         help=(
-            f"whose kernels the kernel level tests: {', '.join(registry.NAMES)} or an object of "
-            "yours (default: of each operation the one that has the kernel of the kernel path)"
+            f"provider of the kernels that the kernel level tests: {', '.join(registry.NAMES)} "
+            "or an object of yours (default: for each operation, the provider of the kernel in "
+            "the kernel path)"
         ),
     )
     add(
         "--full-shapes",
         action="store_true",
-        help="numerics at all sizes on a CPU too, where the large ones are left out by default",
+        help=(
+            "test numerics at all sizes on a CPU, too; by default the large sizes are left out "
+            "there"
+        ),
     )

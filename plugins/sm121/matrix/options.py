@@ -13,8 +13,8 @@ def add_options(add: AddOption) -> None:
         "--matrix",
         metavar="N|full|none",
         help=(
-            "every combination of the values of N axes is in some cell: 1, 2 (pairs), ..., full; "
-            "none: no cells (default: the profile's, 2)"
+            "cover every combination of the values of N axes with at least one cell: 1, 2 "
+            "(pairs), ..., full; none: no cells (default: the profile's, 2)"
         ),
     )
     add("--matrix-axes", metavar="NAME|PATH", help="the axes (default: the profile's)")

@@ -14,8 +14,8 @@ def add_options(add: AddOption) -> None:
         "--percentiles",
         action="store_true",
         help=(
-            "send as many requests as the gates on percentiles need, p99 some hundreds (--certify "
-            "does so too)"
+            "send as many requests as gates on percentiles need, several hundred for p99 "
+            "(--certify does this, too)"
         ),
     )
     add(
@@ -23,9 +23,9 @@ def add_options(add: AddOption) -> None:
         choices=("auto", "keep", "restart", "off"),
         default="auto",
         help=(
-            "names of the kernels of some decode steps, by a profiler: the server is then kept, "
-            "or restarted so that no number is taken of it; off: none (default: auto, as the "
-            "profile says)"
+            "profile some decode steps to list their kernels; keep: use the server afterwards; "
+            "restart: start a new one, so that no number is measured on the profiled server; "
+            "off: do not profile (default: auto, as the profile says)"
         ),
     )
 
@@ -35,35 +35,39 @@ def _add_sizes(add: AddOption) -> None:
         "--pp",
         metavar="N",
         help=(
-            "tokens of the measured prompt in place of the profile's: 512. Gates of rates and "
-            "times hold for the profile's prompt, and are left out"
+            "length of the measured prompt in tokens, instead of the profile's: 512. The gates "
+            "on rates and times are then left out, because they apply to the profile's prompt "
+            "length"
         ),
     )
     add(
         "--depth",
         metavar="LIST",
-        help=("context before the measured prompt, in tokens, besides the profile's: 1024,65536"),
+        help=(
+            "context lengths before the measured prompt, in tokens, in addition to the "
+            "profile's: 1024,65536"
+        ),
     )
     add(
         "--depths",
         metavar="LIST",
         help=(
-            "only these depths: 0,4096. Gates of other depths have no number, and the last line "
-            "names them"
+            "measure only these depths: 0,4096. Gates of other depths get no number, and the "
+            "last line lists them"
         ),
     )
     add(
         "--tg",
         metavar="LIST",
-        help="tokens that are generated and timed, besides the profile's: 16,256",
+        help="numbers of tokens to generate and time, in addition to the profile's: 16,256",
     )
     add(
         "--concurrency",
         metavar="LIST",
-        help="streams at the same time, besides the profile's: 3,6",
+        help="numbers of concurrent streams, in addition to the profile's: 3,6",
     )
     add(
         "--rounds",
         metavar="N",
-        help="rounds of each measurement before a gate asks for more (default: the profile's)",
+        help="rounds of each measurement, before a gate needs more (default: the profile's)",
     )

@@ -13,9 +13,9 @@ def add_options(add: AddOption) -> None:
         "--against",
         metavar="RUN",
         help=(
-            "compare this run with one that is trusted: a report directory, a verdict.json, or "
-            "the word trusted (sm121 trust); what failed there in the same way is known, and not "
-            "red"
+            "compare this run with a trusted run: a report directory, a verdict.json, or the "
+            "word trusted (see sm121 trust); a failure that the trusted run has in the same way "
+            "is known and does not count"
         ),
     )
     add(
@@ -23,19 +23,21 @@ def add_options(add: AddOption) -> None:
         nargs=2,
         metavar=("A", "B"),
         help=(
-            "compare two configurations (engine arguments, KEY=VALUE, --engine-python PATH, on "
-            "top of the one under test; '' for itself) or two URLs, each with --server-log PATH "
-            "behind it where its log is there; what begins with one hyphen has a blank before "
-            "it: ' -q fp8'"
+            "compare two configurations (engine arguments, KEY=VALUE, --engine-python PATH, "
+            "added to the configuration under test; '' adds nothing) or two URLs, each followed "
+            "by --server-log PATH if you have its log; put a space before a value that begins "
+            "with one hyphen: ' -q fp8'"
         ),
     )
     add(
         "--ab-pairs",
         metavar="N",
-        help="starts of each side before --ab decides; twice as many at most (default: 3)",
+        help=(
+            "number of starts of each side before --ab decides; at most twice as many (default: 3)"
+        ),
     )
     add(
         "--hypothesis",
         metavar="FILE",
-        help="what a feature promised, judged from the --ab run",
+        help="file with the expected effects of a feature, judged by the --ab run",
     )

@@ -23,7 +23,7 @@ def add_options(add: AddOption) -> None:
         choices=("text", "markdown", "llama-benchy"),
         default="text",
         help=(
-            "form of the table of numbers at the end of the run: aligned text, Markdown, or the "
-            "columns of llama-benchy (default: text)"
+            "format of the table of numbers at the end of the run: aligned text, Markdown, or "
+            "the columns of llama-benchy (default: text)"
         ),
     )

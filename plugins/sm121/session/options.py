@@ -12,27 +12,34 @@ def add_target(add: AddOption) -> None:
     add(
         "--profile",
         metavar="NAME|PATH",
-        help="what the target must be and reach (default: by arch)",
+        help="profile with the requirements and gates of the target (default: by architecture)",
     )
     add(
         "--configuration",
         metavar="NAME",
-        help="which of the profile's configurations is judged (default: the profile's)",
+        help="configuration of the profile to judge (default: the profile's under_test)",
     )
     add(
         "--model",
         metavar="PATH|ID",
-        help="the checkpoint (default: the profile's); with --base-url the name on the server",
+        help=(
+            "checkpoint to serve (default: the profile's); with --base-url: the model's name on "
+            "the server"
+        ),
     )
     add(
         "--served-model-name",
         metavar="NAME",
         help=(
-            "its name on the server (default: the profile's; of --base-url the only one that the "
-            "server serves)"
+            "name of the model on the server (default: the profile's; with --base-url: the only "
+            "model of the server)"
         ),
     )
-    add("--waivers", metavar="PATH", help="failures tolerated by name (default: none)")
+    add(
+        "--waivers",
+        metavar="PATH",
+        help=("file of known failures that do not count (default: none)"),
+    )
 
 
 def add_plan(add: AddOption) -> None:
@@ -46,19 +53,24 @@ def add_plan(add: AddOption) -> None:
         metavar="quick|merge|full",
         help=(
             "test plan to run: quick, merge, full, or another row of the profile's [plans] "
-            "(default: quick; full where a path, -k or -m names levels or tests, with --certify "
+            "(default: quick; full if a path, -k or -m selects levels or tests, with --certify, "
             "and with --shard)"
         ),
     )
     add(
         "--slow",
         action="store_true",
-        help=("also run the tests that take minutes each (FlashInfer's modules compiled by nvcc)"),
+        help=(
+            "also run the tests that take minutes each (they compile FlashInfer's modules with "
+            "nvcc)"
+        ),
     )
     add(
         "--certify",
         action="store_true",
-        help="the merge gate: nothing required may be skipped, deselected or unproven",
+        help=(
+            "run the merge gate: a required check that is skipped, deselected or unproven fails it"
+        ),
     )
 
 
@@ -72,8 +84,8 @@ def add_resume(add: AddOption) -> None:
         "--resume",
         action="store_true",
         help=(
-            "go on with the run of --report-dir that was killed or interrupted: its checks of the "
-            "kernel and correctness levels that were decided are not run again"
+            "continue the killed or interrupted run in --report-dir; finished checks of the "
+            "kernel and correctness levels are not run again"
         ),
     )
 
@@ -88,7 +100,7 @@ def add_shard(add: AddOption) -> None:
         "--shard",
         metavar="I/N",
         help=(
-            "run the I-th of N parts; tests of one server configuration are in one part; `sm121 "
-            "merge DIR...` makes one verdict of the parts"
+            "run the I-th of N parts of the tests; all tests of a server configuration are in "
+            "one part; `sm121 merge DIR...` merges the reports of the parts"
         ),
     )

@@ -69,7 +69,7 @@ GROUPS = (
     Group("target", (add_target,)),
     Group("engine", (add_engines,)),
     Group(
-        "what is asked",
+        "checks",
         (add_plan, add_stress, add_kernels, add_answers, add_matrix, add_shard, add_resume),
     ),
     Group("measuring", (add_performance,)),

@@ -12,15 +12,18 @@ def add_options(add: AddOption) -> None:
     add(
         "--soak",
         metavar="DURATION",
-        help="mixed load for so long, with every check of the stress level: 30s, 10m, 2h",
+        help="duration of a mixed load with all checks of the stress level: 30s, 10m, 2h",
     )
     add(
         "--requests",
         metavar="N",
-        help="requests of the load in place of the profile's: 200 (STRESS_REQUESTS of the guide)",
+        help=(
+            "number of requests of the load, instead of the profile's: 200 (STRESS_REQUESTS of "
+            "the guide)"
+        ),
     )
     add(
         "--crowd",
         metavar="N",
-        help="how many of them run at once: 8 (STRESS_CONCURRENCY of the guide)",
+        help="number of these requests that run at once: 8 (STRESS_CONCURRENCY of the guide)",
     )
