@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 #: What an interpreter reads at its start: a fork would never read it.
 READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
 
@@ -250,6 +252,15 @@ def _remember_arrays(folder: Path) -> None:
     covertable.make = remembered
 
 
+class _Imports:
+    """A plugin that imports hypothesis while pytest's hook that rewrites assertions is installed:
+    pytest warns of a plugin's package that was imported without it."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> None:
+        importlib.import_module("hypothesis.strategies")
+
+
 def _compile_templates() -> None:
     """Compile the templates that every run fills: that takes longer than to fill them."""
     page = importlib.import_module("sm121.report.page").environment()
@@ -269,15 +280,13 @@ def _compile_templates() -> None:
 
 
 if __name__ == "__main__":
-    import pytest
-
     # As `python -m pytest` has it: no run imports from the folder of this script.
     sys.path[0] = str(Path.cwd())
     # This imports every plugin and begins no run; its output is nobody's.
     answers = os.dup(1)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
-        pytest.main(["--version", "--version"])
+        pytest.main(["--version", "--version"], plugins=[_Imports()])
         sys.stdout.flush()
         _compile_templates()
         _remember_answers(Path(sys.argv[1]))

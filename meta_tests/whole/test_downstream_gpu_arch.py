@@ -163,7 +163,13 @@ def test_a_wrong_name_is_one_line(run):
 THEIRS = "def pytest_addoption(parser):\n    parser.addoption('--arch')\n"
 
 
-@pytest.mark.parametrize("folder", [".", "below"], ids=["at the root", "in a folder below"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(".", id="at the root", marks=pytest.mark.slow("found in the same way")),
+        pytest.param("below", id="in a folder below"),
+    ],
+)
 def test_an_option_of_theirs_is_one_line_with_its_file(project, run, folder):
     (project / folder).mkdir(exist_ok=True)
     (project / folder / "conftest.py").write_text(THEIRS)

@@ -103,7 +103,11 @@ def busy(tmp_path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "workers", [pytest.param((), id="alone"), pytest.param(("-n", "2"), id="n2")]
+    "workers",
+    [
+        pytest.param((), id="alone"),
+        pytest.param(("-n", "2"), id="n2", marks=pytest.mark.slow("with workers")),
+    ],
 )
 def test_a_busy_machine_shows_that_it_goes_on_and_no_header(run_pytest, busy, workers):
     """What only a worker can refuse: that a test of a level is compared."""

@@ -186,7 +186,9 @@ def test_workers_time_nothing_so_that_nothing_is_compared(stored):
             marks=pytest.mark.slow("a run that regressed is no baseline has a limit too"),
         ),
         pytest.param(
-            (SCENARIO, COMPARE, "--benchmark-compare-fail=median:50%"), id="with-a-wide-limit"
+            (SCENARIO, COMPARE, "--benchmark-compare-fail=median:50%"),
+            id="with-a-wide-limit",
+            marks=pytest.mark.slow("a limit that is kept decides nothing"),
         ),
     ],
 )

@@ -11,7 +11,10 @@ from meta_tests.folders import FAKES
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [pytest.param(SIGKILL, "killed", id="killed"), pytest.param(SIGSEGV, "engine_dead", id="segv")],
+    [
+        pytest.param(SIGKILL, "killed", id="killed"),
+        pytest.param(SIGSEGV, "engine_dead", id="segv", marks=pytest.mark.slow("another signal")),
+    ],
 )
 def test_all_who_name_a_cause_name_the_same(run_pytest, canary_bf16, number, kind):
     """The log says nothing. The exit code and the kernel's messages say more, and only the line
