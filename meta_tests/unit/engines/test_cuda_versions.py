@@ -207,6 +207,41 @@ def test_floors_are_of_their_architecture_and_of_engines_with_torch():
     assert floors(CudaVersions()) == []
 
 
+@pytest.mark.parametrize(
+    ("driver", "toolkit", "cudnn", "below"),
+    [
+        (12080, "12.8", "9.13.1.26", ["CUDA of the driver", "CUDA of the engine's torch", "cuDNN"]),
+        (13000, "13.0", "9.14.0.64", []),
+    ],
+    ids=["all three below", "all three on their floors"],
+)
+def test_a_start_and_a_plan_of_a_spark_read_all_three_parts(
+    driver, toolkit, cudnn, below, monkeypatch, tmp_path
+):
+    """The whole rule: from the files of an engine's environment to the lines of both."""
+    environment = environment_of(tmp_path, toolkit, libcuda=driver)
+    dist_info(tmp_path, "nvidia-cudnn-cu13", cudnn)
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        monkeypatch.setenv(name, environment[name])
+    gb10 = profile.load("sm121-gpt-oss-120b")
+    configuration = ServerConfiguration(
+        name="a", engine="vllm", python=sys.executable, model="m", served_name="m"
+    )
+    obstacles = start_checks.find_obstacles(
+        gb10.arch, gb10.engine, [configuration], lambda _: environment,
+        directory=tmp_path, version=None, node_facts={},
+    )  # fmt: skip
+    found_here = [each for each in obstacles if each.check == "cuda_floor"]
+    assert [each.message.partition(":")[0] for each in found_here] == below
+    assert {each.severity for each in found_here} <= {"warning"}
+    target = Target(gb10.arch, profile=gb10, obstacle=None)
+    settings = Settings(target=GivenTarget(profile=gb10), report_dir=tmp_path)
+    lines = [
+        line for line in planning._start(settings, target, gb10) if "or newer on sm121" in line
+    ]
+    assert len(lines) == len(below)
+
+
 @pytest.mark.parametrize("asked", ["package", "variable", "neither"])
 def test_cudnn_is_that_of_the_engine(asked, monkeypatch, tmp_path):
     environment = environment_of(tmp_path, "13.0", 13000)
