@@ -10,8 +10,12 @@ from meta_tests.faults import speculation_faults
 from meta_tests.faults.speculation_faults import CLEAN, FAULTS
 from meta_tests.folders import IN_VLLM
 from sm121.answers import promised
+from sm121.core import profile
 from sm121.core.level_settings import Regression
+from sm121.core.verdict import Verdict
+from sm121.measure import gate
 from sm121.measure.counters import Drafted
+from sm121.performance.checks import PerformanceChecks
 from sm121.regression import trend
 from sm121.run.stored_run import StoredMetric
 
@@ -51,6 +55,22 @@ def test_what_was_drafted_between_two_moments():
     assert after.since(before) == Drafted(20, 40, 28, (16, 12))
     assert after.since(before).accepted_length == pytest.approx(2.4)
     assert Drafted(0, 0, 0).accepted_length is None
+
+
+@pytest.mark.parametrize(
+    ("accepted", "verdict"),
+    [((55, 27, 13), Verdict.FAIL), ((0, 0, 0), Verdict.FAIL), ((80, 60, 40), Verdict.PASS)],
+    ids=["as on a GB10 where the rate was halved", "never", "as expected"],
+)
+def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
+    """31 % of three drafts were accepted at 14 tok/s; 60 to 70 % are expected."""
+    gates = profile.load("sm121-gpt-oss-120b").judging("eagle3-short", "0.33.0").performance.gates
+    required = next(each for each in gates if each.metric == "accepted_length")
+    recorded = []
+    drafted = Drafted(100, 300, sum(accepted), accepted)
+    PerformanceChecks(None, recorded.append).accepted_length(drafted)
+    decision, _ = gate.decide_measurement(recorded[0], required, None, 1)
+    assert decision.verdict is verdict, decision.reason
 
 
 def test_samples_may_be_off_by_chance_and_no_further():
