@@ -25,9 +25,27 @@ def test_with_another_prompt_no_gate_of_a_rate_is_asked():
     """52 tok/s behind 512 tokens are less than behind 2,048."""
     for judged in (given(pp="512").of(GB10), given(pp="512").of(GB10).judging("cutlass", "0.33.0")):
         assert judged.performance.prompt_tokens == 512
-        assert [gate.metric for gate in judged.performance.gates] == ["startup_s"]
+        gates = [gate.metric for gate in judged.performance.gates]
+        assert gates == ["startup_s"], "it holds for any prompt"
         assert judged.asks is None
     assert given(pp="2048").of(GB10) is GB10
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ({}, []),
+        ({"pp": "2048"}, []),
+        ({"pp": "512"}, ["--pp 512 leaves out the gates of rates and times"]),
+        (
+            {"requests": "20"},
+            ["--requests, --crowd: the load was 20 requests, 8 at the same time"],
+        ),
+    ],
+)
+def test_the_last_line_has_what_an_option_changes(values, lines):
+    sizes = given(**values)
+    assert sizes.deviations(sizes.of(GB10)) == lines
 
 
 @pytest.mark.parametrize(

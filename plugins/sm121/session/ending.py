@@ -46,9 +46,8 @@ def judge(file: VerdictFile, settings: Settings, target: Target, gaps: Certifica
     gates = settings.without_number(target.profile)
     if gates:
         file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
-    prompt = settings.measuring.replaced.prompt_tokens
-    if prompt is not None:
-        file.reason += f"; --pp {prompt} leaves out the gates of rates and times"
+    for line in settings.measuring.replaced.deviations(target.profile):
+        file.reason += f"; {line}"
     if not file.finished or not settings.judging.certify:
         return
     certification.certify(

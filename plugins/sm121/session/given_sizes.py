@@ -64,6 +64,24 @@ class GivenSizes:
             update["stress"] = stress
         return chosen.model_copy(update=update) if update else chosen
 
+    def deviations(self, judged: Profile) -> list[str]:
+        """Return what the options change in the verdict, for the last line of a run.
+
+        Args:
+            judged: The profile with these sizes.
+        """
+        lines = []
+        has_rates = any(gate.unit in _OF_A_PROMPT for gate in judged.performance.gates)
+        if self.prompt_tokens is not None and not has_rates:
+            lines.append(f"--pp {self.prompt_tokens} leaves out the gates of rates and times")
+        if self.requests is not None or self.crowd is not None:
+            stress = judged.stress
+            lines.append(
+                f"--requests, --crowd: the load was {stress.load_requests.value:g} requests, "
+                f"{stress.load_concurrency.value:g} at the same time"
+            )
+        return lines
+
 
 def read(option: Option) -> GivenSizes:
     """Read the options.
