@@ -28,9 +28,9 @@ def test_chat_rate(performance, profile):
     performance.chat_rate(profile.performance.chats, profile.gate("tg32@d0"))
 
 
-def test_sampled_rate(performance, tokens, profile):
-    """tg32 and tg128 at temperature 1.0 are nearly as fast as greedy ones of the same lengths."""
-    performance.sampled_rate(tokens, profile.performance.chats)
+def test_sampled_rate(performance, tokens):
+    """tg32 and tg128 at temperature 1.0 are measured beside greedy ones. They have no gate."""
+    performance.sampled_rate(tokens)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])

@@ -205,7 +205,7 @@ def sample(timed_server, tmp_path):
         recorded = []
         url = timed_server("--rate", str(RATE), *options).base_url
         with MeasuredServer.open(Endpoint(url, "none", "gpt-oss-120b"), PLAN, tmp_path) as server:
-            PerformanceChecks(Bench(server, PLAN), recorded.append).sampled_rate(32, CHATS)
+            PerformanceChecks(Bench(server, PLAN), recorded.append).sampled_rate(32)
         return recorded[0]
 
     return sample_them
@@ -218,17 +218,11 @@ def test_sampled_answers_stand_beside_greedy_ones(sample):
     assert measurement.extra["beside"] == pytest.approx([RATE] * 4, rel=0.08)
 
 
-def test_a_slow_sampler_fails_whatever_greedy_answers_reach(sample):
-    with pytest.raises(unmet.Unmet, match="sampled answers are at least 90% as fast") as caught:
-        sample("--sampled-slower", "1.3")
-    (fact,) = caught.value.facts
-    assert fact.limit == pytest.approx(0.9 * RATE, rel=0.05) and "tg32@d0 is" in fact.evidence
-
-
 def test_sampled_answers_that_fail_are_no_number(sample):
     assert not sample("--fail-every", "7").valid
 
 
-def test_what_a_drafting_server_samples_is_shown_only(sample):
-    drafts = ("--trap", "speculative", "--sampled-slower", "2")
-    assert sample(*drafts).samples == pytest.approx([RATE / 2] * 4, rel=0.08)
+def test_a_slow_sampler_has_its_rate_beside_the_greedy_one(sample):
+    measurement = sample("--trap", "speculative", "--sampled-slower", "2")
+    assert measurement.samples == pytest.approx([RATE / 2] * 4, rel=0.08)
+    assert measurement.extra["beside"] == pytest.approx([RATE] * 4, rel=0.08)
