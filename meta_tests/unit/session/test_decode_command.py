@@ -12,6 +12,9 @@ from sm121 import cli
 from sm121.session import decode_command
 
 STATUS_NOT_RUN = 4
+#: gpt-oss-120b with all weights in MXFP4, at the 235 GB/s of a healthy GB10.
+TOKEN_BOUND = "gate of the guide: 20 ms a token; the memory allows 11."
+MOE_BOUND = "gate of the guide: 1 ms; the memory allows 0.225"
 
 
 @pytest.fixture
@@ -29,16 +32,19 @@ def profiled(tmp_path, capsys):
 
 def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
     trace = decode_traces.write(tmp_path / "w.pt.trace.json.gz")
-    status, out, _ = profiled(trace, "--backend", "CUTLASS")
+    words = ("--backend", "CUTLASS", "--profile", "sm121-gpt-oss-120b")
+    status, out, _ = profiled(trace, *words)
     assert status == 0, out
     for words in (
+        MOE_BOUND,
+        TOKEN_BOUND,
+        "openai/gpt-oss-120b with all weights in MXFP4",
         "| MoE FC1 | 38.9% | 4.320 | 120.0 | 36.0 |",
         "| MoE FC2 | 19.4% | 2.160 | 60.0 | 36.0 |",
         "| routing |",
         "| norms |",
         "| host: no kernel runs | 0.2% |",
-        "| MoE GEMM of a layer, batch 1 (ms) | 0.180 | gate of the guide: 1 ms |",
-        "gate of the guide: 20 ms a token",
+        "| MoE GEMM of a layer, batch 1 (ms) | 0.180 | gate of the guide: 1 ms; the memory",
         "1.0 launches by the host and 468.0 kernels a step",
         "- MoE takes 63% of the step (more than 50%): work on the MoE kernel (CUTLASS, tiles)",
     ):
@@ -100,7 +106,10 @@ def test_a_running_server_is_profiled(profiled, fault_server, tmp_path, monkeypa
     status, out, err = profiled(server.base_url, *words)
     assert status == 0, err
     assert (len(asked["prompt"]), asked["steps"]) == (512, 16)
-    assert f"# Decode of {server.base_url}" in out and "No roofline: what a running server" in out
+    assert f"# Decode of {server.base_url}" in out
+    assert "No roofline: profile cpu-tiny-gpt-oss has no bandwidth of a healthy machine" in out
+    _, out, _ = profiled(server.base_url, *words, "--profile", "sm121-gpt-oss-120b")
+    assert f"| {TOKEN_BOUND}" in out and f"| {MOE_BOUND}" in out
 
 
 @pytest.mark.parametrize(

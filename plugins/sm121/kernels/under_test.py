@@ -33,13 +33,14 @@ class TimedCase:
 
     @property
     def measurement(self) -> Measurement:
-        """The time as a metric of verdict.json. It has no gate, but is compared with other runs."""
+        """The time as a metric of verdict.json, with its share of the measured bandwidth."""
         return Measurement(
             name=self.case.metric,
             unit="µs",
             samples=[1e6 * seconds for seconds in self.seconds],
             higher_is_better=False,
             case=self.case.sizes,
+            extra={"roofline_share": self.about.get("roofline_share")},
         )
 
 

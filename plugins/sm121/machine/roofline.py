@@ -32,6 +32,8 @@ _DEFAULT_BITS = 16.0
 _VALUE_BYTES = 2
 #: The name of a metric that is the decode rate of one stream, with its depth.
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
+#: The name of a metric that is the time per token of one stream, at depth 0.
+_TOKEN_TIME = re.compile(r"tpot_p\d+")
 
 
 class _File(DataTable):
@@ -217,18 +219,45 @@ def _padding(moe: str) -> tuple[int, int]:
 
 
 def depth_of(metric: str) -> int | None:
-    """Return the depth in the name of a decode rate.
+    """Return the depth of a decode rate, or of a time per token.
 
     Args:
         metric: The name of a metric.
 
     Returns:
-        The depth; None if the metric is not a decode rate of one stream.
+        The depth; None if the metric is neither of one stream.
     """
+    if _TOKEN_TIME.fullmatch(metric):
+        return 0
     named = _DECODE_RATE.fullmatch(metric)
     if named is None:
         return None
     return int(named["depth"] or 0)
+
+
+def converted(metric: str, value: float) -> float:
+    """Convert a value of a metric into tokens per second, or tokens per second into its unit.
+
+    Args:
+        metric: The name of a decode rate (tok/s) or of a time per token (ms).
+        value: A value in the metric's unit, or a rate in tok/s.
+    """
+    return 1e3 / value if _TOKEN_TIME.fullmatch(metric) else value
+
+
+def required_rate(gate: Gate) -> float | None:
+    """Return the rate that a gate requires of one stream.
+
+    Args:
+        gate: The gate.
+
+    Returns:
+        The rate in tok/s; None if the gate is not on a decode rate or a time per token.
+    """
+    limit = gate.at_most if gate.minimum is None else gate.minimum
+    if limit is None or depth_of(gate.metric) is None:
+        return None
+    return converted(gate.metric, limit)
 
 
 def cost(
@@ -318,10 +347,11 @@ def out_of_reach(
         where = "on the fastest healthy machine"
         if own.box is not None and own.box.healthy_gb_s is not None:
             rate = own.box.healthy_gb_s.high
-    if read is None or rate is None or depth is None or gate.minimum is None:
+    required = required_rate(gate)
+    if read is None or rate is None or depth is None or required is None:
         return None
     bound = Ceiling(read, rate, 1.0).tok_s
-    if bound >= gate.minimum:
+    if bound >= required:
         return None
     costs = {}
     for name in (*own.configurations, *own.lacking):
@@ -330,7 +360,7 @@ def out_of_reach(
             costs[name] = bytes_of_token
     best = min(costs, key=lambda name: costs[name].total, default="")
     remedy = "it needs fewer bits, or speculation"
-    if best and Ceiling(costs[best], rate, 1.0).tok_s >= gate.minimum:
+    if best and Ceiling(costs[best], rate, 1.0).tok_s >= required:
         options = byte_options(_arguments_of(own, best))
         remedy = f"configuration {best} ({options}) reads {costs[best].total / 1e9:.2f}"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"

@@ -305,9 +305,13 @@ class Recorder:
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
     ) -> _Roofline:
-        """Return the bound of a decode rate, and whether the rate breaks it."""
+        """Return the bound of a rate, a time per token or a kernel, and whether it is broken."""
+        share = measurement.extra.get("roofline_share")
+        if share is not None and estimate is not None:
+            return _Roofline({"roofline": share, "bound": round(share * estimate.value, 2)})
         box = self.box
-        depth = roofline.depth_of(measurement.name)
+        name = measurement.name
+        depth = roofline.depth_of(name)
         if box is None or depth is None:
             return _Roofline()
         bounds = box.bounds
@@ -330,21 +334,22 @@ class Recorder:
             )
         if estimate is None:
             return _Roofline(fields)
+        rate = roofline.converted(name, estimate.value)
         broken = None
         speculates = self.run.record.file.engine.path.speculative not in (None, "none")
         if highest is not None and not speculates:
-            broken = highest.broken_by(estimate.value)
+            broken = highest.broken_by(rate)
         if ceiling is None:
             return _Roofline(fields, broken)
-        above_served = ceiling.broken_by(estimate.value)
+        above_served = ceiling.broken_by(rate)
         if above_served and not broken:
             self.run.record.remark(
-                f"{measurement.name}: more than the bytes of this configuration allow, so the "
+                f"{name}: more than the bytes of this configuration allow, so the "
                 f"engine quantises what nothing shows it to quantise ({above_served})",
                 at_once=False,
             )
-        fields["bound"] = round(ceiling.tok_s, 2)
-        fields["roofline"] = round(ceiling.share(estimate.value), 4)
+        fields["bound"] = round(roofline.converted(name, ceiling.tok_s), 2)
+        fields["roofline"] = round(ceiling.share(rate), 4)
         return _Roofline(fields, broken)
 
 

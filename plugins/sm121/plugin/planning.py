@@ -406,7 +406,8 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
         read = roofline.cost(profile, name, depth, config, settings.engine.arguments)
         why = roofline.out_of_reach(profile, gate, read, config, gb_s)
         if why:
-            label = f"gate {gate.metric}: {gate.minimum:g} {gate.unit}{suffix}"
+            limit = gate.at_most if gate.minimum is None else gate.minimum
+            label = f"gate {gate.metric}: {limit:g} {gate.unit}{suffix}"
             yield f"{label} is above the bound: configuration {name} reads {why}"
 
 

@@ -96,6 +96,7 @@ class Subject:
         layout: The KV layout that the log shows; None: not known.
         bound_ms: The shortest time of a token by the memory; None: not known.
         moe_bound_ms: The same, of the experts of one layer.
+        bound_formats: The formats of the bound if the subject's own are not known; else empty.
         no_bound: Why there is no bound.
         faults: What is wrong beside the kernels.
     """
@@ -106,6 +107,7 @@ class Subject:
     layout: str | None = None
     bound_ms: float | None = None
     moe_bound_ms: float | None = None
+    bound_formats: str = ""
     no_bound: str = ""
     faults: list[str] = field(default_factory=list)
 
@@ -167,7 +169,7 @@ def run(request: Request) -> Result:
         subject, profile = _of_running(request)
     elif Path(request.target).is_file():
         subject = Subject(request.target, None, request.backends)
-        subject.no_bound = "a file of a profiler does not show what the server reads"
+        _add_least_bound(subject, request)
         profile = profile_files.read_profile(Path(request.target))
     else:
         subject, profile = _of_start(request)
@@ -207,7 +209,7 @@ def _of_running(request: Request) -> tuple[Subject, KernelProfile]:
     if not request.traces.is_dir():
         raise UsageError(f"--traces {request.traces}: expected a folder on this machine")
     subject = Subject(server.endpoint.base_url, request.prompt, request.backends)
-    subject.no_bound = "what a running server reads is in its log: sm121 path LOG has the bound"
+    _add_least_bound(subject, request)
     try:
         return subject, _take(server.endpoint, request.traces, request)
     except NotRun as error:
@@ -270,9 +272,37 @@ def _add_bound(
     if read is None:
         subject.no_bound = "the formats of its layers are not known, or it speculates"
         return
-    subject.bound_ms = 1e3 / roofline.Ceiling(read, healthy.high, 1.0).tok_s
+    _set_bound(subject, read, healthy.high, config)
+
+
+def _add_least_bound(subject: Subject, request: Request) -> None:
+    """Add the bound of the profile's model with all weights in MXFP4.
+
+    The formats of a running server are only in its log, and a file contains no formats. No server
+    of the model reads less.
+    """
+    name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
+    chosen = profiles.load(name)
+    config = roofline.read_config(chosen.model.id)
+    healthy = None if chosen.box is None else chosen.box.healthy_gb_s
+    if config is None or healthy is None:
+        subject.no_bound = (
+            f"profile {chosen.name} has no bandwidth of a healthy machine (--profile names another)"
+        )
+        return
+    depth = subject.prompt or 0
+    least = roofline.traffic(config, depth=depth, formats=roofline.SMALLEST)
+    subject.bound_formats = f"{chosen.model.id} with all weights in MXFP4"
+    _set_bound(subject, roofline.spread(least, chosen.nodes, config), healthy.high, config)
+
+
+def _set_bound(
+    subject: Subject, read: roofline.Traffic, gb_s: float, config: Mapping[str, Any]
+) -> None:
+    """Compute both bounds from the bytes of a token and the bandwidth in GB/s."""
+    subject.bound_ms = 1e3 / roofline.Ceiling(read, gb_s, 1.0).tok_s
     layers = int(config["num_hidden_layers"])
-    subject.moe_bound_ms = read.experts / (healthy.high * 1e9) / layers * 1e3
+    subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
 
 
 def _take(endpoint: Endpoint, traces: Path, request: Request) -> KernelProfile:
