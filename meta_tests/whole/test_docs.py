@@ -21,7 +21,7 @@ from sm121 import cli
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.run import verdict_file
-from tools.reference import commands, options, pages, requirements
+from tools.reference import commands, options, originals, pages, requirements
 
 DOCS = ROOT / "docs"
 TABLES = sorted((DOCS / "tables").glob("*.md"))
@@ -90,6 +90,25 @@ def test_the_requirements_cover_every_test():
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
                 assert f"| `{node.name}` | " in text, f"{file.name}: {node.name}"
+
+
+def test_the_rows_of_the_original_documents_name_what_there_is():
+    """Each row is complete or has a reason, and its tests, commands, files and options exist."""
+    levels = (DOCS / "requirements.md").read_text("utf-8")
+    own = "".join(file.read_text("utf-8") for file in (ROOT / "meta_tests").rglob("test_*.py"))
+    known = " ".join(name for option in options.declared()[0] for name in option.names)
+    words = commands.page(cli.parser())
+    for row in originals.read(DOCS):
+        reason = row.state.removeprefix(originals.NOT_APPLICABLE)
+        assert row.state == originals.COMPLETE or (reason != row.state and reason), row.text
+        for name in re.findall(r"`(test_\w+)`", row.where):
+            assert f"| `{name}` | " in levels or f"def {name}(" in own, row.text
+        for name in re.findall(r"`sm121 ([a-z-]+)", row.where):
+            assert f"## sm121 {name}\n" in words, row.text
+        for name in re.findall(r"`((?:fixtures|docker)/[\w./-]*)`", row.where):
+            assert (ROOT / name).exists(), row.text
+        for name in re.findall(r"(?:`|pytest )(--[a-z-]+)", row.where):
+            assert name in known or name in words or name.startswith("--benchmark"), row.text
 
 
 def test_a_test_without_a_requirement_is_refused(tmp_path):

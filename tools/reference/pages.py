@@ -16,7 +16,7 @@ from tools.reference import (
 )
 
 MADE: dict[str, Callable[[Path], str]] = {
-    "requirements.md": lambda docs: requirements.page(docs.parent / "tests"),
+    "requirements.md": lambda docs: requirements.page(docs.parent / "tests", docs),
     "tables/crash-classes.md": lambda _docs: crash_classes.page(),
     "tables/configurations.md": lambda _docs: configurations.page(),
     "commands.md": lambda _docs: commands.page(cli.parser()),

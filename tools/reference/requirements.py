@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import LEVELS
+from tools.reference import originals
 from tools.reference.markdown import MADE_BY, cell
 
 _SHOWN_MARKS = ("slow", "ab_run")
@@ -50,7 +51,7 @@ def read(folder: Path) -> list[LevelModule]:
     return sorted(modules, key=lambda module: LEVELS.index(module.level))
 
 
-def page(folder: Path) -> str:
+def page(folder: Path, docs: Path) -> str:
     """docs/requirements.md."""
     modules = read(folder)
     count = sum(len(module.requirements) for module in modules)
@@ -71,6 +72,7 @@ def page(folder: Path) -> str:
             marks = "".join(f" ({mark})" for mark in item.marks)
             applies = ", ".join(item.applies_to) or "all"
             lines.append(f"| `{item.name}` | {cell(item.text)}{over}{marks} | {applies} |")
+    lines += ["", *originals.counts(docs)]
     return "\n".join(lines) + "\n"
 
 
