@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from meta_tests.fakes.ci_runner import Runner
-from meta_tests.fakes.gb10.catalogue import HEALTHY, SICK, Case
-from meta_tests.fakes.gb10.machine import Behind, Machine, vllm_on_the_cpu
+from meta_tests.fakes.fat_binaries import SMALL_KERNEL
+from meta_tests.fakes.gb10.catalogue import HEALTHY, SICK, TAGGED, Case
+from meta_tests.fakes.gb10.machine import BUILD, LIBRARIES, Behind, Machine, vllm_on_the_cpu
 from meta_tests.fakes.gb10.server import Gb10
 from meta_tests.faults import catalogue_rows
+from meta_tests.folders import ROOT
 from sm121.core import vocabulary
 
 #: Of a machine whose server refuses to start.
@@ -108,3 +113,46 @@ def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
     line = next(line for line in done.stdout.splitlines() if line.startswith("NOT_RUN: "))
     assert "`hf download nvidia/gpt-oss-120b-Eagle3-short-context` first" in line
     assert done.returncode == 5, done.stdout
+
+
+def _documented_call(hypothesis: str) -> list[str]:
+    """The arguments of pytest in the header of a file of hypotheses."""
+    text = (ROOT / "fixtures" / "hypotheses" / hypothesis).read_text("utf-8")
+    header = [line[1:] for line in text.splitlines() if line.startswith("#")]
+    words = shlex.split("\n".join(header).partition("pytest ")[2].replace("\\\n", " "))
+    return words[: words.index("--hypothesis") + 2]
+
+
+def _compile(box: Machine) -> None:
+    """Machine code of nvcc for GB10 in vLLM's libraries, where there is an nvcc."""
+    if nvcc := shutil.which("nvcc"):
+        source = box.folder / "kernel.cu"
+        source.write_text(SMALL_KERNEL)
+        target = next(box.python.parent.parent.glob("lib/python*/site-packages/vllm"))
+        made = target / LIBRARIES[0]
+        flags = ["-shared", "-arch=sm_121a", "-Xcompiler", "-fPIC", "-cudart", "none"]
+        subprocess.run([nvcc, *flags, "-o", str(made), str(source)], check=True)
+        shutil.copy(made, target / LIBRARIES[1])
+
+
+@pytest.mark.slow("a comparison of two starts, whole")
+def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
+    """The documented call is green on a healthy machine."""
+    box = Machine(tmp_path / "gb10", BUILD, behind, version=TAGGED)
+    box.build()
+    _compile(box)
+    done = box.run(*_documented_call("cutlass.toml"))
+    assert done.returncode == 0, done.stdout
+    by_name = {test["id"].rpartition("::")[2]: test["verdict"] for test in box.verdict["tests"]}
+    assert by_name["test_engine_has_code_for_this_gpu"] == "PASS"
+    assert by_name["test_the_hypothesis_holds"] == "PASS"
+
+
+@pytest.mark.slow("an interpreter of its own")
+def test_libraries_without_code_for_gb10(tmp_path: Path):
+    """The same test fails if vLLM was built for other GPUs."""
+    box = Machine(tmp_path / "gb10", BUILD, NOBODY, version=TAGGED, code="90a")
+    box.build()
+    done = box.run("tests/test_kernel.py::test_engine_has_code_for_this_gpu")
+    assert done.returncode == 1, done.stdout
+    assert "machine code that runs on sm_121, seen: sm_90a" in _said(box.verdict)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from meta_tests.fakes import fat_binaries
 from meta_tests.fakes.installed import dist_info
 from meta_tests.folders import ROOT
 from sm121.engines.ports import free_port
@@ -30,6 +31,9 @@ MODEL = "gpt-oss-120b"
 #: The MXFP4 build, where a release is named.
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
+
+#: Libraries of vLLM's wheel that have device code. Nothing on the stand-in imports them.
+LIBRARIES = ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so")
 
 #: Its device, its state, its rates, and FlashInfer's modules that it compiled before.
 HEALTHY_ONE: dict[str, Any] = tomllib.loads((HERE / "healthy.toml").read_text("utf-8"))
@@ -106,6 +110,8 @@ class Machine:
     warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
     #: Another machine is beside it, and one server spans both.
     two: bool = False
+    #: The architecture of the machine code in vLLM's libraries.
+    code: str = "121a"
     #: What dmesg says, after a moment on the clock of the kernel's messages.
     kernel_log: str = ""
 
@@ -134,6 +140,9 @@ class Machine:
         )
         of_engine, of_suite = map(self._venv, ("engine", "suite"))
         _vllm(of_engine, self.version or self.release, self.release == BUILD)
+        for name in LIBRARIES:
+            code = fat_binaries.entry(fat_binaries.SASS, self.code)
+            fat_binaries.library(of_engine / "vllm" / name, code)
         version = self.flashinfer or _flashinfer_of(self.release)
         _flashinfer(of_engine, version)
         for module in self.warm:
