@@ -29,6 +29,7 @@ from sm121.core.verdict import NotRun
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 contract = pytest.mark.severity("contract")
 courtesy = pytest.mark.severity("courtesy")
+ONE_WITH_TOOLS = pytest.param(True, marks=pytest.mark.ability("tools"))
 
 
 def test_known_answers(sdk, profile):
@@ -305,9 +306,9 @@ def test_tools_are_called_as_published(api, profile, conformance, remark):
 
 
 @contract
-def test_usage_equals_the_ids(api):
+def test_usage_equals_the_ids(api, profile):
     """Usage counts the ids that came: at a natural end, at the limit, and over several choices."""
-    endings.usage_equals_the_ids(api)
+    endings.usage_equals_the_ids(api, profile.correctness)
 
 
 @contract
@@ -366,11 +367,7 @@ def test_min_tokens_is_kept(api, profile):
 @contract
 def test_ignore_eos_goes_on(api, profile):
     """The end-of-text token does not end the answer, and no special token is shown."""
-    api.capabilities.require("ignore_eos")
-    limit = endings.natural_length(api, profile.correctness) + 6
-    answer = api.complete(harmony.PROMPT, ignore_eos=True, max_tokens=limit)
-    ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
-    require(ending == (limit, "length"), f"{limit} and length", ending)
+    endings.ignore_eos_goes_on(api, profile.correctness)
 
 
 @contract
@@ -385,9 +382,9 @@ def test_a_stop_token_ends_the_answer(api):
     endings.stop_token_ends_the_answer(api)
 
 
-def test_special_tokens_never_leak(api):
+def test_special_tokens_never_leak(api, profile):
     """No text has a special token, neither at a natural end nor in a stream."""
-    endings.special_tokens_are_hidden(api)
+    endings.special_tokens_are_hidden(api, profile.correctness)
 
 
 @contract
@@ -437,7 +434,7 @@ def test_answers_belong_to_their_prompts(api, profile):
     sampling.answers_belong_to_their_prompts(api, profile.correctness)
 
 
-# gpt-oss over harmony: chat and Responses.
+# Chat and Responses; for gpt-oss over harmony.
 
 
 def test_chats_end_in_a_final_message(api, profile):
@@ -445,30 +442,30 @@ def test_chats_end_in_a_final_message(api, profile):
     endings.chats_end_in_a_final_message(api, profile.correctness)
 
 
+@pytest.mark.ability("harmony")
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
 def test_tokens_of_a_chat_are_harmony(api, profile, effort):
     """The first token is the channel token, and every message has a begin and an end."""
     endings.chats_are_harmony(api, profile.correctness, effort)
 
 
+@pytest.mark.ability("harmony")
 def test_first_token_is_the_channel_token(api, profile):
     """A chat begins with the channel token. Log-probabilities show it where there are no ids."""
-    answer = api.chat(profile.correctness.chats[0].question, max_tokens=3, logprobs=True)
-    entries = (answer["choices"][0].get("logprobs") or {}).get("content")
-    require(entries and entries[0], "a log-probability of the first token", entries)
-    first = entries[0].get("token")
-    require(first == "<|channel|>", "<|channel|>", repr(first))
+    endings.begins_with_the_channel_token(api, profile.correctness)
 
 
 # What a chat becomes: fixtures/api/chats.toml against oss-harmony's own rendering.
 
 
+@pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chats.load_chats(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
     """Every part of a chat reaches the model, earlier reasoning does not, and text stays text."""
     chat_prompts.becomes_its_harmony(api, chat, server_environment)
 
 
+@pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chat_prompts.TELLING)
 def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat):
     """The answer is the one of the chat's own tokens; without ids, it depends on the chat."""
@@ -476,6 +473,7 @@ def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat
     chat_prompts.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
 
 
+@pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
     """Instructions, turns, calls and results of a response reach the model, as usage counts."""
@@ -489,18 +487,21 @@ def test_a_response_goes_on_from_another(api, server, profile, remark):
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_tool_calls_are_right_every_time(api, profile):
     """pass^k: one call of the right tool with the right arguments, and no content."""
     tools.called_every_time(api, profile.correctness)
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_a_tool_can_be_named(api, profile):
     """tool_choice with a name calls that tool, whatever was asked."""
     tools.named(api, profile.correctness)
 
 
 @contract
+@pytest.mark.ability("tools")
 @pytest.mark.parametrize("name", ["get-weather", "weather.get", "mcp__weather-eu__get"])
 def test_a_tool_keeps_its_name(api, profile, name):
     """A tool whose name has a hyphen or a dot, as those of MCP servers, is called by that name. A
@@ -509,12 +510,14 @@ def test_a_tool_keeps_its_name(api, profile, name):
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_a_tool_can_be_required(api, profile):
     """tool_choice "required" calls some tool, whatever was asked."""
     tools.required(api, profile.correctness)
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_tools_can_be_forbidden(api, profile):
     """tool_choice "none" calls no tool, even if one would help."""
     tools.forbidden(api, profile.correctness)
@@ -528,13 +531,14 @@ def test_tools_are_called_in_parallel(api, profile):
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_a_tool_result_is_answered(api, profile):
     """After question, call and result, the answer says what the result says."""
     tools.results_are_answered(api, profile.correctness)
 
 
 @contract
-@pytest.mark.parametrize("with_tools", [False, True], ids=["message", "tool call"])
+@pytest.mark.parametrize("with_tools", [False, ONE_WITH_TOOLS], ids=["message", "tool call"])
 def test_deltas_add_up_to_the_message(api, profile, with_tools):
     """A streamed chat is the same message, with the same usage, as one that is not streamed."""
     streaming.deltas_add_up(api, profile.correctness, with_tools=with_tools)
@@ -556,14 +560,11 @@ def test_a_response_has_reasoning_and_message(api, profile):
 @contract
 def test_a_response_that_was_cut_off_says_so(api, profile):
     """A response that was cut off is incomplete, with the reason, and usage counts to the limit."""
-    answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
-    reason = (answer.get("incomplete_details") or {}).get("reason")
-    observed = f"{answer['status']} for {reason} with {answer['usage']['output_tokens']} tokens"
-    required = "incomplete for max_output_tokens with 8 tokens"
-    require(observed == required, required, observed)
+    responses.is_incomplete_at_the_limit(api, profile.correctness)
 
 
 @contract
+@pytest.mark.ability("tools")
 def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
     """A response has a function_call item. After its output a message says what the output says."""
     responses.calls_and_reads_the_result(api, profile.correctness)
@@ -708,6 +709,7 @@ def test_an_error_of_a_stream_is_an_error(api):
     streaming.refuses_with_a_status(api)
 
 
+@pytest.mark.ability("harmony")
 def test_no_harmony_error_in_the_log(server):
     """No request of this level, of which this is the last test, broke harmony's parser."""
     if server.log is None:

@@ -66,6 +66,20 @@ def test_where_no_oracle_can_judge_a_golden_file_does():
     assert certified(without(whole(), "golden_file")).certified
 
 
+def test_the_first_line_of_a_certificate_says_that_there_is_no_oracle():
+    why = "no oracle for this architecture"
+    cannot = {**CPU.correctness.cannot, "oracle": why}
+    update = {"cannot": cannot, "log_probability_tolerance": {}}
+    correctness = CPU.correctness.model_copy(update=update)
+    judging = CPU.model_copy(update={"correctness": correctness})
+    file = whole(judging)
+    file.certificate_levels = ["smoke"]
+    run = certified(file, judging)
+    first = f"PASS (certified, without an oracle: {why})"
+    assert run.certified and first in summary.markdown(run).replace("\\", "")
+    assert "without an oracle" not in certified(whole()).certificate
+
+
 @pytest.mark.parametrize(
     ("changed", "deselected", "doubt"),
     [

@@ -21,17 +21,17 @@ _LATEST = 10_000_000_000
 
 
 def natural_length(api: Api, correctness: Correctness) -> int:
-    """Return the number of tokens of a harmony answer that ends by itself.
+    """Return the number of tokens of an answer to a chat's text that ends by itself.
 
     Args:
         api: The API of the server.
-        correctness: ``max_answer_tokens`` is the limit.
+        correctness: ``chat_format`` has the text, ``max_answer_tokens`` is the limit.
 
     Raises:
         Unmet: The answer does not end within the limit.
     """
     limit = correctness.max_answer_tokens
-    answer = api.complete(harmony.PROMPT, max_tokens=limit)
+    answer = api.complete(correctness.chat_format.prompt, max_tokens=limit)
     finish = answer["choices"][0]["finish_reason"]
     require(finish == "stop", f"an end within {limit} tokens", finish)
     return int(answer["usage"]["completion_tokens"])
@@ -111,23 +111,26 @@ def stop_token_ends_the_answer(api: Api) -> None:
     require(choice["finish_reason"] == "stop", "stop", choice["finish_reason"])
 
 
-def special_tokens_are_hidden(api: Api) -> None:
+def special_tokens_are_hidden(api: Api, correctness: Correctness) -> None:
     """Require texts without special tokens at a natural end, streamed or not.
 
     Args:
         api: The API of the server.
+        correctness: ``chat_format`` has a chat's text, and the special tokens.
 
     Raises:
         Unmet: A text contains a special token.
         NotRun: The engine does not remove special tokens.
     """
     api.capabilities.require("hidden_special_tokens")
-    choices = api.complete(harmony.PROMPT, max_tokens=60)["choices"][:1]
-    choices += stream.completion_of(api.stream_completion(harmony.PROMPT, max_tokens=60))
+    form = correctness.chat_format
+    choices = api.complete(form.prompt, max_tokens=60)["choices"][:1]
+    choices += stream.completion_of(api.stream_completion(form.prompt, max_tokens=60))
     texts = [choice["text"] for choice in choices]
     leaks = []
     for text in texts:
         leaks += harmony.leaked(text)
+        leaks += [special for special in form.special if special in text]
     require(not leaks, "no special token", f"{leaks} in {texts}")
 
 
@@ -170,12 +173,13 @@ def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
     """
     api.capabilities.require("min_tokens")
     least = natural_length(api, correctness) + 6
-    counted = _counted(api, harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
+    counted = _counted(api, correctness.chat_format.prompt, min_tokens=least, max_tokens=least + 6)
     require(counted >= least, f"at least {least} tokens", counted)
     if not api.capabilities.can("logit_bias"):
         return
     stop = api.ids(PROMPT)[-1]
-    ends: list[tuple[int, Json]] = [(harmony.RETURN, {}), (stop, {"stop_token_ids": [stop]})]
+    end_token = correctness.chat_format.end_token
+    ends: list[tuple[int, Json]] = [(end_token, {}), (stop, {"stop_token_ids": [stop]})]
     for end, options in ends:
         options |= {"max_tokens": 24, "logit_bias": {str(end): 100}}
         without = _counted(api, PROMPT, **options)
@@ -184,6 +188,43 @@ def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
             counted = _counted(api, PROMPT, min_tokens=least, **options)
             required = least + without
             require(counted == required, f"{required} tokens", counted, f"min_tokens {least}")
+
+
+def ignore_eos_goes_on(api: Api, correctness: Correctness) -> None:
+    """Require that a chat's text is continued past its end token, up to the limit.
+
+    Args:
+        api: The API of the server.
+        correctness: ``chat_format`` has the text.
+
+    Raises:
+        Unmet: The answer has another length or finish_reason.
+        NotRun: The engine does not support ignore_eos.
+    """
+    api.capabilities.require("ignore_eos")
+    limit = natural_length(api, correctness) + 6
+    prompt = correctness.chat_format.prompt
+    answer = api.complete(prompt, ignore_eos=True, max_tokens=limit)
+    ending = (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"])
+    require(ending == (limit, "length"), f"{limit} and length", ending)
+
+
+def begins_with_the_channel_token(api: Api, correctness: Correctness) -> None:
+    """Require that the log-probabilities of a chat begin with harmony's channel token.
+
+    Args:
+        api: The API of the server.
+        correctness: The question of its first chat is sent.
+
+    Raises:
+        Unmet: The first token is another one, or has no log-probability.
+    """
+    answer = api.chat(correctness.chats[0].question, max_tokens=3, logprobs=True)
+    listed = answer["choices"][0].get("logprobs") or {}
+    entries: list[Json] = listed.get("content") or []
+    require(entries and entries[0], "a log-probability of the first token", entries)
+    first = entries[0].get("token")
+    require(first == "<|channel|>", "<|channel|>", repr(first))
 
 
 def _counted(api: Api, prompt: str, **options: Any) -> int:
@@ -211,7 +252,7 @@ def are_told_apart(api: Api, correctness: Correctness) -> None:
             api.stream_chat(question, max_tokens=1)
         if can("responses"):
             times.append(api.send_response(question, max_output_tokens=1)["created_at"])
-    if can("tools"):
+    if can("tools") and correctness.tool_calls:
         for _ in range(2):
             tool_question = correctness.tool_calls[0].question
             tools.ask(api, tool_question, tools.tools(), correctness.max_answer_tokens)
@@ -222,7 +263,7 @@ def are_told_apart(api: Api, correctness: Correctness) -> None:
     require(right, "seconds since 1970", "another time", evidence=times)
 
 
-def usage_equals_the_ids(api: Api) -> None:
+def usage_equals_the_ids(api: Api, correctness: Correctness) -> None:
     """Require that usage equals the number of ids in prompts and answers.
 
     The requests are: an answer that ends by itself, one that ends at a limit, one with several
@@ -230,6 +271,7 @@ def usage_equals_the_ids(api: Api) -> None:
 
     Args:
         api: The API of the server.
+        correctness: ``chat_format`` has a chat's text.
 
     Raises:
         Unmet: Usage differs from the number of ids.
@@ -251,7 +293,7 @@ def usage_equals_the_ids(api: Api) -> None:
         about = f"{prompt!r} {options}"
         require(off == (0, 0), required, f"{off} more", about, evidence=f"{usage}")
 
-    prompts = (harmony.PROMPT, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
+    prompts = (correctness.chat_format.prompt, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
     several = {"max_tokens": 6, "n": 2, "temperature": 1.0}
     options_each = ({"max_tokens": 200}, {"max_tokens": 9}, {"max_tokens": 5}, several)
     require_each(counts, prompts, options_each)
@@ -303,7 +345,7 @@ def chats_end_in_a_final_message(api: Api, correctness: Correctness) -> None:
         require(content is not None, expected, message, about)
         require(chat.contains in content, f"content with {chat.contains!r}", message, about)
         require(choice["finish_reason"] == "stop", "stop", choice, about)
-        if reasoning_field:
+        if reasoning_field and correctness.chat_format.reasoning:
             reasoning = message.get(reasoning_field)
             apart = reasoning and reasoning not in content
             require(apart, "reasoning apart", message, about)

@@ -23,9 +23,6 @@ CALL = 200012
 #: The tokens that end a message.
 ENDS = (END, RETURN, CALL)
 
-#: A chat in this format, as a prompt for /v1/completions. The answer ends with a special token.
-PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
-
 #: Texts of the special tokens. Texts for users must not contain them.
 SPECIAL_TEXTS = (
     "<|start|>",

@@ -32,7 +32,7 @@ _SHORT = 16
 
 
 def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
-    """Require one item of reasoning and one message with the answer in a completed response.
+    """Require one message with the answer, after one item of reasoning if the model reasons.
 
     Args:
         api: The API of the server.
@@ -45,9 +45,29 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
     answer = api.respond(chat.question, max_output_tokens=correctness.max_answer_tokens)
     require(answer["status"] == "completed", "completed", answer["status"])
     types = [item["type"] for item in answer["output"]]
-    require(types == ["reasoning", "message"], "reasoning and message", types)
+    expected = ["message"]
+    if correctness.chat_format.reasoning:
+        expected = ["reasoning", "message"]
+    require(types == expected, " and ".join(expected), types)
     text = _text(answer["output"][-1:])
     require(chat.contains in text, repr(chat.contains), repr(text))
+
+
+def is_incomplete_at_the_limit(api: Api, correctness: Correctness) -> None:
+    """Require the status and the reason of a response that ended at its limit.
+
+    Args:
+        api: The API of the server.
+        correctness: The question of its first chat is sent.
+
+    Raises:
+        Unmet: The status, the reason or the usage differs.
+    """
+    answer = api.respond(correctness.chats[0].question, max_output_tokens=8)
+    reason = (answer.get("incomplete_details") or {}).get("reason")
+    observed = f"{answer['status']} for {reason} with {answer['usage']['output_tokens']} tokens"
+    required = "incomplete for max_output_tokens with 8 tokens"
+    require(observed == required, required, observed)
 
 
 def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:

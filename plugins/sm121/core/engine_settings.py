@@ -14,6 +14,12 @@ from sm121.core.profile_fields import Gate, Sourced
 from sm121.core.versions import Versions, release, within
 
 
+class Reads(extending.Statement):
+    """The bytes that are read for one token of one stream, without the KV cache."""
+
+    weights: Positive
+
+
 class Model(extending.Statement):
     """The checkpoint."""
 
@@ -22,6 +28,8 @@ class Model(extending.Statement):
     #: The digest of its files, as in verdict.json; None: any checkpoint of its shape.
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
     served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    #: The bytes of a token by the headers of the checkpoint. None: by the shape of gpt-oss.
+    reads: Reads | None = None
 
 
 class Needs(DataTable):

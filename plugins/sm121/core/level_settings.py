@@ -48,8 +48,31 @@ class ToolCall(DataTable):
 #: Abilities that a target may lack. A profile lists them with reasons, and their tests are NOT_RUN.
 #: Without the oracle, a certificate requires a golden file (``--golden``).
 Ability = Literal[
-    "parallel_tool_calls", "oracle", "answer_length", "exam", "long_document", "tool_scores"
+    "parallel_tool_calls",
+    "tools",
+    "oracle",
+    "harmony",
+    "answer_length",
+    "exam",
+    "long_document",
+    "tool_scores",
 ]
+
+
+class ChatFormat(DataTable):
+    """The format of the model's chats. The defaults are gpt-oss's harmony."""
+
+    #: A chat as a text for /v1/completions, in the model's template, up to the answer.
+    prompt: str = Field(
+        min_length=1,
+        default="<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant",
+    )
+    #: The id of the token that ends an answer.
+    end_token: Annotated[int, Field(ge=0)] = 200_002
+    #: Special tokens that no text for users contains, besides those of harmony.
+    special: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    #: Whether the server separates reasoning from the answer.
+    reasoning: bool = True
 
 
 class LogProbabilityTolerance(Statement):
@@ -162,6 +185,7 @@ class Correctness(DataTable):
     #: The exam: the name of a file in ``fixtures/exams``, or a path.
     exam: str = Field(min_length=1)
     chats: tuple[Chat, ...] = Field(min_length=1)
+    chat_format: ChatFormat = ChatFormat()
     max_answer_tokens: Count = 512
     tool_calls: tuple[ToolCall, ...] = ()
     #: A question that must be answered by several calls in one turn.

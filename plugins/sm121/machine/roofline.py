@@ -439,6 +439,21 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
     )
 
 
+def stored(weights: float, config: Mapping[str, Any], depth: int) -> Traffic:
+    """Return the bytes that are read for one token of a model of any architecture.
+
+    Args:
+        weights: The bytes of weights that a token reads, by the headers of the checkpoint.
+        config: The model's config.json.
+        depth: The number of tokens before it.
+
+    Raises:
+        Sm121Error: The KV cache of the model is not known.
+    """
+    kv = kv_cache.of(config).size(depth, formats(config).kv)
+    return Traffic(experts=0.0, attention=weights, router=0.0, lm_head=0.0, kv=kv)
+
+
 def _padded(size: int, multiple: int) -> int:
     """Return a size rounded up to a multiple."""
     return -(-size // multiple) * multiple

@@ -86,6 +86,9 @@ class RateBounds:
         if self.model is None:
             return None
         try:
+            if profile.model.reads is not None:
+                stored = roofline.stored(profile.model.reads.weights, self.model, depth)
+                return TokenCosts(stored, stored)
             least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
             least = roofline.spread(least, profile.nodes, self.model)
             if started is None and path.moe is None:

@@ -299,9 +299,10 @@ class VerdictFile(Record):
     reason: str = UNFINISHED
     finished: bool = False
     certified: bool | None = None
+    no_oracle: str | None = None
+    """Why the profile's model has no oracle, in a certified run. Null if it has one."""
     certificate_levels: list[str] | None = None
-    """The levels that the certificate requires; tests of other levels were left out. Null without
-    ``--certify``."""
+    """The levels of ``--certify``; tests of other levels were left out. Null without it."""
     arch: str | None
     profile: str
     question: str | None = None
@@ -391,6 +392,8 @@ class VerdictFile(Record):
             line += f" with {len(waived)} {noun}"
         if self.fingerprint is not None and self.fingerprint.profile_shipped is False:
             line += f" by profile {self.profile}, which is not the shipped one"
+        if self.no_oracle is not None:
+            line += f", without an oracle: {self.no_oracle}"
         return line
 
     def why(self) -> str:

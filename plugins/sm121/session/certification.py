@@ -101,6 +101,8 @@ def certify(
         file.settle(worst(verdicts))
         file.reason = f"not certified: {'; '.join(texts)}"
     file.certified = file.verdict is Verdict.PASS
+    if file.certified:
+        file.no_oracle = profile.correctness.cannot.get("oracle")
     if file.certified and file.certificate_covers is not None:
         waived = [test.id for test in file.tests if test.waived]
         names = f" ({', '.join(waived)})" if waived else ""

@@ -262,7 +262,8 @@ def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
     serves = server.endpoint.served_name
     if other != serves:
         serves = f"{serves} ({other})"
-    raise another_model(url, expected, serves)
+    refusal = another_model(url, expected, serves)
+    raise UsageError(f"{refusal}, or write a profile for it: sm121 init-profile --base-url {url}")
 
 
 def _of_another_shape(names: Sequence[str], chosen: Profile) -> str | None:
