@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 
-from sm121.cli.command import EXIT_USAGE, Commands, command
+from sm121.cli.command import EXIT_USAGE, Commands, command, progress
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 
@@ -18,6 +19,7 @@ def add(commands: Commands) -> None:
     """
     _add_profile(commands)
     _add_record(commands)
+    _add_init_profile(commands)
 
 
 def _add_profile(commands: Commands) -> None:
@@ -173,3 +175,66 @@ def _record(options: argparse.Namespace) -> None:
         )
     )
     print(record.model_dump_json(indent=2))
+
+
+def _add_init_profile(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "init-profile",
+        _init_profile,
+        (
+            "write a profile for the model that a server serves: its kernel path, the bytes of a "
+            "token, the questions that it answers, and gates as measured less a tenth"
+        ),
+    )
+    parser.add_argument("--base-url", metavar="URL", help="a running server")
+    parser.add_argument(
+        "--server-log", type=Path, metavar="FILE",
+        help="with --base-url: the server's log, which shows the kernel path and the arguments",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", metavar="DIR|ID",
+        help=(
+            "without --base-url: the model that is started and stopped. With --base-url: the "
+            "checkpoint on this machine, if the server does not name its folder"
+        ),
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine-args", default="", metavar="TEXT",
+        help='arguments of the engine that is started, as "--max-model-len 8192"',
+    )  # fmt: skip
+    parser.add_argument(
+        "--engine", default="vllm", metavar="NAME", help="the engine that is started"
+    )
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="the model, if the server serves several"
+    )
+    parser.add_argument(
+        "--arch", metavar="NAME", help="the architecture of the target (default: this machine's)"
+    )
+    parser.add_argument(
+        "--no-rates", action="store_true", help="measure no rates; the profile has no gates"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("mine.toml"), metavar="FILE",
+        help="the profile; its exam is written beside it (default: mine.toml)",
+    )  # fmt: skip
+
+
+def _init_profile(options: argparse.Namespace) -> int:
+    from sm121.session import init_command
+
+    request = init_command.Request(
+        base_url=options.base_url,
+        model=options.model,
+        served_name=options.served_model_name,
+        log=options.server_log,
+        engine=options.engine,
+        engine_arguments=tuple(shlex.split(options.engine_args)),
+        arch=options.arch,
+        measures=not options.no_rates,
+        output=options.output,
+    )
+    for path in init_command.run(request, progress):
+        print(printable(str(path)))
+    return 0

@@ -27,7 +27,7 @@ class Model(extending.Statement):
     id: str = Field(min_length=1)
     #: The digest of its files, as in verdict.json; None: any checkpoint of its shape.
     digest: str | None = Field(default=None, pattern=r"^[0-9a-f]{16}$")
-    served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    served_name: str = Field(pattern=r"^[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*$")
     #: The bytes of a token by the headers of the checkpoint. None: by the shape of gpt-oss.
     reads: Reads | None = None
 

@@ -1,0 +1,102 @@
+"""A server of another model than gpt-oss, by a script: chats in ChatML, tokens are code points."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meta_tests.fakes.loopback import JsonHandler, serving
+from meta_tests.folders import DATA
+
+CHECKPOINT = DATA / "small-models" / "qwen3"
+MODEL = "tiny-qwen3"
+CONTEXT = 4096
+PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+END = 1019
+CAPITALS = {"France": "Paris", "Germany": "Berlin", "Spain": "Madrid", "Peru": "Lima"}
+#: A fact that is wrong in its third round.
+FORGOTTEN = "Peru"
+
+
+class Handler(JsonHandler):
+    """vLLM's pages; each handler class counts the questions that it was asked."""
+
+    thinks = True
+    calls_tools = True
+    knows = True
+    name = MODEL
+    asked_so_far: Counter[str]
+
+    def do_GET(self) -> None:
+        if self.path == "/v1/models":
+            entry = {
+                "id": self.name,
+                "object": "model",
+                "owned_by": "vllm",
+                "root": str(CHECKPOINT),
+            }
+            self.say({"object": "list", "data": [{**entry, "max_model_len": CONTEXT}]})
+        elif self.path == "/version":
+            self.say({"version": "0.32.0"})
+        else:
+            self.say({"error": "not found"}, 404)
+
+    def do_POST(self) -> None:
+        asked = self.asked()
+        if self.path == "/tokenize":
+            text = PROMPT if "messages" in asked else asked["prompt"]
+            self.say({"tokens": [ord(letter) for letter in text], "count": len(text)})
+        elif self.path == "/detokenize":
+            ids = asked["tokens"]
+            self.say({"prompt": "<|im_end|>" if ids == [END] else "".join(map(chr, ids))})
+        elif self.path == "/v1/completions":
+            self.say(self.completion(self._continued(asked["prompt"]), 5, 8))
+        elif self.path == "/v1/chat/completions":
+            self._chat(asked)
+        else:
+            self.say({"error": "not found"}, 404)
+
+    def _continued(self, prompt: str) -> str:
+        for country, city in CAPITALS.items():
+            if country in prompt and self.knows:
+                return f" {city}."
+        return " and"
+
+    def _chat(self, asked: dict) -> None:
+        if "tools" in asked and not self.calls_tools:
+            self.say({"error": {"message": "needs --tool-call-parser"}}, 400)
+            return
+        message = {"role": "assistant", "content": self._answered(asked["messages"])}
+        if self.thinks:
+            message["reasoning"] = "I know it."
+        last = asked["messages"][-1]
+        city = re.search(r"weather in (\w+)\?", str(last["content"]))
+        if city and "tools" in asked:
+            arguments = json.dumps({"city": city[1]})
+            function = {"name": "get_weather", "arguments": arguments}
+            message["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "token_ids": [65, END]}
+        usage = {"prompt_tokens": 9, "completion_tokens": 40, "total_tokens": 49}
+        self.say({"choices": [choice], "usage": usage})
+
+    def _answered(self, messages: list[dict]) -> str:
+        last = messages[-1]
+        if last["role"] == "tool":
+            return f"The result is {last['content']}."
+        question = last["content"]
+        self.asked_so_far[question] += 1
+        if FORGOTTEN in question and self.asked_so_far[question] == 3:
+            return "I do not know."
+        return f"The answer is{self._continued(question)}"
+
+
+@contextmanager
+def another_model(
+    *, thinks: bool = True, calls_tools: bool = True, knows: bool = True, name: str = MODEL
+) -> Iterator[str]:
+    """The address of the server, for as long as the block lasts."""
+    members = {"thinks": thinks, "calls_tools": calls_tools, "knows": knows, "name": name}
+    members["asked_so_far"] = Counter()
+    with serving(type("Handler", (Handler,), members)) as url:
+        yield url

@@ -1,0 +1,179 @@
+"""`sm121 init-profile`: the profile and the exam of a server of another model than gpt-oss."""
+
+import dataclasses
+import re
+
+import pytest
+
+from meta_tests.fakes.another_model import CHECKPOINT, CONTEXT, END, MODEL, PROMPT, another_model
+from sm121 import cli
+from sm121.answers import exam
+from sm121.checkpoint import inspection
+from sm121.clock.measuring import Number, Result
+from sm121.core import profile
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.log_start import LogStart
+from sm121.measure.measurement import Measurement
+from sm121.measure.statistics import Estimate
+from sm121.session import profile_draft, served_facts
+from sm121.session.known_answers import KnownAnswers
+from sm121.session.profile_draft import Draft
+
+DATE = "2026-11-30"
+ASKED = (
+    "{'model': 'tiny', 'host': '127.0.0.1', 'port': 8431, 'api_key': ['secret'], 'dtype': "
+    "'float32', 'max_model_len': 4096, 'enforce_eager': True, 'enable_prefix_caching': False, "
+    "'tool_call_parser': 'hermes', 'reasoning_parser': 'qwen3'}"
+)
+
+
+@pytest.fixture
+def written(tmp_path, capsys):
+    """Call the command for a server; return the text of the profile and the loaded profile."""
+
+    def call(url: str, *words: str):
+        output = tmp_path / "mine.toml"
+        fixed = ("--arch", "cpu", "--no-rates", "--output", str(output))
+        status = cli.main(["init-profile", "--base-url", url, *fixed, *words])
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        return output.read_text(), profile.load(str(output))
+
+    return call
+
+
+@pytest.fixture
+def draft(monkeypatch):
+    """Make a draft without a server, with rates and with a log's kernel path."""
+    with another_model() as url:
+        request = served_facts_of(url)
+    known = KnownAnswers((), (), (), (), asked=0, reasons=False, longest=10)
+
+    def make(arch: str = "sm121", path: KernelPath | None = None, **numbers: float) -> Draft:
+        facts = request if path is None else dataclasses.replace(request, path=path)
+        measured = Result(MODEL, DATE, 512, {name: of(name, n) for name, n in numbers.items()})
+        return Draft("tiny", arch, DATE, facts, known, measured)
+
+    return make
+
+
+def served_facts_of(url: str) -> served_facts.ServedFacts:
+    from sm121.engines import attached
+    from sm121.engines.detection import detect
+
+    server = attached.attach(url, api_key=None, served_name=None, default_name="", log=None)
+    return served_facts.read(server, detect(server))
+
+
+def of(name: str, value: float) -> Number:
+    unit = "ms" if name.startswith("ttft") else "tok/s"
+    samples = [value] * 3
+    measurement = Measurement(name=name, unit=unit, samples=samples, higher_is_better=unit != "ms")
+    return Number(measurement, Estimate(value, value, value, 0.95, rounds=3), 0)
+
+
+def test_the_profile_has_what_the_server_shows(written):
+    with another_model() as url:
+        text, mine = written(url)
+    assert mine.model.served_name == MODEL and mine.model.id == str(CHECKPOINT)
+    assert mine.model.reads.weights == round(inspection.inspect(str(CHECKPOINT)).read)
+    form = mine.correctness.chat_format
+    assert (form.prompt, form.end_token, form.reasoning) == (PROMPT, END, True)
+    assert form.special == ("<|im_start|>", "<|im_end|>")
+    assert mine.performance.depths == (0, 512) and f"context {CONTEXT}" in text
+    assert mine.performance.measuring.vocabulary == 1017
+    assert [call.tool for call in mine.correctness.tool_calls] == ["get_weather"]
+    assert {"oracle", "harmony"} <= mine.correctness.cannot.keys()
+    assert "tools" not in mine.correctness.cannot
+    assert mine.correctness.cannot["oracle"] == "no oracle for this architecture"
+
+
+def test_the_exam_has_what_was_right_in_three_rounds(written):
+    with another_model() as url:
+        _, mine = written(url)
+    own = exam.load(mine.correctness.exam)
+    assert [each.begins for each in own.completions] == [" Paris"]
+    asked = [question.turns[0].user for question in own.facts.questions]
+    assert asked == ["What is the capital of Spain?"]  # that of Peru was wrong in the third round
+
+
+@pytest.mark.parametrize(
+    ("unknown", "how"),
+    [("the arguments of the start", "--server-log FILE"), ("attention", "--server-log FILE")],
+)
+def test_what_it_could_not_learn_is_a_comment_that_says_how(written, unknown, how):
+    with another_model() as url:
+        text, mine = written(url)
+    assert re.search(rf"^# UNKNOWN: {unknown}[^#]*{how}", text, re.M), text
+    assert mine.kernel_path.attention is None
+
+
+def test_a_server_without_a_parser_of_tools_cannot_call_them(written):
+    with another_model(calls_tools=False, thinks=False) as url:
+        _, mine = written(url)
+    assert "needs --tool-call-parser" in mine.correctness.cannot["tools"]
+    assert not mine.correctness.tool_calls and not mine.correctness.chat_format.reasoning
+
+
+def test_a_folder_is_a_name(written):
+    """vLLM serves a model under the path of its folder, unless it is told another name."""
+    with another_model(name="/models/Qwen3-8B:q4") as url:
+        _, mine = written(url)
+    assert mine.model.served_name == "/models/Qwen3-8B:q4" and mine.name == "cpu-qwen3-8b-q4"
+
+
+def test_a_model_that_knows_nothing_is_refused(tmp_path, capsys):
+    words = ("--arch", "cpu", "--no-rates", "--output", str(tmp_path / "mine.toml"))
+    with another_model(knows=False) as url:
+        assert cli.main(["init-profile", "--base-url", url, *words]) == 4
+    assert "expected a right continuation" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_not_overwritten(tmp_path, capsys):
+    output = tmp_path / "mine.toml"
+    output.write_text("ours")
+    status = cli.main(["init-profile", "--base-url", "http://127.0.0.1:9", "--output", str(output)])
+    assert status == 4 and "exists" in capsys.readouterr().err
+    assert output.read_text() == "ours"
+
+
+def test_gates_are_as_measured_less_a_tenth(draft):
+    made = draft(**{"tg32@d0": 100.0, "ttft_p50": 20.0})
+    rate, time = made.gates
+    assert (rate["minimum"], rate["source"]) == (90.0, f"as measured on {DATE}, less a tenth")
+    assert time["at_most"] == 22.0
+
+
+def test_gates_of_a_cpu_are_comments(draft, tmp_path):
+    made = draft("cpu", **{"tg32@d0": 100.0})
+    assert '#     { metric = "tg32@d0"' in made.text("canary")
+
+
+def test_arguments_and_path_are_those_of_the_log(draft, tmp_path):
+    line = "Using CPU_ATTN backend"
+    path = KernelPath(attention="CPU_ATTN", evidence={"attention": line}, log=LogStart(asked=ASKED))
+    made = draft("cpu", path)
+    assert made.engine_arguments == [
+        *("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager"),
+        *("--no-enable-prefix-caching", "--tool-call-parser", "hermes"),
+        *("--reasoning-parser", "qwen3"),
+    ]
+    file = tmp_path / "mine.toml"
+    file.write_text(made.text("canary"))
+    mine = profile.load(str(file))
+    assert mine.kernel_path.attention == ("CPU_ATTN",)
+    assert f'attention = ["CPU_ATTN"] # {line}' in file.read_text()
+    assert mine.kernel_path.not_shown == {"moe": "the checkpoint has no experts"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a b": [1, True]}, '{ "a b" = [1, true] }'),
+        ("<|im_end|>\n\x7f", '"<|im_end|>\\n\\u007f"'),
+        ({}, "{}"),
+    ],
+)
+def test_toml(value, expected):
+    assert profile_draft.toml(value) == expected

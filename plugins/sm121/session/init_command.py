@@ -1,0 +1,201 @@
+"""`sm121 init-profile`: write a profile for the model that a server serves."""
+
+import contextlib
+import dataclasses
+import datetime
+import re
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.clock.measuring import Result, measure
+from sm121.core import architecture, profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.files import write_text
+from sm121.core.server import Server
+from sm121.core.verdict import NotRun
+from sm121.engines import attached, attached_log, dead_runs, given_key, registry
+from sm121.engines.capabilities import Capabilities
+from sm121.engines.detection import detect
+from sm121.engines.managed import ManagedServer
+from sm121.engines.starting import StartHooks, StartLimits
+from sm121.evidence import signatures
+from sm121.session import served_facts
+from sm121.session.known_answers import Examiner
+from sm121.session.profile_draft import Draft, base_profile, prompt_tokens
+
+#: Limits of a start, in seconds.
+_READY_WITHIN_S = 3600.0
+_STALLED_AFTER_S = 300.0
+_STOP_WITHIN_S = 60.0
+#: Maximum number of tokens of an answer to a question, and its share of the context.
+_ANSWER_TOKENS = 1536
+_SHARE = 2
+_ROUNDS = 5
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command.
+
+    Attributes:
+        base_url: The address of a running server; None: the suite starts one.
+        model: The folder or hub id of the checkpoint. With a URL, it is only read.
+        served_name: The model of a server that serves several.
+        log: The log of the running server.
+        engine: The name of the engine that is started.
+        engine_arguments: The arguments of the engine that is started.
+        arch: The architecture of the target; None: that of this machine.
+        measures: Whether rates are measured.
+        output: The file of the profile.
+    """
+
+    base_url: str | None
+    model: str | None
+    served_name: str | None
+    log: Path | None
+    engine: str
+    engine_arguments: tuple[str, ...]
+    arch: str | None
+    measures: bool
+    output: Path
+
+
+def run(request: Request, say: Say) -> list[Path]:
+    """Write the profile and its exam.
+
+    Args:
+        request: The arguments.
+        say: Receives a line of progress.
+
+    Returns:
+        The files.
+
+    Raises:
+        UsageError: The server does not answer, an argument is wrong, or a file exists.
+        Sm121Error: The server did not start.
+    """
+    exam = request.output.with_suffix(".exam.jsonl")
+    for path in (request.output, exam):
+        if path.exists():
+            raise UsageError(f"--output: {path} exists; remove it, or name another file")
+    arch = request.arch or architecture.detect().name
+    if arch is None:
+        raise UsageError(f"--arch: expected one of {', '.join(architecture.NAMES)}")
+    with _server(request, arch, say) as (server, can):
+        draft = _draft(request, server, can, arch, say)
+    write_text(draft.exam(), exam)
+    write_text(draft.text(str(exam.absolute())), request.output)
+    profile.load(str(request.output))
+    return [request.output, exam]
+
+
+def _draft(request: Request, server: Server, can: Capabilities, arch: str, say: Say) -> Draft:
+    """Ask the server for everything that the profile needs."""
+    facts = served_facts.read(server, can, request.model)
+    limit = min(_ANSWER_TOKENS, (facts.context or 4096) // _SHARE)
+    examiner = Examiner(server.endpoint, limit, can.file.reasoning_field, say)
+    known = examiner.examine()
+    if not known.completions:
+        raise UsageError(
+            f"{server.endpoint.served_name}: expected a right continuation of a text of the exams "
+            "(The capital of France is), got none in three rounds; see that /v1/completions works"
+        )
+    measured, no_rates = None, "not measured, as --no-rates was given"
+    if request.measures:
+        measured, no_rates = _measured(server, prompt_tokens(facts.context), say)
+    return Draft(
+        name=_name(server.endpoint.served_name, arch),
+        arch=arch,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        facts=facts,
+        known=known,
+        measured=measured,
+        arguments=request.engine_arguments,
+        no_rates=no_rates,
+    )
+
+
+def _measured(server: Server, prompt: int, say: Say) -> tuple[Result | None, str]:
+    """Measure rates without context; the second value is the reason for missing rates."""
+    endpoint = server.endpoint
+    try:
+        result = measure(
+            endpoint.base_url,
+            model=endpoint.served_name,
+            api_key=endpoint.api_key,
+            prompt_tokens=prompt,
+            rounds=_ROUNDS,
+            show=say,
+        )
+    except (Sm121Error, NotRun) as error:
+        return None, str(error)
+    return result, ""
+
+
+def _name(served: str, arch: str) -> str:
+    """Return a profile's name for a served model: lower-case words with hyphens."""
+    words = re.sub(r"[^a-z0-9]+", "-", served.rsplit("/", 1)[-1].lower()).strip("-")
+    return f"{arch}-{words or 'model'}"
+
+
+@contextlib.contextmanager
+def _server(request: Request, arch: str, say: Say) -> Iterator[tuple[Server, Capabilities]]:
+    """Attach to the running server, or start one and stop it afterwards."""
+    if request.base_url is not None:
+        yield _attached(request, request.base_url, say)
+        return
+    if request.model is None:
+        raise UsageError("init-profile: expected --base-url URL, or --model DIR|ID")
+    configuration = ServerConfiguration(
+        name="served",
+        engine=request.engine,
+        python=sys.executable,
+        model=request.model,
+        served_name=request.served_name or Path(request.model).name,
+        arguments=request.engine_arguments,
+        environment=(),
+        speaking_worker=base_profile(arch).engine.speaking_worker,
+    )
+    dead_runs.end_dead_runs()
+    with tempfile.TemporaryDirectory(prefix="sm121-init-profile-") as folder:
+        managed = ManagedServer(
+            configuration,
+            registry.engine(request.engine),
+            StartLimits(_READY_WITHIN_S, _STALLED_AFTER_S, _STOP_WITHIN_S),
+            Path(folder),
+            uuid.uuid4().hex,
+            StartHooks(notify=lambda phase: say(f"start: {phase.text}")),
+        )
+        try:
+            server = managed.start()
+            yield server, detect(server, request.engine)
+        finally:
+            managed.stop()
+
+
+def _attached(request: Request, url: str, say: Say) -> tuple[Server, Capabilities]:
+    """Probe the running server. Its log is dropped if it is not proven to be its own."""
+    server = attached.attach(
+        url,
+        api_key=given_key.api_key(lambda _option: None),
+        served_name=request.served_name,
+        default_name="",
+        log=request.log,
+        naming="--served-model-name",
+    )
+    can = detect(server)
+    if can.engine in signatures.known_engines():
+        server = dataclasses.replace(server, reader=can.engine)
+    if request.log is not None:
+        why = attached_log.doubt(server, can, request.log, f"--server-log {request.log}")
+        if why is not None:
+            say(f"log: not read: {why}")
+            server = dataclasses.replace(server, log=None, why_no_log=why)
+    return server, can

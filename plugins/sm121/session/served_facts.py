@@ -1,0 +1,194 @@
+"""What a running server shows of itself: its engine, its kernel path, its chats, its checkpoint."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sm121.checkpoint import inspection
+from sm121.checkpoint.inspection import Inspection
+from sm121.core import model_folder
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Server
+from sm121.engines.capabilities import Capabilities
+from sm121.evidence import kernel_path
+from sm121.evidence.kernel_path import KernelPath
+
+#: The time limit of a page that is no generation, in seconds.
+_PAGE_WITHIN_S = 30.0
+#: A question that any capable model answers.
+QUESTION = "What is the capital of France?"
+#: Special tokens, as the texts of most families write them.
+_SPECIAL = re.compile(r"<\|[^|<>]+\|>|</?s>|<(?:start|end)_of_turn>")
+#: Special tokens with a smaller id are at the beginning of a vocabulary, before the plain tokens.
+_FIRST_IDS = 1000
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat as the server renders it."""
+
+    #: The text up to the answer; None: unknown.
+    prompt: str | None = None
+    #: The id of the token that ended the answer; None: unknown.
+    end_token: int | None = None
+    #: The special tokens of the prompt and the end.
+    special: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ServedFacts:
+    """The facts of a server, each of which may be unknown."""
+
+    server: Server
+    can: Capabilities
+    path: KernelPath
+    context: int | None
+    chat: ChatTemplate
+    #: The folder of the checkpoint; None: it is not on this machine.
+    folder: Path | None
+    checkpoint: Inspection | None
+    #: The reason for a missing checkpoint.
+    why_no_checkpoint: str = ""
+
+    @property
+    def model(self) -> str:
+        """The path or the hub id of the model; its served name if the server shows no other."""
+        server = self.server
+        return self.path.log.model or server.root or server.endpoint.served_name
+
+    @property
+    def has_experts(self) -> bool | None:
+        """Whether the model is a mixture of experts; None: unknown."""
+        if self.checkpoint is None:
+            return None
+        return self.checkpoint.experts is not None
+
+    @property
+    def plain_tokens(self) -> int | None:
+        """The number of token ids below the special tokens; None: unknown."""
+        if self.folder is None:
+            return None
+        size = (self.checkpoint.config if self.checkpoint else {}).get("vocab_size")
+        try:
+            tokenizer = json.loads((self.folder / "tokenizer.json").read_text("utf-8"))
+            ids = [int(token["id"]) for token in tokenizer["added_tokens"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            ids = []
+        least = min((each for each in ids if each >= _FIRST_IDS), default=None)
+        return least or size
+
+
+def read(server: Server, can: Capabilities, model: str | None = None) -> ServedFacts:
+    """Ask a server for everything that it shows, and read its log and its checkpoint.
+
+    Args:
+        server: The server, probed, with its log if that is proven to be its own.
+        can: The capabilities of its engine.
+        model: The folder or hub id of its checkpoint, if the user names it.
+    """
+    path = KernelPath()
+    if server.log is not None and server.reader is not None:
+        path = kernel_path.read_log(server.log, server.reader)
+    named = model or path.log.model or server.root or server.endpoint.served_name
+    folder = model_folder.folder_of(named)
+    checkpoint = None
+    why = f"{named} is neither a folder nor in the hub's cache of this machine"
+    if folder is not None:
+        try:
+            checkpoint = inspection.of_folder(folder)
+        except (Sm121Error, OSError) as error:
+            why = str(error)
+    return ServedFacts(
+        server=server,
+        can=can,
+        path=path,
+        context=server.context_tokens(),
+        chat=_chat_template(server, folder),
+        folder=folder,
+        checkpoint=checkpoint,
+        why_no_checkpoint="" if checkpoint is not None else why,
+    )
+
+
+def _chat_template(server: Server, folder: Path | None) -> ChatTemplate:
+    """Return the rendered chat, by vLLM's or llama-server's pages."""
+    messages = [{"role": "user", "content": QUESTION}]
+    with server.endpoint.http(timeout_s=_PAGE_WITHIN_S) as http:
+        prompt = _by_tokens(http, server.endpoint.served_name, messages)
+        if prompt is None:
+            prompt = _posted(http, "/apply-template", {"messages": messages}).get("prompt")
+        end = _end_token(http, server.endpoint.served_name, messages)
+        if end is None:
+            end = _end_of_checkpoint(folder)
+        texts = _SPECIAL.findall(prompt or "")
+        if end is not None:
+            texts.append(_text(http, server.endpoint.served_name, [end]) or "")
+    special = tuple(dict.fromkeys(text for text in texts if _SPECIAL.fullmatch(text)))
+    return ChatTemplate(prompt, end, special)
+
+
+def _by_tokens(http: httpx.Client, model: str, messages: Sequence[Any]) -> str | None:
+    """Return the text of a chat's tokens, without a first token that the server adds to texts."""
+    rendered = {"model": model, "messages": messages, "add_generation_prompt": True}
+    ids = _posted(http, "/tokenize", rendered).get("tokens")
+    if not ids:
+        return None
+    text = _text(http, model, ids)
+    if text is None:
+        return None
+    again = _posted(http, "/tokenize", {"model": model, "prompt": text}).get("tokens")
+    if again and len(again) == len(ids) + 1 and again[1:] == ids:
+        first = _text(http, model, ids[:1]) or ""
+        text = text.removeprefix(first)
+    return text
+
+
+def _text(http: httpx.Client, model: str, ids: Sequence[int]) -> str | None:
+    return _posted(http, "/detokenize", {"model": model, "tokens": list(ids)}).get("prompt")
+
+
+def _end_token(http: httpx.Client, model: str, messages: Sequence[Any]) -> int | None:
+    """Return the last token of a chat that ended by itself."""
+    body = {
+        "model": model,
+        "messages": messages,
+        "temperature": 0.0,
+        "max_tokens": 512,
+        "return_token_ids": True,
+    }
+    try:
+        choice = _posted(http, "/v1/chat/completions", body)["choices"][0]
+        if choice["finish_reason"] == "stop":
+            return int(choice["token_ids"][-1])
+    except (KeyError, IndexError, TypeError, ValueError):
+        pass
+    return None
+
+
+def _end_of_checkpoint(folder: Path | None) -> int | None:
+    """Return the first end token of the checkpoint's generation_config.json."""
+    if folder is None:
+        return None
+    try:
+        settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    ends = settings.get("eos_token_id")
+    if isinstance(ends, list):
+        ends = ends[0] if ends else None
+    return ends if isinstance(ends, int) else None
+
+
+def _posted(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object that answers a request; empty if the server has none."""
+    try:
+        answer = http.post(path, json=body)
+        content = answer.json() if answer.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
