@@ -22,6 +22,8 @@ import pytest
 
 #: What an interpreter reads at its start: a fork would never read it.
 READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
+#: The variables on which no answer of an interpreter depends.
+NOT_ASKED = ("SM121_", "PYTEST_", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 class WarmRun:
@@ -179,11 +181,13 @@ def _remember_answers(folder: Path) -> None:
 
     Each run asks it three times, which takes as long as the rest of a short run. An answer is kept
     by the question, the script and the whole environment but for the suite's own variables. Other
-    interpreters, other search paths and answers that did not come are asked anew.
+    interpreters, other search paths and answers that did not come are asked anew. `fake_python.py`
+    answers as this interpreter does, and no answer depends on where temporary files are.
     """
     interpreter = importlib.import_module("sm121.core.interpreter")
     ask = interpreter.ask
     search_path = os.environ.get("PYTHONPATH")
+    fake_python = str(Path(__file__).with_name("fake_python.py"))
 
     def remembered(
         python: str,
@@ -192,11 +196,13 @@ def _remember_answers(folder: Path) -> None:
         question: object = None,
         **options: float,
     ) -> Any:
-        if python != sys.executable or environment.get("PYTHONPATH") != search_path:
+        stands_for_it = (
+            python == fake_python and environment.get("SM121_META_PYTHON") == sys.executable
+        )
+        is_known = python == sys.executable or stands_for_it
+        if not is_known or environment.get("PYTHONPATH") != search_path:
             return ask(python, script, environment, question, **options)
-        variables = {
-            k: v for k, v in environment.items() if not k.startswith(("SM121_", "PYTEST_"))
-        }
+        variables = {k: v for k, v in environment.items() if not k.startswith(NOT_ASKED)}
         asked = json.dumps([str(script), question, str(Path.cwd()), variables], sort_keys=True)
         file = folder / hashlib.sha256(asked.encode()).hexdigest()
         if not file.is_file():

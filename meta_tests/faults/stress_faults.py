@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from meta_tests.fakes import sample_bundle
+from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun
 from meta_tests.faults import catalogue_rows
 from meta_tests.folders import DATA, FAKES, ROOT
 from sm121.engines.process_tree import marked
@@ -122,8 +123,8 @@ def segments() -> set[str]:
     return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
 
 
-def run(case: Case, *, keep: Path | None = None) -> Outcome:
-    """One fault in a run of its own."""
+def run(case: Case, template: WarmPytest, *, keep: Path | None = None) -> Outcome:
+    """One fault in a run of its own, which is a fork of the template."""
     with tempfile.TemporaryDirectory(prefix="meta-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         temporary = folder / "t"
@@ -140,17 +141,23 @@ def run(case: Case, *, keep: Path | None = None) -> Outcome:
         # The real vLLM takes a minute to start, and seconds for a prompt.
         patient = {"ready_within_s": "300", "stalled_after_s": "30"} if case.fault is None else {}
         profile.write_text(profile_text({**case.profile, **patient}), "utf-8")
-        return _run(case, folder, temporary, report, profile, keep)
+        return _run(case, template, folder, temporary, report, profile, keep)
 
 
 def _run(
-    case: Case, folder: Path, temporary: Path, report: Path, profile: Path, keep: Path | None
+    case: Case,
+    template: WarmPytest,
+    folder: Path,
+    temporary: Path,
+    report: Path,
+    profile: Path,
+    keep: Path | None,
 ) -> Outcome:
     mark = uuid.uuid4().hex
     before = segments()
     started = time.monotonic()
     output = folder / "output.txt"
-    status = _status(case, output, temporary, report, profile, mark)
+    status = _status(case, template, output, temporary, report, profile, mark)
     processes = _left(mark)
     if case.fault == "cgroup":  # the group was ours, not the server's: nobody else removes it
         for group in Path("/sys/fs/cgroup").glob("**/sm121-[0-9]*"):
@@ -176,33 +183,35 @@ def _run(
 
 
 def _status(
-    case: Case, output: Path, temporary: Path, report: Path, profile: Path, mark: str
+    case: Case,
+    template: WarmPytest,
+    output: Path,
+    temporary: Path,
+    report: Path,
+    profile: Path,
+    mark: str,
 ) -> int:
     """The exit status of the run."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
-               f"--profile={profile}", f"--report-dir={report}",
-               *case.tests]  # fmt: skip
+    arguments = ["-p", "no:cacheprovider", "--arch", "cpu", f"--profile={profile}",
+                 f"--report-dir={report}", *case.tests]  # fmt: skip
     if case.fault is not None:
         variables["SM121_META_PYTHON"] = sys.executable
         variables["SM121_META_FAULT"] = case.fault
         variables["SM121_META_FILL"] = str(report)
-        command += ["--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off"]
-    with output.open("w") as stream:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdout=stream, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            if case.special in ("kill", "interrupt"):
-                number = signal.SIGKILL if case.special == "kill" else signal.SIGINT
-                _signal_under_load(process, output, number)
-            process.wait(400)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return process.returncode
+        python = str(FAKES / "fake_python.py")
+        arguments += ["--engine-python", python, "--kernel-trace", "off"]
+    output.touch()
+    process = template.start(arguments, output, variables)
+    try:
+        if case.special in ("kill", "interrupt"):
+            number = signal.SIGKILL if case.special == "kill" else signal.SIGINT
+            _signal_under_load(process, output, number)
+        return process.wait(400)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.wait()
 
 
 def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
@@ -221,9 +230,7 @@ def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
     return wrong + [f"port {port} is still taken" for port in ports if int(port) in listening]
 
 
-def _signal_under_load(
-    process: subprocess.Popen[bytes], output: Path, number: signal.Signals
-) -> None:
+def _signal_under_load(process: WarmRun, output: Path, number: signal.Signals) -> None:
     deadline = time.monotonic() + 120
     while "ready after" not in output.read_text("utf-8", "replace"):
         assert process.poll() is None and time.monotonic() < deadline, output.read_text("utf-8")
@@ -334,18 +341,20 @@ def main() -> int:
     lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
     done = [Outcome(**json.loads(line)) for line in lines]
     unclaimed = list(done)
+    template = WarmPytest(ROOT)
     for name in names:
         earlier = next((outcome for outcome in unclaimed if outcome.case == name), None)
         if earlier is not None and not options.names:
             unclaimed.remove(earlier)
             continue
         samples = options.samples / name if options.samples else None
-        outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
+        outcome = run(CASES[name], template, keep=samples if name in SAMPLES else None)
         print(f"{'ok' if not outcome.wrong else 'WRONG'} {outcome}", flush=True)
         done.append(outcome)
         if options.state and not outcome.wrong:
             with options.state.open("a") as stream:
                 stream.write(json.dumps(asdict(outcome)) + "\n")
+    template.close()
     clean = [outcome for outcome in done if outcome.case == "clean"]
     latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
     outcomes = [latest[name] for name in CASES if name in latest]

@@ -13,8 +13,8 @@ SAMPLE = ("pytest-killed",)  # test_level.py shows wrong answers in less time
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", SAMPLE)
-def test_the_fault_is_noticed_classified_and_cleaned_up(name):
-    outcome = stress_faults.run(stress_faults.CASES[name])
+def test_the_fault_is_noticed_classified_and_cleaned_up(name, warm_pytest):
+    outcome = stress_faults.run(stress_faults.CASES[name], warm_pytest())
     assert not outcome.wrong, outcome
 
 
