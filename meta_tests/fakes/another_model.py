@@ -14,7 +14,13 @@ MODEL = "tiny-qwen3"
 CONTEXT = 4096
 PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 END = 1019
-CAPITALS = {"France": "Paris", "Germany": "Berlin", "Spain": "Madrid", "Peru": "Lima"}
+CAPITALS = {
+    "France": "Paris",
+    "Germany": "Berlin",
+    "Spain": "Madrid",
+    "Peru": "Lima",
+    "Norway": "Oslo",
+}
 #: A fact that is wrong in its third round.
 FORGOTTEN = "Peru"
 

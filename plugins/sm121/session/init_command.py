@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.answers import exam as exams
 from sm121.clock.measuring import Result, measure
 from sm121.core import architecture, profile
 from sm121.core.configuration import ServerConfiguration
@@ -92,7 +93,7 @@ def run(request: Request, say: Say) -> list[Path]:
         draft = _draft(request, server, can, arch, say)
     write_text(draft.exam(), exam)
     write_text(draft.text(str(exam.absolute())), request.output)
-    profile.load(str(request.output))
+    exams.load(profile.load(str(request.output)).correctness.exam)
     return [request.output, exam]
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,12 +75,16 @@ class Draft:
         if self.known.facts:
             source = f"as answered on {self.date}"
             lines.append({"section": "facts", "effort": "low", "misses": 0, "source": source})
+        times: Counter[str] = Counter()
         for question in self.known.facts:
             turn = question.turns[0]
+            times[question.id] += 1
+            number = times[question.id]
+            name = question.id if number == 1 else f"{question.id}-{number}"
             row = {"user": turn.user, "right": turn.right.pattern if turn.right else ""}
             if turn.wrong is not None:
                 row["wrong"] = turn.wrong.pattern
-            lines.append({"id": question.id, "turns": [row]})
+            lines.append({"id": name, "turns": [row]})
         return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
     def text(self, exam: str) -> str:
