@@ -4,9 +4,11 @@ import gzip
 import json
 import math
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from operator import add, mod, mul
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -271,3 +273,33 @@ def test_server_without_a_profiler_is_not_run(fault_server, tmp_path, monkeypatc
     endpoint = Endpoint(server.base_url, server.key, "fault-model")
     with pytest.raises(NotRun, match=r"no /start_profile|wrote no trace|0 of 2 decode steps"):
         profile_decode(endpoint, tmp_path, steps=2)
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+
+def chunks(counts: Iterable[int | None], clock: Clock) -> Iterator[dict[str, Any]]:
+    """Chunks of an answer, ten milliseconds apart, with the number of tokens so far."""
+    for count in counts:
+        clock.now += 0.01
+        yield {"choices": [{}], "usage": count and {"completion_tokens": count}}
+
+
+@pytest.mark.parametrize(
+    ("counts", "token_s"),
+    [
+        pytest.param(range(2, 200), 0.01, id="a token a chunk"),
+        pytest.param([*range(30, 60), *range(60, 200, 2)], 0.005, id="two tokens a chunk"),
+        pytest.param(range(2, 90), None, id="the answer ends"),
+        pytest.param([None] * 200, None, id="no usage"),
+    ],
+)
+def test_a_token_is_timed_after_those_that_settle(counts, token_s, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(profiler.time, "perf_counter", lambda: clock.now)
+    answer = chunks(counts, clock)
+    assert profiler._time_of_a_token(answer, 32) == (token_s and pytest.approx(token_s))
+    if token_s is not None:
+        assert next(answer)["usage"]["completion_tokens"] <= 64 + 32 + 2

@@ -14,6 +14,7 @@ from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, Launches, build_profile, shortened
+from sm121.evidence.profiler import DecodeTrace
 from sm121.run import decode_profile
 from sm121.run.paths import KernelPaths
 from sm121.session import target
@@ -94,7 +95,7 @@ def take(run, **changes: str) -> KernelProfile:
 def taken_profile(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     launches = [Launches(f"k{n}", 1, 1e-3) for n in range(50)]
     profile_ = build_profile("cpu", Path("trace"), 3, launches)
-    monkeypatch.setattr(decode_profile, "profile_decode", lambda *_: Path("trace"))
+    monkeypatch.setattr(decode_profile, "profile_decode", lambda *_: DecodeTrace(Path("trace")))
     monkeypatch.setattr(decode_profile.kernel_trace, "read_trace", lambda _: profile_)
     return profile_
 

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sm121.core.data_file import Record
 from sm121.evidence import decode_parts
 from sm121.evidence.decode_parts import ROWS, Row
 from sm121.evidence.kernel_names import entry_of
-from sm121.evidence.kernel_profile import KernelProfile
+from sm121.evidence.kernel_profile import HostTime, KernelProfile
 
 #: The maximum length of a kernel's name in a message, in characters.
 _LONGEST_NAME = 120
+#: A step may be shorter than its kernels by this share, as their times vary between steps.
+_TOLERANCE = 0.05
 
 
 class RowTime(Record):
@@ -35,8 +38,18 @@ class DecodeTime(Record):
     steps: int | None
     step_ms: float | None
     """Milliseconds from the start of a step to the start of the next one."""
+    clock: Literal["stream", "profiler"] | None
+    """The clock of ``step_ms``. ``stream``: the tokens' arrival before the profiler was started.
+    ``profiler``: the trace, in which steps are longer, since a profiler slows the host."""
+    traced_step_ms: float | None
+    """Milliseconds of a step in the trace."""
+    busy_ms: float | None
+    """Milliseconds of a step in which a kernel ran."""
+    overlap: float | None
+    """The share by which the sum of all kernels' times exceeds the time in which a kernel ran."""
     host_share: float | None
-    """The share of a step in which no kernel ran; null if it is unknown."""
+    """The share of a step in which no kernel ran; null if it is unknown. If ``clock`` is
+    ``profiler``, it includes the cost of the profiler."""
     launches: float | None
     """The number of launches of kernels or graphs by the host, per step."""
     kernels: float | None
@@ -55,11 +68,12 @@ class _Kernels:
     seconds: float
 
 
-def measure(profile: KernelProfile) -> DecodeTime | None:
+def measure(profile: KernelProfile, token_s: float | None = None) -> DecodeTime | None:
     """Divide the time of decode steps into the rows of the table.
 
     Args:
         profile: The kernels of some decode steps of one request.
+        token_s: Seconds from one token to the next without the profiler; None: unknown.
 
     Returns:
         The times; None for a CPU's profile, which has operators instead of kernels.
@@ -69,7 +83,12 @@ def measure(profile: KernelProfile) -> DecodeTime | None:
     steps = profile.steps
     host = profile.host
     by_row = _by_row(profile)
+    clock: Literal["stream", "profiler"] | None = None if host is None else "profiler"
     total_s = profile.seconds if host is None else host.wall_s
+    timed_s = None if host is None else _timed_s(token_s, steps, host)
+    if timed_s is not None:
+        clock = "stream"
+        total_s = timed_s
     rows = []
     for row in ROWS:
         kernels = by_row.get(row)
@@ -78,29 +97,43 @@ def measure(profile: KernelProfile) -> DecodeTime | None:
     host_share = None
     step_ms = None
     if host is not None and host.wall_s > 0:
-        idle_s = host.wall_s - host.busy_s
-        host_share = round(idle_s / host.wall_s, 4)
-        step_ms = None if steps is None else round(host.wall_s / steps * 1e3, 4)
-        token_ms = None if steps is None else round(idle_s / steps * 1e3, 4)
+        idle_s = total_s - host.busy_s
+        host_share = round(idle_s / total_s, 4)
+        step_ms = _ms(steps, total_s)
         rows.append(
             RowTime(
                 row="host",
                 share=host_share,
                 average_us=None,
                 calls_per_token=None,
-                token_ms=token_ms,
+                token_ms=_ms(steps, idle_s),
             )
         )
     return DecodeTime(
         of="kernels" if host is None else "step",
         steps=steps,
         step_ms=step_ms,
+        clock=clock,
+        traced_step_ms=_ms(steps, None if host is None else host.wall_s),
+        busy_ms=_ms(steps, None if host is None else host.busy_s),
+        overlap=_overlap(profile),
         host_share=host_share,
         launches=_each(steps, None if host is None else host.launches),
         kernels=_each(steps, sum(kernel.calls for kernel in profile.kernels)),
         moe_layer_ms=_moe_layer_ms(profile),
         rows=rows,
     )
+
+
+def _timed_s(token_s: float | None, steps: int | None, host: HostTime) -> float | None:
+    """Return the seconds of all steps without the profiler; None if they are unknown.
+
+    A server that drafts generates several tokens per step: a token is then shorter than the kernels
+    of a step, and its time is not the step's.
+    """
+    if token_s is None or steps is None or token_s * steps < host.busy_s * (1 - _TOLERANCE):
+        return None
+    return max(token_s * steps, host.busy_s)
 
 
 def _by_row(profile: KernelProfile) -> dict[Row, _Kernels]:
@@ -126,7 +159,7 @@ def _row_time(row: Row, kernels: _Kernels, total_s: float, steps: int | None) ->
         share=round(kernels.seconds / total_s, 4),
         average_us=round(kernels.seconds / kernels.calls * 1e6, 3),
         calls_per_token=_each(steps, kernels.calls),
-        token_ms=None if steps is None else round(kernels.seconds / steps * 1e3, 4),
+        token_ms=_ms(steps, kernels.seconds),
     )
 
 
@@ -135,6 +168,20 @@ def _each(steps: int | None, count: int | None) -> float | None:
     if steps is None or count is None:
         return None
     return round(count / steps, 2)
+
+
+def _ms(steps: int | None, seconds: float | None) -> float | None:
+    """Return the milliseconds per step."""
+    if steps is None or seconds is None:
+        return None
+    return round(seconds / steps * 1e3, 4)
+
+
+def _overlap(profile: KernelProfile) -> float | None:
+    """Return the share by which the sum of the kernels' times exceeds the busy time."""
+    if profile.host is None or profile.host.busy_s <= 0:
+        return None
+    return round(max(profile.seconds / profile.host.busy_s - 1.0, 0.0), 4)
 
 
 def _moe_layer_ms(profile: KernelProfile) -> float | None:
@@ -155,7 +202,15 @@ def follows(time: DecodeTime) -> list[str]:
     lines = []
     for decision in decode_parts.load().decision:
         share = sum(shares.get(row, 0.0) for row in decision.rows)
-        if share > decision.share:
+        if share <= decision.share:
+            continue
+        if decision.rows == ("host",) and time.clock == "profiler":
+            lines.append(
+                f"{decision.what} takes at most {share:.0%} of the step: a trace includes the cost "
+                "of the profiler, which slows the host. Profile the server or the configuration: "
+                "both are also timed without the profiler"
+            )
+        else:
             lines.append(
                 f"{decision.what} takes {share:.0%} of the {time.of} (more than "
                 f"{decision.share:.0%}): {decision.then}"
@@ -178,9 +233,11 @@ def faults(profile: KernelProfile, time: DecodeTime, *, backends: Sequence[str] 
             f"MoE GEMM at batch 1: expected at most {gates.moe_ms:g} ms a layer, got "
             f"{time.moe_layer_ms:.3g} ms"
         )
-    if time.step_ms is not None and time.step_ms > gates.token_ms:
+    # A step in a trace includes the cost of the profiler: only its kernels are certain.
+    token_ms = time.busy_ms if time.clock == "profiler" else time.step_ms
+    if token_ms is not None and token_ms > gates.token_ms:
         found.append(
-            f"decode: expected at most {gates.token_ms:g} ms a token, got {time.step_ms:.3g} ms"
+            f"decode: expected at most {gates.token_ms:g} ms a token, got {token_ms:.3g} ms"
         )
     return found
 

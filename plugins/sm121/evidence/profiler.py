@@ -2,13 +2,19 @@
 
 With ``--profiler-config``, vLLM profiles from POST /start_profile until /stop_profile. Before that,
 the option has no cost. ``docs/kernel-path.md`` describes the slowdown that remains afterwards.
+
+A profiler slows the host while it runs. The times of steps in a trace are therefore too long; the
+time of a step is measured before the profiler starts.
 """
 
 import itertools
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -26,6 +32,22 @@ _REQUEST_TIMEOUT_S = 300.0
 #: The maximum number of tokens of the profiled answer. The client aborts it after the profiled
 #: steps.
 LONGEST_ANSWER = 1024
+#: The number of tokens before the timed ones. The first tokens may arrive late and together.
+SETTLING_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class DecodeTrace:
+    """A trace of decode steps.
+
+    Attributes:
+        path: The trace.
+        token_s: Seconds from one token to the next, before the profiler was started; None: not
+            measured.
+    """
+
+    path: Path
+    token_s: float | None = None
 
 
 def profile_decode(
@@ -35,7 +57,8 @@ def profile_decode(
     *,
     prompt: str | list[int] = "One, two, three,",
     longest: int = LONGEST_ANSWER,
-) -> Path:
+    timed: int = 0,
+) -> DecodeTrace:
     """Profile decode steps of one request, without its prefill.
 
     Args:
@@ -44,15 +67,17 @@ def profile_decode(
         steps: The approximate number of decode steps to profile.
         prompt: The prompt of the request.
         longest: The maximum number of tokens of the answer.
+        timed: The number of tokens whose time is measured before the profiler starts, after
+            `SETTLING_TOKENS` others; 0: none.
 
     Returns:
-        The trace.
+        The trace, and the time of a token.
 
     Raises:
         NotRun: The server has no profiler, ended the answer too early, or wrote no trace.
     """
     before = _written(traces)
-    _decode(endpoint, steps, prompt, longest)
+    token_s = _decode(endpoint, steps, prompt, longest, timed)
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     last_size = 0
     while time.monotonic() < deadline:
@@ -61,25 +86,29 @@ def profile_decode(
             first = min(new, key=lambda path: path.name)
             size = first.stat().st_size
             if size == last_size and size > 0:
-                return first
+                return DecodeTrace(first, token_s)
             last_size = size
         time.sleep(_LOOK_EVERY_S)
     raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
 
 
-def _decode(endpoint: Endpoint, steps: int, prompt: str | list[int], longest: int) -> None:
+def _decode(
+    endpoint: Endpoint, steps: int, prompt: str | list[int], longest: int, timed: int
+) -> float | None:
     """Generate tokens, and profile `steps` of them once /start_profile has answered.
 
     The tokens are read while /start_profile runs: it may be slow, and many may arrive before its
     answer.
     """
-    request = {
+    request: dict[str, Any] = {
         "model": endpoint.served_name,
         "prompt": prompt,
         "max_tokens": longest,
         "temperature": 0.0,
         "ignore_eos": True,
     }
+    if timed:
+        request["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     with (
         endpoint.http(timeout_s=_REQUEST_TIMEOUT_S) as control,
         closing(stream(endpoint, request, timeout_s=_REQUEST_TIMEOUT_S)) as chunks,
@@ -92,6 +121,7 @@ def _decode(endpoint: Endpoint, steps: int, prompt: str | list[int], longest: in
             raise NotRun(
                 f"no decode to profile: /v1/completions answers {refusal.status}"
             ) from refusal
+        token_s = _time_of_a_token(tokens, timed) if timed else None
         started = beside.submit(_post, control, "/start_profile")
         while not started.done() and next(tokens, None):
             pass
@@ -105,6 +135,26 @@ def _decode(endpoint: Endpoint, steps: int, prompt: str | list[int], longest: in
             f"{profiled} of {steps} decode steps were profiled: the answer ended before, of "
             f"{longest} tokens at most; the machine may be busy with something else"
         )
+    return token_s
+
+
+def _time_of_a_token(tokens: Iterator[Mapping[str, Any]], timed: int) -> float | None:
+    """Read tokens of an answer, and return the mean time of the last `timed` ones.
+
+    A chunk may contain several tokens: they are counted by the usage in each chunk.
+    """
+    first_count, first_at = 0, 0.0
+    for chunk in tokens:
+        count = int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+        if count == 0:
+            return None  # the server does not count the tokens of a chunk
+        now = time.perf_counter()
+        if first_count == 0:
+            if count >= SETTLING_TOKENS:
+                first_count, first_at = count, now
+        elif count >= first_count + timed:
+            return (now - first_at) / (count - first_count)
+    return None
 
 
 def _post(http: httpx.Client, path: str) -> None:

@@ -40,7 +40,7 @@ def take(run: Run, server: Server, *, mode: str) -> KernelProfile:
             f"{server.engine} was started without a profiler of the suite's: it takes no "
             "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
         )
-    trace = profile_decode(server.endpoint, Path(configuration.traces))
+    trace = profile_decode(server.endpoint, Path(configuration.traces)).path
     kernels = kernel_trace.read_trace(trace).model_copy(update={"decoding": True})
     name = configuration.name
     report = run.record.directory / f"kernels-{name}"

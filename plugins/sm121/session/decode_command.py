@@ -21,7 +21,7 @@ from sm121.evidence.decode_parts import Row
 from sm121.evidence.decode_time import DecodeTime
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.evidence.profiler import LONGEST_ANSWER, profile_decode
+from sm121.evidence.profiler import LONGEST_ANSWER, SETTLING_TOKENS, profile_decode
 from sm121.machine import roofline
 from sm121.measure.prompts import Prompts
 from sm121.session.given_engine import GivenEngine
@@ -48,11 +48,12 @@ TITLES: Mapping[Row, str] = {
 _VOCABULARY = 30_000
 #: The variable that asks vLLM for a layout of the KV cache.
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
-#: Tokens beside the profiled ones: some pass before the profiler has started.
+#: Tokens beside the timed and the profiled ones: some pass before the profiler has started.
 _FEWEST_SPARE = 32
 _START_WITH = (
     "start vLLM (0.13 or later) with --profiler-config "
-    '\'{"profiler": "torch", "torch_profiler_dir": "DIR"}\', and give --traces DIR'
+    '\'{"profiler": "torch", "torch_profiler_dir": "DIR", '
+    '"torch_profiler_with_stack": false}\', and give --traces DIR'
 )
 
 
@@ -165,15 +166,16 @@ def run(request: Request) -> Result:
         UsageError: The target is not known, or an argument is wrong.
         NotRun: The server has no profiler, or wrote no trace; the message has the remedy.
     """
+    token_s: float | None = None
     if request.target.startswith(("http://", "https://")):
-        subject, profile = _of_running(request)
+        subject, profile, token_s = _of_running(request)
     elif Path(request.target).is_file():
         subject = Subject(request.target, None, request.backends)
         _add_least_bound(subject, request)
         profile = profile_files.read_profile(Path(request.target))
     else:
-        subject, profile = _of_start(request)
-    time = decode_time.measure(profile)
+        subject, profile, token_s = _of_start(request)
+    time = decode_time.measure(profile, token_s)
     faults = list(subject.faults)
     follows: list[str] = []
     if time is not None:
@@ -186,7 +188,7 @@ def run(request: Request) -> Result:
     return result
 
 
-def _of_running(request: Request) -> tuple[Subject, KernelProfile]:
+def _of_running(request: Request) -> tuple[Subject, KernelProfile, float | None]:
     """Profile a server that somebody else has started."""
     if request.arguments or request.environment:
         raise UsageError("--engine-arg, --engine-env: expected no URL with them")
@@ -211,14 +213,15 @@ def _of_running(request: Request) -> tuple[Subject, KernelProfile]:
     subject = Subject(server.endpoint.base_url, request.prompt, request.backends)
     _add_least_bound(subject, request)
     try:
-        return subject, _take(server.endpoint, request.traces, request)
+        profile, token_s = _take(server.endpoint, request.traces, request)
     except NotRun as error:
         if "without --profiler-config" in str(error):
             raise NotRun(f"{error}: {_START_WITH}") from error
         raise
+    return subject, profile, token_s
 
 
-def _of_start(request: Request) -> tuple[Subject, KernelProfile]:
+def _of_start(request: Request) -> tuple[Subject, KernelProfile, float | None]:
     """Start a configuration, profile it, and stop it."""
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     chosen = profiles.load(name)
@@ -246,7 +249,7 @@ def _of_start(request: Request) -> tuple[Subject, KernelProfile]:
         configuration = server.configuration
         if configuration is None or configuration.traces is None:
             raise NotRun(f"{server.engine} takes no --profiler-config: vLLM 0.13 or later does")
-        profile = _take(server.endpoint, Path(configuration.traces), request)
+        profile, token_s = _take(server.endpoint, Path(configuration.traces), request)
         path = session.run.paths.of(server)
     required = chosen.path_of(request.target)
     subject = Subject(request.target, request.prompt, request.backends or required.moe or ())
@@ -255,7 +258,7 @@ def _of_start(request: Request) -> tuple[Subject, KernelProfile]:
         shown = path.kv_layout or "none"
         subject.faults.append(f"KV layout: expected {request.layout}, the log shows {shown}")
     _add_bound(subject, chosen, request, server, path)
-    return subject, profile
+    return subject, profile, token_s
 
 
 def _add_bound(
@@ -305,20 +308,28 @@ def _set_bound(
     subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
 
 
-def _take(endpoint: Endpoint, traces: Path, request: Request) -> KernelProfile:
-    """Profile decode steps behind a prompt of an exact length."""
+def _take(endpoint: Endpoint, traces: Path, request: Request) -> tuple[KernelProfile, float | None]:
+    """Profile decode steps behind a prompt of an exact length, and time a token before that."""
     with endpoint.http() as http:
         listed = models.listed(http, f"{endpoint.base_url}: expected a list of models")
     longest = LONGEST_ANSWER
     for model in listed["data"]:
         if model["id"] == endpoint.served_name and model.get("max_model_len"):
             longest = min(longest, int(model["max_model_len"]) - request.prompt)
-    if longest < request.tokens + _FEWEST_SPARE:
+    needed = SETTLING_TOKENS + 2 * request.tokens + _FEWEST_SPARE
+    if longest < needed:
         raise UsageError(
-            f"--prompt {request.prompt} --tokens {request.tokens}: expected {_FEWEST_SPARE} tokens "
-            f"more in the server's context, which has {longest} behind the prompt"
+            f"--prompt {request.prompt} --tokens {request.tokens}: expected {needed} tokens behind "
+            f"the prompt in the server's context, which has {longest}"
         )
     prompt = Prompts(endpoint, _VOCABULARY).make(request.prompt)
-    trace = profile_decode(endpoint, traces, steps=request.tokens, prompt=prompt, longest=longest)
-    profile = profile_files.read_profile(trace)
-    return profile.model_copy(update={"decoding": True})
+    trace = profile_decode(
+        endpoint,
+        traces,
+        steps=request.tokens,
+        prompt=prompt,
+        longest=longest,
+        timed=request.tokens,
+    )
+    profile = profile_files.read_profile(trace.path)
+    return profile.model_copy(update={"decoding": True}), trace.token_s
