@@ -200,6 +200,34 @@ SKEW = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6
             "MAX_JOBS",
             id="cudafe++ has no memory",
         ),
+        pytest.param(
+            [
+                "ValueError: To serve at least one request with the model's max seq len (131072), "
+                "(0.25 GiB KV cache is needed, which is larger than the available KV cache memory "
+                "(0.05 GiB)."
+            ],
+            "oom",
+            "--num-gpu-blocks-override",
+            id="a KV cache whose size an argument sets",
+        ),
+        pytest.param(
+            [
+                "ValueError: Available memory on node 0 (19.43/23.54 GiB) on startup is less than "
+                "desired CPU memory utilization (0.92, 21.66 GiB)."
+            ],
+            "oom",
+            "VLLM_CPU_KVCACHE_SPACE",
+            id="the host's memory is not free",
+        ),
+        pytest.param(
+            [
+                "ValueError: VLLM_PORT 'tcp://10.96.12.7:8000' appears to be a URI. This may be "
+                "caused by a Kubernetes service discovery issue"
+            ],
+            "config",
+            "unset VLLM_PORT",
+            id="VLLM_PORT is a URI",
+        ),
     ],
 )
 def test_remedy_names_what_helped(lines: list[str], kind: str, helped: str) -> None:
