@@ -71,7 +71,7 @@ def started(configuration: str) -> Iterator[Server]:
     saboteur = f"{'speculation' if drafts else 'model'}_saboteur.Saboteur"
     with (
         tempfile.TemporaryDirectory() as folder,
-        SabotagedServer(checkpoint, Path(folder), configuration, None, saboteur, drafts) as running,
+        SabotagedServer(checkpoint, Path(folder), configuration, extension=saboteur) as running,
     ):
         yield running.server
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from meta_tests.faults import catalogue_rows
-from meta_tests.faults.protocol_faults import PROFILE, vllm_serving
+from meta_tests.faults.protocol_faults import PROFILE, record_environment_once, vllm_serving
 from meta_tests.folders import DATA, IN_VLLM, ROOT
 from sm121.checkpoint import canary
 from sm121.core.server import Server
@@ -63,13 +63,13 @@ class SabotagedServer:
         configuration: str = "float32",
         reference: Path | None = None,
         extension: str = "model_saboteur.Saboteur",
-        with_scheduler: bool = False,
     ) -> None:
         environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(IN_VLLM)}
         arguments = ["--worker-extension-cls", extension]
-        if with_scheduler:  # in one process with the worker, so that it can be broken, too
-            environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            arguments += ["--distributed-executor-backend", "uni"]
+        # Worker and scheduler are one process: the scheduler can be broken, too, and a start costs
+        # less.
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        arguments += ["--distributed-executor-backend", "uni"]
         self.managed = vllm_serving(checkpoint, directory, configuration, *arguments, **environment)
         self.configuration = configuration
         self.reference = reference or checkpoint
@@ -190,6 +190,7 @@ def main() -> int:
     if options.real_width:
         return real_width(*options.real_width)
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    record_environment_once()
     deadline = time.monotonic() + 60 * options.minutes
     findings: dict[str, dict[str, Finding]] = {}
     whole = True

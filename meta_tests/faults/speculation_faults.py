@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meta_tests.faults import catalogue_rows
 from meta_tests.faults.model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge, noticed
+from meta_tests.faults.protocol_faults import record_environment_once
 from meta_tests.folders import DATA
 from sm121.checkpoint import canary
 
@@ -30,9 +31,9 @@ EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests)
 
 
 def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
-    """A server that speculates, and can be broken: worker and scheduler in one process."""
-    broken = {"extension": "speculation_saboteur.Saboteur", "with_scheduler": True}
-    return SabotagedServer(checkpoint, folder, CONFIGURATION, **broken)
+    """A server that speculates, and can be broken."""
+    saboteur = "speculation_saboteur.Saboteur"
+    return SabotagedServer(checkpoint, folder, CONFIGURATION, extension=saboteur)
 
 
 def table(findings: dict[str, Finding]) -> str:
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="WORD", help="the faults with this word; writes nothing")
     options = parser.parse_args()
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    record_environment_once()
     chosen = [fault for fault in FAULTS if not options.only or options.only in fault]
     findings: dict[str, Finding] = {}
     while len(findings) < len(chosen):

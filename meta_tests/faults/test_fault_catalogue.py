@@ -238,10 +238,15 @@ def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
     """The last one here: the core ends, and the server that answers for it some seconds later."""
     managed = sabotaged.managed
     listening = set()
+    serving = []
     for process in managed.launch.processes():
         every = process.net_connections(kind="inet")
-        listening |= {c.laddr.ip for c in every if c.status == psutil.CONN_LISTEN}
+        addresses = {c.laddr for c in every if c.status == psutil.CONN_LISTEN}
+        listening |= {address.ip for address in addresses}
+        if managed.launch.port in {address.port for address in addresses}:
+            serving.append(process.name())
     assert listening == {"127.0.0.1"}, f"required: the loopback only, seen: {listening}"
+    assert len(serving) == 1, f"required: the API server alone has its port, seen: {serving}"
     life = ManagedLife(managed)
     tree = managed.launch.processes()
     assert isinstance(life.state(), Alive)

@@ -1,0 +1,49 @@
+"""vLLM's API server, whose engine core and workers are forks of it.
+
+On a CPU vLLM starts each of them as a new interpreter, which imports torch and vLLM anew: that is
+most of what a start costs. A fork has them. `fake_python.py` runs this file for ``-m vllm...``.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+
+_new_context = multiprocessing.get_context
+
+
+def _forking(method: str | None = None) -> multiprocessing.context.BaseContext:
+    """Return the context of a method; that of ``fork`` for ``spawn``."""
+    return _new_context("fork" if method == "spawn" else method)
+
+
+def _leave_the_server_alone() -> None:
+    """Let a child have neither the server's port nor its event loop, as a new interpreter: the port
+    of a dead API server is free while its engine core lives, and a signal is for one process."""
+    signal.set_wakeup_fd(-1)
+    with Path(os.devnull).open() as nowhere:
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            descriptor = int(entry.name)
+            try:
+                is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+            except OSError:  # that of the listing
+                continue
+            if is_socket and _has_an_internet_address(descriptor):
+                os.dup2(nowhere.fileno(), descriptor)
+
+
+def _has_an_internet_address(descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        return copy.family in (socket.AF_INET, socket.AF_INET6)
+
+
+if __name__ == "__main__":
+    # As `python -m` has it: nothing is imported from the folder of this script.
+    sys.path[0] = str(Path.cwd())
+    multiprocessing.get_context = _forking
+    os.register_at_fork(after_in_child=_leave_the_server_alone)
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
