@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from meta_tests.folders import ROOT
+from meta_tests.unit.engines.two_nodes import watch_of
 from sm121.answers import golden, prompts
 from sm121.client.completions import Asker
 from sm121.core import profile, waiting
@@ -21,8 +22,8 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines import process_tree
 from sm121.engines.life import Alive, Dead
+from sm121.engines.managed import ManagedServer
 from sm121.engines.pool import ServerPool
-from sm121.engines.spanning import SpanningServer
 from sm121.engines.starting import StartLimits
 from sm121.evidence import crash_bundle
 from sm121.session import target
@@ -43,10 +44,10 @@ def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     made.stop()
 
 
-def start(pool: ServerPool) -> tuple[Server, SpanningServer]:
+def start(pool: ServerPool) -> tuple[Server, ManagedServer]:
     server = pool.get(float32("cpu-tiny-gpt-oss-tp2"))
     managed = pool.current
-    assert isinstance(managed, SpanningServer) and pool.life is not None
+    assert managed is not None and pool.life is not None
     assert isinstance(pool.life.state(), Alive)
     return server, managed
 
@@ -60,17 +61,17 @@ def float32(name: str) -> ServerConfiguration:
     return target.configurations(settings, chosen, notify=lambda _line: None)["float32"]
 
 
-def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
+def worker_of_rank_1(managed: ManagedServer) -> psutil.Process:
     """The process that has its part of the model."""
-    assert waiting.until(lambda: managed.watch.others[0].state.get("tree"), 20.0)
-    tree = managed.watch.others[0].state["tree"]
+    assert waiting.until(lambda: watch_of(managed).others[0].state.get("tree"), 20.0)
+    tree = watch_of(managed).others[0].state["tree"]
     return psutil.Process(max(tree, key=lambda entry: entry["rss_bytes"])["pid"])
 
 
-def shared_memory(managed: SpanningServer) -> set[Path]:
+def shared_memory(managed: ManagedServer) -> set[Path]:
     """Of both ranks. What has ended since the agent's last look maps nothing any more."""
     maps = []
-    others = [entry["pid"] for entry in managed.watch.others[0].state["tree"]]
+    others = [entry["pid"] for entry in watch_of(managed).others[0].state["tree"]]
     for pid in (*(process.pid for process in managed.launch.processes()), *others):
         with contextlib.suppress(psutil.NoSuchProcess):
             maps += [mapped.path for mapped in psutil.Process(pid).memory_maps()]

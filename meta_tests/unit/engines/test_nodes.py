@@ -21,14 +21,20 @@ from meta_tests.fakes.run_events import stand_in, with_events
 from meta_tests.fakes.servers import executable, program
 from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from meta_tests.folders import ROOT
-from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_bounds
+from meta_tests.unit.engines.two_nodes import (
+    RUN,
+    configuration,
+    left_of,
+    spanning,
+    watch_of,
+    with_bounds,
+)
 from sm121.core import data_file, waiting
 from sm121.core.configuration import Span
 from sm121.core.errors import UsageError
 from sm121.engines import nodes, ports, registry, server_errors
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.spanning import SpanningServer
-from sm121.engines.starting import StartLimits
+from sm121.engines.managed import ManagedServer
 from sm121.evidence import crash_bundle
 from sm121.run.paths import KernelPaths
 
@@ -47,10 +53,9 @@ def bounds(monkeypatch):
 def make(tmp_path, bounds):
     made = []
 
-    def build(*arguments: str, **span) -> SpanningServer:
-        server = SpanningServer(
-            configuration(*arguments, **span), TwoRanks(), StartLimits(20, 20, 5), tmp_path, RUN
-        )
+    def build(*arguments: str, traces: str | None = None, **span) -> ManagedServer:
+        started = dataclasses.replace(configuration(*arguments, **span), traces=traces)
+        server = spanning(tmp_path, started)
         made.append(server)
         return server
 
@@ -65,28 +70,28 @@ def process_of(rank: int, commands: dict[int, str]) -> list[int]:
     return [pid for pid in named if "supervisor" not in commands[pid]]
 
 
-def rank_1(server: SpanningServer) -> psutil.Process:
+def rank_1(server: ManagedServer) -> psutil.Process:
     """Its process on the other node."""
 
     def pids() -> list[int]:
-        tree = server.watch.others[0].state.get("tree", ())
+        tree = watch_of(server).others[0].state.get("tree", ())
         return process_of(1, {entry["pid"]: entry["command"] for entry in tree})
 
-    assert waiting.until(pids, 5.0), server.watch.others[0].state
+    assert waiting.until(pids, 5.0), watch_of(server).others[0].state
     return psutil.Process(pids()[0])
 
 
-def rank_0(server: SpanningServer) -> psutil.Process:
+def rank_0(server: ManagedServer) -> psutil.Process:
     commands = {each.pid: " ".join(each.cmdline()[2:]) for each in server.launch.processes()}
     return psutil.Process(process_of(0, commands)[0])
 
 
-def agent(server: SpanningServer) -> subprocess.Popen:
+def agent(server: ManagedServer) -> subprocess.Popen:
     rank_1(server)
-    return server.watch.others[0]._process
+    return watch_of(server).others[0]._process
 
 
-def asked(server: SpanningServer) -> tuple[str, float]:
+def asked(server: ManagedServer) -> tuple[str, float]:
     """What a client gets for a token, and after how many seconds."""
     began = time.monotonic()
     endpoint = server.endpoint
@@ -157,9 +162,8 @@ def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, mon
 
 
 def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
-    server = make()
     traces = tmp_path / "of another machine" / "report" / "traces"
-    server.configuration = dataclasses.replace(server.configuration, traces=str(traces))
+    server = make(traces=str(traces))
     server.start()
     rank_1(server)
     traces.mkdir(parents=True)

@@ -21,9 +21,10 @@ from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.engines import ports, ray_cluster
+from sm121.engines.managed import ManagedServer
 from sm121.engines.pool import ServerPool
 from sm121.engines.python_engine import IN_ENGINE
-from sm121.engines.ray_cluster import RayServer
+from sm121.engines.ray_cluster import RayPlaces
 from sm121.engines.starting import StartLimits
 from sm121.run.paths import KernelPaths
 from sm121.session import target
@@ -147,12 +148,12 @@ def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
-def test_nccl_that_ray_workers_mapped_is_recorded_and_compared(monkeypatch, server, same):
+def test_nccl_that_ray_workers_mapped_is_recorded_and_compared(monkeypatch, server, places, same):
     first = {"path": "/v/nvidia/nccl/lib/libnccl.so.2", "sha256": "a" * 64}
     second = first if same else {"path": "/usr/lib/libnccl.so.2.27.7", "sha256": "b" * 64}
     changes = {"nodes.0.facts.nccl": [first], "nodes.1.facts.nccl": [second]}
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
-    server.places.note_ranks(CONFIGURATION)
+    places.note_ranks()
     remarks: list[str] = []
     run = stand_in(
         pool=SimpleNamespace(nccl_by_node=server.nccl_by_node),
@@ -207,14 +208,21 @@ def test_no_cluster_is_one_line():
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch) -> RayServer:
-    """As one that serves, without a process."""
-    made = RayServer(CONFIGURATION, ray_cluster.registry.engine("vllm"), StartLimits(1, 1, 1),
-                     tmp_path, "meta")  # fmt: skip
+def places(monkeypatch) -> RayPlaces:
+    """The nodes of a server that serves."""
+    made = RayPlaces(CONFIGURATION)
     for number, entry in enumerate(CLUSTER["nodes"]):
-        made.places.nodes += (ray_cluster.Node(number, entry["name"]),)
+        made.nodes += (ray_cluster.Node(number, entry["name"]),)
     monkeypatch.setattr(ray_cluster, "_REMOVED_WITHIN_S", 0.3)
     return made
+
+
+@pytest.fixture
+def server(tmp_path, places) -> ManagedServer:
+    """Their server, without a process."""
+    engine = ray_cluster.registry.engine("vllm")
+    limits = StartLimits(1, 1, 1)
+    return ManagedServer(CONFIGURATION, engine, limits, tmp_path, "meta", other_nodes=places)
 
 
 TIMED_OUT = "GetTimeoutError: Get timed out"
@@ -231,19 +239,19 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
     assert "whoever keeps spark2" in fault.cause.owner
 
 
-def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
+def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server, places):
     answers = iter([CLUSTER, altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]}), CLUSTER])
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"
     holding = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: holding)
-    server.places.nodes = (ray_cluster.Node(0, "spark1"),)
+    places.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
 
 
 @pytest.mark.parametrize("noted", [["psm_1"], []], ids=["it served", "its start failed"])
-def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
+def test_shared_memory_of_ranks_is_removed(monkeypatch, server, places, noted):
     removals: list[list[str]] = []
 
     def answer(_configuration, remove=()):
@@ -251,7 +259,7 @@ def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
         return altered(CLUSTER, {"nodes.1.facts.segments": ["psm_1"]})
 
     monkeypatch.setattr(ray_cluster, "_ask", answer)
-    server.places.segments += noted
+    places.segments += noted
     assert server.stop().clean
     assert removals[-1] == ["psm_1"] and len(removals) == 2 - len(noted)
 

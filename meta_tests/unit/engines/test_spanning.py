@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
-from meta_tests.unit.engines.two_nodes import RUN, configuration, left_of, with_bounds
+from meta_tests.fakes.two_ranks import COMMAND
+from meta_tests.unit.engines.two_nodes import (
+    RUN,
+    configuration,
+    left_of,
+    spanning,
+    watch_of,
+    with_bounds,
+)
 from sm121.core import waiting
 from sm121.core.configuration import Rank
 from sm121.engines import node_process, node_watch, ports
 from sm121.engines.node_process import NodeProcess
 from sm121.engines.server_errors import ServerError
-from sm121.engines.spanning import SpanningServer
-from sm121.engines.starting import StartLimits
 from sm121.evidence.unanswered import Connection, End
 
 #: How long something lasts before it is a fault, and how long no fault is waited for. Seconds.
@@ -47,9 +52,8 @@ def fault_of(monkeypatch, tmp_path) -> Iterator[Callable[..., ServerError | None
         log.touch()
         node = NodeProcess(1, command, {}, log)
         nodes.append(node)
-        limits = StartLimits(20, 20, 5)
-        server = SpanningServer(configuration(), TwoRanks(), limits, tmp_path, "meta-states")
-        server.watch.others = [node]
+        server = spanning(tmp_path, configuration(), "meta-states")
+        watch_of(server).others = [node]
         return server.fault(settle_s=within_s)
 
     yield find

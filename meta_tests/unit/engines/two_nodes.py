@@ -2,14 +2,19 @@
 
 import os
 import sys
+from pathlib import Path
 
 import psutil
 
-from meta_tests.fakes.two_ranks import COMMAND
+from meta_tests.fakes.two_ranks import COMMAND, TwoRanks
 from sm121.core import data_file
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.profile_fields import Sourced
 from sm121.engines import nodes, process_tree
+from sm121.engines.managed import ManagedServer
+from sm121.engines.node_watch import NodeWatch
+from sm121.engines.spanning import RankNodes
+from sm121.engines.starting import StartLimits
 
 #: Of this process: another worker may start ranks of its own.
 RUN = f"meta-{os.getpid()}"
@@ -20,6 +25,19 @@ def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: 
     return ServerConfiguration(
         "two", "two-ranks", sys.executable, "none", "canary", arguments, span=span
     )
+
+
+def spanning(folder: Path, started: ServerConfiguration, run: str = RUN) -> ManagedServer:
+    """A server of this configuration, which has not been started."""
+    limits = StartLimits(20, 20, 5)
+    others = RankNodes(started, limits.stop_s, run)
+    return ManagedServer(started, TwoRanks(), limits, folder, run, other_nodes=others)
+
+
+def watch_of(server: ManagedServer) -> NodeWatch:
+    """The watch of its other nodes."""
+    assert isinstance(server.other_nodes, RankNodes)
+    return server.other_nodes.watch
 
 
 def with_bounds(monkeypatch, **seconds: float) -> None:

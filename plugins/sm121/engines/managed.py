@@ -4,23 +4,24 @@ import secrets
 import signal
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sm121.compilation.caches import CompileCaches
 from sm121.core import redaction
-from sm121.core.configuration import Rank, ServerConfiguration
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.engines import api_key, ports, process_tree, protocol
 from sm121.engines.endings import FATAL, StopReport
 from sm121.engines.launch import Launch
 from sm121.engines.memory import Memory, Returned
+from sm121.engines.other_nodes import NoOtherNodes, OtherNodes, Placement
 from sm121.engines.server_errors import PortTaken, ServerError
 from sm121.engines.start_watch import StartWatch
 from sm121.engines.starting import StartHooks, StartLimits, StartPhase
-from sm121.evidence import mapped
+from sm121.evidence.mapped import MappedLibrary
 
 #: The memory of a server must be back within this time after its end.
 _MEMORY_BACK_WITHIN_S = 10.0
@@ -46,8 +47,8 @@ class ManagedServer:
     hooks: StartHooks = field(default_factory=StartHooks)
     #: Added to its environment.
     added: Mapping[str, str] = field(default_factory=dict)
-    #: Its part of a server that spans machines; None: it is the whole.
-    rank: Rank | None = None
+    #: What else belongs to the server, on other machines.
+    other_nodes: OtherNodes = field(default_factory=NoOtherNodes)
 
     #: The attempt that runs, or the last one; before the first, the one that will be made.
     launch: Launch = field(init=False)
@@ -95,31 +96,25 @@ class ManagedServer:
         raise AssertionError("unreachable")
 
     def start_rank(self) -> None:
-        """Start a part that serves nobody itself, and do not wait for it."""
+        """Start a rank that serves nobody itself, and do not wait for it."""
         self._prepare()
         self._start_process()
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the fault of another node of the server, or None.
+        """Return the first fault of a node of the server, or None. The first fault stands.
 
         Args:
             settle_s: How long to wait for reports of the nodes, in seconds.
         """
-        del settle_s  # it has no other node
-        return None
+        return self.other_nodes.fault(self.launch, settle_s)
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
         """Return the log and the last state of each other node, by a name for files."""
-        return {}
+        return self.other_nodes.described()
 
-    def nccl_by_node(self) -> dict[str, list[mapped.MappedLibrary]]:
-        """Return the NCCL that the ranks of each node mapped; other nodes by their last report."""
-        libraries = {"node 0 (this machine)": mapped.nccl(self.launch.processes())}
-        for _log, state in self.described().values():
-            if "nccl" in state:
-                rows = [mapped.MappedLibrary.model_validate(row) for row in state["nccl"]]
-                libraries[state["node"]] = rows
-        return libraries
+    def nccl_by_node(self) -> Mapping[str, list[MappedLibrary]]:
+        """Return the NCCL that the ranks of each node mapped, by the node."""
+        return self.other_nodes.nccl_by_node(self.launch)
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -139,7 +134,17 @@ class ManagedServer:
         self.launch.kill()
 
     def stop(self) -> StopReport:
-        """Stop politely, then firmly; safe to call at any time and again."""
+        """Stop politely, then firmly, on every node; safe to call at any time and again."""
+        self.other_nodes.stopping()
+        report = self._stop_launch()
+        logs = [log for log, _state in self.other_nodes.described().values()]
+        try:
+            return self.other_nodes.stopped(report)
+        finally:
+            for log in logs:
+                self._redact(log)
+
+    def _stop_launch(self) -> StopReport:
         started = time.monotonic()
         launch = self.launch
         launch.remember_tree()
@@ -201,6 +206,7 @@ class ManagedServer:
         startup_s = time.monotonic() - started
         line = f"ready after {startup_s:.1f} s on port {launch.port}"
         self.hooks.notify(StartPhase(line, ready=True))
+        nodes = self.other_nodes.ready(launch)
         return Server(
             endpoint=endpoint,
             managed=True,
@@ -211,20 +217,25 @@ class ManagedServer:
             startup_s=startup_s,
             reader=self.engine.name,
             compiled=launch.compilation.compiled(),
+            nodes=nodes,
         )
 
     def _start_process(self) -> None:
+        placement = self.other_nodes.place(self.launch)
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment.update(self.added)
+        environment.update(placement.variables)
         environment[process_tree.RUN_ID] = self.run_id
         environment[process_tree.OWNER] = process_tree.owner()
-        self.launch.start(self._command(), environment, grace_s=self.limits.stop_s)
+        self.launch.start(self._command(placement), environment, grace_s=self.limits.stop_s)
+        self.other_nodes.start(self.launch)
 
-    def _command(self) -> Sequence[str]:
-        if self.rank is None:
-            return self.engine.command(self.configuration, port=self.launch.port)
+    def _command(self, placement: Placement) -> list[str]:
+        port = self.launch.port
+        if placement.rank is None:
+            return self.engine.command(self.configuration, port=port)
         assert isinstance(self.engine, protocol.Spanning)
-        return self.engine.rank_command(self.configuration, port=self.launch.port, rank=self.rank)
+        return self.engine.rank_command(self.configuration, port=port, rank=placement.rank)
 
     def _open_launch(self, port: int = 0) -> None:
         """Prepare an attempt, with a log that does not exist yet."""

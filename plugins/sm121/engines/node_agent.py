@@ -30,6 +30,7 @@ from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.engines import dead_runs, registry
 from sm121.engines.managed import ManagedServer
+from sm121.engines.other_nodes import NoOtherNodes
 from sm121.engines.starting import StartLimits
 from sm121.engines.supervision import scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
@@ -244,7 +245,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
             directory=Path(folder),
             run_id=question["run"],
             added=added,
-            rank=rank,
+            other_nodes=NoOtherNodes(rank),
         )
         reporter = _Reporter(server, question)
         try:

@@ -16,6 +16,7 @@ from sm121.core.server import Node
 from sm121.engines import nodes
 from sm121.engines.launch import Launch
 from sm121.engines.node_process import NodeProcess
+from sm121.engines.other_nodes import this_machine
 from sm121.engines.server_errors import ServerError
 from sm121.evidence import death, failure
 from sm121.evidence.kernel_messages import KernelMessages
@@ -185,15 +186,6 @@ class NodeWatch:
                 if now - since >= patience_s:
                     how = _stopped(process.name(), process.pid, now - since)
                     yield NodeLoss(this_machine(launch), how)
-
-
-def this_machine(launch: Launch) -> Node:
-    """Return the node of rank 0.
-
-    Args:
-        launch: The launch of rank 0.
-    """
-    return Node(0, "this machine", launch.log)
 
 
 def _faults_of_command(other: NodeProcess, now: float) -> Iterator[NodeLoss]:

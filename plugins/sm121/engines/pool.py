@@ -15,13 +15,12 @@ from sm121.engines import registry, starting
 from sm121.engines.endings import StopReport
 from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer
-from sm121.engines.ray_cluster import RayServer
+from sm121.engines.other_nodes import NoOtherNodes, OtherNodes
+from sm121.engines.ray_cluster import RayPlaces
 from sm121.engines.server_errors import StartError
-from sm121.engines.spanning import SpanningServer
+from sm121.engines.spanning import RankNodes
 from sm121.engines.starting import StartHooks, StartLimits
 from sm121.evidence.mapped import MappedLibrary
-
-_LAUNCHERS: Mapping[str, type[ManagedServer]] = {"nnodes": SpanningServer, "ray": RayServer}
 
 
 class StartReport(Record):
@@ -127,22 +126,31 @@ class ServerPool:
         return server
 
     def _make(self, configuration: ServerConfiguration) -> ManagedServer:
-        span = configuration.span
-        kind = ManagedServer if span is None else _LAUNCHERS[span.launcher]
+        added = self.hooks.added(configuration)
         hooks = StartHooks(
             notify=lambda progress: self.hooks.notify(configuration.name, progress),
             other_secrets=lambda: self.secrets,
             on_cold=self.hooks.on_cold,
         )
-        return kind(
+        return ManagedServer(
             configuration,
             registry.engine(configuration.engine),
             self.limits,
             self.directory,
             self.run_id,
             hooks,
-            self.hooks.added(configuration),
+            added,
+            self._other_nodes(configuration, added),
         )
+
+    def _other_nodes(
+        self, configuration: ServerConfiguration, added: Mapping[str, str]
+    ) -> OtherNodes:
+        if configuration.span is None:
+            return NoOtherNodes()
+        if configuration.span.launcher == "ray":
+            return RayPlaces(configuration)
+        return RankNodes(configuration, self.limits.stop_s, self.run_id, added)
 
     def failure(self, configuration: ServerConfiguration) -> StartError | None:
         """Return the error of the last failed start, or None.
@@ -196,7 +204,7 @@ class ServerPool:
                 available[state["node"]] = state["available_bytes"]
         return available
 
-    def nccl_by_node(self) -> dict[str, list[MappedLibrary]]:
+    def nccl_by_node(self) -> Mapping[str, list[MappedLibrary]]:
         """Return the NCCL that the ranks of each node mapped; empty without a server."""
         return self.current.nccl_by_node() if self.current is not None else {}
 

@@ -15,11 +15,12 @@ from typing import Any
 from sm121.core import architecture, interpreter
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.core.server import Node, Server
+from sm121.core.server import Node
 from sm121.engines import nodes, registry
 from sm121.engines.endings import StopReport
-from sm121.engines.managed import ManagedServer
+from sm121.engines.launch import Launch
 from sm121.engines.nodes import NodeLook
+from sm121.engines.other_nodes import Placement
 from sm121.engines.process_tree import Survivor
 from sm121.engines.python_engine import IN_ENGINE
 from sm121.engines.server_errors import ServerError
@@ -131,44 +132,79 @@ def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
 
 @dataclass
 class RayPlaces:
-    """What a server has in a cluster: its nodes, and shared memory and NCCL there."""
+    """The nodes of a server whose ranks are actors of Ray; implements `OtherNodes`."""
 
-    nodes: tuple[Node, ...] = ()
-    #: The fault of a node that the cluster has lost; the first one stands.
-    fault: ServerError | None = None
+    configuration: ServerConfiguration
+    nodes: tuple[Node, ...] = field(init=False, default=())
     #: Shared memory of its ranks: Ray ends them by SIGKILL.
-    segments: list[str] = field(default_factory=list)
+    segments: list[str] = field(init=False, default_factory=list)
+    #: The fault of a node that the cluster has lost; the first one stands.
+    _found: ServerError | None = field(init=False, default=None)
     #: The NCCL that the ranks of each node mapped, by the node.
-    nccl: dict[str, list[MappedLibrary]] = field(default_factory=dict)
+    _nccl: dict[str, list[MappedLibrary]] = field(init=False, default_factory=dict)
 
-    def note_ranks(self, configuration: ServerConfiguration) -> None:
-        """Note the shared memory of the nodes, and the NCCL that the ranks mapped.
-
-        Args:
-            configuration: The configuration of the server.
+    def place(self, _launch: Launch) -> Placement:
+        """Return the variables by which vLLM finds the cluster.
 
         Raises:
             UsageError: The cluster does not answer.
         """
-        for entry in _ask(configuration)["nodes"]:
+        cluster = _ask(self.configuration)
+        entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
+        self.nodes = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
+        if not entries:
+            return Placement()
+        # A server's temporary files are elsewhere: Ray would not find its cluster there.
+        link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
+        link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
+        return Placement(variables=link)
+
+    def start(self, _launch: Launch) -> None:
+        """Start nothing: Ray starts the ranks."""
+
+    def ready(self, launch: Launch) -> tuple[Node, ...]:
+        """Return all nodes, and note what the ranks have there.
+
+        Args:
+            launch: The launch on this machine.
+
+        Raises:
+            UsageError: The cluster does not answer.
+        """
+        self.note_ranks()
+        first = dataclasses.replace(self.nodes[0], log=launch.log)
+        return (first, *self.nodes[1:])
+
+    def note_ranks(self) -> None:
+        """Note the shared memory of the nodes, and the NCCL that the ranks mapped.
+
+        Raises:
+            UsageError: The cluster does not answer.
+        """
+        for entry in _ask(self.configuration)["nodes"]:
             facts = entry["facts"] or {}
             self.segments += facts.get("segments", ())
             rows = [MappedLibrary.model_validate(row) for row in facts.get("nccl", ())]
             for node in self.nodes:
                 if node.name in (entry["name"], entry["address"]):
-                    self.nccl[str(node)] = rows
+                    self._nccl[str(node)] = rows
 
-    def find_fault(self, configuration: ServerConfiguration, log: Path) -> ServerError | None:
-        """Return the fault of a node that the cluster has lost, or None.
+    def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
+        """Return the fault of the node that the cluster has lost, or None.
 
         Args:
-            configuration: The configuration of the server.
-            log: Its log.
+            launch: The launch on this machine.
+            settle_s: More than 0 if something is amiss; only then the cluster is asked.
         """
+        if settle_s and self._found is None and not launch.was_stopped:
+            self._found = self._find_fault(launch.log)
+        return self._found
+
+    def _find_fault(self, log: Path) -> ServerError | None:
         reasons: dict[str, str | None] = {}
         lost = "Ray has lost it"
         try:
-            for entry in _ask(configuration)["nodes"]:
+            for entry in _ask(self.configuration)["nodes"]:
                 reasons[entry["name"]] = entry["why"]
                 reasons[entry["address"]] = entry["why"]
         except UsageError as error:
@@ -180,17 +216,39 @@ class RayPlaces:
                 return ServerError(f"{node} is lost to the server: {how}", cause, log)
         return None
 
-    def clean(self, configuration: ServerConfiguration) -> list[str]:
-        """Remove the server's shared memory, and return what still holds the cluster.
+    def described(self) -> Mapping[str, tuple[Path | None, Any]]:
+        """Return nothing: Ray collects the logs of all ranks on this machine."""
+        return {}
+
+    def nccl_by_node(self, _launch: Launch) -> Mapping[str, list[MappedLibrary]]:
+        """Return the NCCL that the ranks mapped when the server was ready: Ray's workers alone."""
+        return self._nccl
+
+    def stopping(self) -> None:
+        """Note the shared memory of a start that has failed, while its ranks are there."""
+        if self.nodes and not self.segments:
+            with contextlib.suppress(UsageError):  # `stopped` tells it
+                self.note_ranks()
+
+    def stopped(self, report: StopReport) -> StopReport:
+        """Remove the shared memory of the ranks, and report what still holds the cluster.
 
         Args:
-            configuration: The configuration of the server.
+            report: The report of the stop on this machine.
         """
+        if not self.nodes:
+            return report
+        left = self._clean()
+        remains = tuple(Survivor(0, "in the Ray cluster", name) for name in left)
+        return dataclasses.replace(report, survivors=(*report.survivors, *remains))
+
+    def _clean(self) -> list[str]:
+        """Remove the server's shared memory, and return what still holds the cluster."""
         deadline = math.inf
         left = ["the cluster does not answer"]
         while left and time.monotonic() < deadline:
             try:
-                cluster = _ask(configuration, self.segments)
+                cluster = _ask(self.configuration, self.segments)
             except UsageError as error:
                 left = [str(error)]
                 break
@@ -199,54 +257,3 @@ class RayPlaces:
         self.nodes = ()
         self.segments = []
         return left
-
-
-@dataclass
-class RayServer(ManagedServer):
-    """A server whose ranks are actors of Ray."""
-
-    places: RayPlaces = field(init=False, default_factory=RayPlaces)
-
-    def _start_once(self) -> Server:
-        cluster = _ask(self.configuration)
-        entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
-        found = tuple(Node(rank, _name(one, entries)) for rank, one in enumerate(entries))
-        self.places.nodes = found
-        if entries:
-            # A server's temporary files are elsewhere: Ray would not find its cluster there.
-            link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
-            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out a rank's line that another had too
-            self.added = {**self.added, **link}
-        server = super()._start_once()
-        self.places.note_ranks(self.configuration)
-        first = dataclasses.replace(found[0], log=self.launch.log)
-        return dataclasses.replace(server, nodes=(first, *found[1:]))
-
-    def nccl_by_node(self) -> dict[str, list[MappedLibrary]]:
-        """Return the NCCL that the ranks mapped when the server was ready: Ray's workers alone."""
-        return self.places.nccl
-
-    def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Return the fault of the node that the cluster has lost, or None.
-
-        Args:
-            settle_s: More than 0 if something is amiss; only then the cluster is asked.
-        """
-        places = self.places
-        if settle_s and places.fault is None and not self.launch.was_stopped:
-            places.fault = places.find_fault(self.configuration, self.launch.log)
-        return places.fault
-
-    def stop(self) -> StopReport:
-        """Stop the server. The report names its remains in the cluster, too."""
-        places = self.places
-        served = bool(places.nodes)
-        if served and not places.segments:  # its start has failed
-            with contextlib.suppress(UsageError):  # told below
-                places.note_ranks(self.configuration)
-        report = super().stop()
-        if not served:
-            return report
-        left = places.clean(self.configuration)
-        remains = tuple(Survivor(0, "in the Ray cluster", name) for name in left)
-        return dataclasses.replace(report, survivors=(*report.survivors, *remains))

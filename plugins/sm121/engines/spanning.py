@@ -1,4 +1,4 @@
-"""A server that spans machines, started by vLLM's own ``--nnodes``.
+"""The other ranks of a server that vLLM's own ``--nnodes`` spreads over machines.
 
 Rank 0 runs here, under this suite's supervisor, and the other ranks run through their nodes'
 commands, under one of their own. The server ends with the first of its ranks: the others would wait
@@ -6,6 +6,7 @@ for it for minutes, while /health answers with status 200.
 """
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -13,19 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm121.core.configuration import Rank
+from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.core.server import Node, Server
+from sm121.core.server import Node
 from sm121.core.waiting import until
 from sm121.engines import node_agent, node_process, nodes
 from sm121.engines.endings import StopReport
-from sm121.engines.managed import ManagedServer
+from sm121.engines.launch import Launch
 from sm121.engines.memory import Returned
 from sm121.engines.node_process import NodeProcess
-from sm121.engines.node_watch import NodeLoss, NodeWatch, this_machine
+from sm121.engines.node_watch import NodeLoss, NodeWatch
+from sm121.engines.other_nodes import Placement, nccl_here, this_machine
 from sm121.engines.process_tree import Survivor
 from sm121.engines.server_errors import ServerError, ServerExited
 from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.mapped import MappedLibrary
 
 _WATCH_EVERY_S = 0.5
 #: A node's time to look at its memory, beside the time to end its rank.
@@ -35,46 +38,101 @@ _SILENT_REPORT_WITHIN_S = 5.0
 
 
 @dataclass
-class SpanningServer(ManagedServer):
-    """Rank 0, and the other nodes of its server."""
+class RankNodes:
+    """The other ranks of a server; implements `OtherNodes`."""
 
+    configuration: ServerConfiguration
+    #: How long a rank gets between SIGTERM and SIGKILL, in seconds.
+    stop_s: float
+    #: In the environment of each process.
+    run_id: str
+    #: Added to the environment of each rank.
+    added: Mapping[str, str] = field(default_factory=dict)
     watch: NodeWatch = field(init=False, default_factory=NodeWatch)
+    #: The part of rank 0 in this attempt.
+    _rank_0: Rank = field(init=False)
+    #: The variables of this machine's end of the link.
+    _bound: Mapping[str, str] = field(init=False, default_factory=dict)
 
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """All nodes, rank 0 first."""
-        here = this_machine(self.launch)
-        return (here, *(other.node for other in self.watch.others))
+    def place(self, launch: Launch) -> Placement:
+        """Return rank 0, and the variables of this machine's end of the link.
 
-    def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
+        Args:
+            launch: The launch of rank 0.
+
+        Raises:
+            StartError: This machine has no address at which the other nodes reach it.
+        """
+        self.watch.begin()
+        span = self.configuration.span
+        assert span is not None
+        try:
+            host, port = nodes.master(span)
+        except UsageError as error:
+            here = Node(0, "this machine")
+            raise NodeLoss(here, str(error)).error(ServerExited, launch.log) from error
+        self._rank_0 = Rank(0, span.count, host, port)
+        self._bound = node_agent.bound_to(host, self.configuration)
+        return Placement(self._rank_0, self._bound)
+
+    def start(self, launch: Launch) -> None:
+        """Start the other ranks.
+
+        Args:
+            launch: The launch of rank 0.
+
+        Raises:
+            StartError: The command of a node cannot be started.
+        """
+        span = self.configuration.span
+        assert span is not None
+        address = self.watch.open(self._rank_0.address)
+        for rank, command in enumerate(span.commands, 1):
+            self.watch.others.append(self._start_node(rank, command, address, launch.log))
+
+    def ready(self, launch: Launch) -> tuple[Node, ...]:
+        """Return all nodes, rank 0 first, and watch them until the server is stopped.
+
+        Args:
+            launch: The launch of rank 0.
+        """
+        self.watch.ready_at = time.monotonic()
+        self.watch.is_over.clear()
+        threading.Thread(target=self._watch, args=[launch], daemon=True, name="sm121-nodes").start()
+        return (this_machine(launch), *(other.node for other in self.watch.others))
+
+    def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
         """Return the first fault of a node, or None. The first fault stands.
 
         Args:
+            launch: The launch of rank 0.
             settle_s: How long to wait for reports of the nodes, in seconds.
         """
-        until(self._is_settled, settle_s)
+        until(lambda: self._is_settled(launch), settle_s)
         return self.watch.fault
 
-    def _is_settled(self) -> bool:
-        if not self.launch.was_stopped:
-            self.watch.look(self.launch, self._loss)
-        return self.watch.fault is not None or self.launch.was_stopped
+    def _is_settled(self, launch: Launch) -> bool:
+        if not launch.was_stopped:
+            # Before the server is ready, its start has failed.
+            kind = ServerExited if self.watch.ready_at == -math.inf else ServerError
+            self.watch.look(launch, kind)
+        return self.watch.fault is not None or launch.was_stopped
 
-    @property
-    def _loss(self) -> type[ServerError]:
-        """The error of a lost node: before the server is ready, its start has failed."""
-        return ServerExited if self.endpoint is None else ServerError
-
-    def stop(self) -> StopReport:
-        """Stop rank 0, and then the others. The report names the remains on every node."""
+    def stopping(self) -> None:
+        """End the watch: the end of a rank is no fault from here on."""
         self.watch.is_over.set()
-        report = super().stop()
+
+    def stopped(self, report: StopReport) -> StopReport:
+        """Stop the other ranks, and add what is left on their nodes to a report.
+
+        Args:
+            report: The report of rank 0.
+        """
         for other in self.watch.end():
-            within_s = self.limits.stop_s + _REPORT_WITHIN_S
+            within_s = self.stop_s + _REPORT_WITHIN_S
             if time.monotonic() - other.heard_at >= nodes.bounds().silent_after_s.value:
                 within_s = _SILENT_REPORT_WITHIN_S
             answer = other.close(within_s)
-            self._redact(other.node.log)
             report = _with_node(report, other.node, answer, other.heard_at - self.watch.ready_at)
         return report
 
@@ -89,50 +147,37 @@ class SpanningServer(ManagedServer):
             described[f"node-{other.node.rank}"] = (other.node.log, state)
         return described
 
-    def _start_once(self) -> Server:
-        self.watch.begin()
-        server = super()._start_once()
-        self.watch.ready_at = time.monotonic()
-        server = dataclasses.replace(server, nodes=self.nodes)
-        self.watch.is_over.clear()
-        threading.Thread(target=self._watch, daemon=True, name="sm121-nodes").start()
-        return server
+    def nccl_by_node(self, launch: Launch) -> Mapping[str, list[MappedLibrary]]:
+        """Return the NCCL that the ranks mapped: other nodes' by their last report.
 
-    def _start_process(self) -> None:
-        span = self.configuration.span
-        assert span is not None
-        try:
-            host, port = nodes.master(span)
-        except UsageError as error:
-            here = Node(0, "this machine")
-            raise NodeLoss(here, str(error)).error(self._loss, self.launch.log) from error
-        self.rank = Rank(0, span.count, host, port)
-        # The variables of this node's end of the link.
-        bound = node_agent.bound_to(host, self.configuration)
-        others_added = {name: value for name, value in self.added.items() if name not in bound}
-        self.added = {**self.added, **bound}
-        super()._start_process()
-        address = self.watch.open(host)
-        for rank, command in enumerate(span.commands, 1):
-            self.watch.others.append(self._start_node(rank, command, address, others_added))
+        Args:
+            launch: The launch of rank 0.
+        """
+        libraries = nccl_here(launch)
+        for other in self.watch.others:
+            if "nccl" in other.state:
+                rows = [MappedLibrary.model_validate(row) for row in other.state["nccl"]]
+                libraries[str(other.node)] = rows
+        return libraries
 
     def _start_node(
         self,
         rank: int,
         command: tuple[str, ...],
         beacon: tuple[str, int],
-        added: Mapping[str, str],
+        log_of_rank_0: Path,
     ) -> NodeProcess:
-        assert self.rank is not None
-        log = self.launch.log.with_name(f"{self.launch.log.stem}-node-{rank}.log")
+        log = log_of_rank_0.with_name(f"{log_of_rank_0.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
+        # Each node has an end of the link of its own.
+        added = {name: value for name, value in self.added.items() if name not in self._bound}
         request = node_process.question(
             self.configuration,
             "start",
-            rank=dataclasses.asdict(dataclasses.replace(self.rank, number=rank)),
+            rank=dataclasses.asdict(dataclasses.replace(self._rank_0, number=rank)),
             beacon=beacon,
             added=added,
-            stop_s=self.limits.stop_s,
+            stop_s=self.stop_s,
             lease_s=nodes.bounds().lease_s.value,
             run=self.run_id,
         )
@@ -140,13 +185,14 @@ class SpanningServer(ManagedServer):
             return NodeProcess(rank, command, request, log)
         except UsageError as error:
             node = Node(rank, node_process.name_of(command), log)
-            raise NodeLoss(node, str(error)).error(self._loss, log) from error
+            raise NodeLoss(node, str(error)).error(ServerExited, log) from error
 
-    def _watch(self) -> None:
+    def _watch(self, launch: Launch) -> None:
         """End the server with its first rank, so that every client has an answer or an error."""
         while not self.watch.is_over.wait(_WATCH_EVERY_S):
-            if self.fault() is not None and not self.watch.is_over.is_set():
-                self.kill()
+            fault = self.fault(launch, settle_s=0.0)
+            if fault is not None and not self.watch.is_over.is_set():
+                launch.kill()
                 return
 
 
