@@ -23,6 +23,7 @@ def new_file(**fields: Any) -> VerdictFile:
 def stand_in(**members: Any) -> Any:
     """A stand-in of a run. Each member is in the part of `Run` that has it."""
     run = SimpleNamespace(**{part: SimpleNamespace() for part in _PARTS})
+    run.servers.crashed = 0
     give(run, **members)
     return run
 

@@ -238,11 +238,11 @@ def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
     the start began, which took one."""
 
     def doing(session):
-        lines = [f"[{session.kernel.began + offset:.6f}] {NO_MEMORY}" for offset in offsets]
+        lines = [f"[{session.kernel.before.at + offset:.6f}] {NO_MEMORY}" for offset in offsets]
         executable(tmp_path / "dmesg", "cat <<E\n" + "\n".join(["[    0.1] boot", *lines]) + "\nE")
         session.run.target = dataclasses.replace(session.run.target, arch="sm121")
         session.run.servers.pool.start_spans.append(
-            (session.kernel.began, session.kernel.began + 1)
+            (session.kernel.before.at, session.kernel.before.at + 1)
         )
         session.kernel.judge()
         assert bool(offsets) == any(

@@ -31,6 +31,7 @@ from sm121.matrix import axes, covering, examine, feature_matrix, level, plan
 from sm121.matrix.outcome import CellOutcome
 from sm121.matrix.space import Space, count_allowed
 from sm121.measure.measurement import Invalidity
+from sm121.run.servers import NoCrashReports
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 SM121 = axes.load("sm121")
@@ -309,7 +310,7 @@ def examiner(tmp_path: Path, alive) -> examine.Examiner:
     server = Server(endpoint, True, "vllm", None, None, None, 1.0)
     run = stand_in(
         profile=cpu, start=lambda _configuration: server, check_alive=alive,
-        redact=lambda text: text, ledger=(), crashed=lambda error, _test: error.cause,
+        redact=lambda text: text, ledger=(), crashes=NoCrashReports(),
     )  # fmt: skip
     made = examine.Examiner(run, SPACES[0], cpu.matrix, tmp_path / "matrix")
     for check in ("_path", "_known_answers", "_equivalence", "_stress"):

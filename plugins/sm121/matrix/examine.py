@@ -445,7 +445,8 @@ class Examiner:
         cause = error.cause
         if not refused and error.log not in self._bundled:
             self._bundled.add(error.log)
-            cause = self.run.servers.crashed(error, self._test_of(record))
+            servers = self.run.servers
+            cause = servers.crashes.after_crash(servers, error, self._test_of(record))
         record.kind = cause.kind
         outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
         if started:

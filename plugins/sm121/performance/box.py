@@ -53,8 +53,8 @@ class RunBox:
     unread: bool = False
     #: Whether the readings around the measurements are complete.
     _concluded: bool = False
-    #: Whether a server crashed since the machine was read.
-    _doubted: bool = False
+    #: How many servers had crashed when the machine was read.
+    _crashed: int = 0
     #: The limits of the rates, by the reading before.
     bounds: RateBounds = field(init=False)
 
@@ -87,15 +87,14 @@ class RunBox:
             self.run.record.unproven(f"box and roofline: {reason}")
 
     def begin(self) -> None:
-        """Note that a measurement begins. After a crash the box is read before it."""
+        """Note that a measurement begins.
+
+        After a crash the machine may be unfit for what is measured later: it is read before.
+        """
         self.unread = True
-        if self._doubted:
+        if self.run.servers.crashed > self._crashed:
             self._read_again(self.before)
             self._conclude()
-
-    def doubt(self) -> None:
-        """Note that a server crashed: the machine may be left unfit for what is measured later."""
-        self._doubted = True
 
     def read_beside(self) -> BoxReport:
         """Read the box after a comparison that began at the last reading, as ``--ab`` does.
@@ -173,7 +172,6 @@ class RunBox:
 
         ``since`` is the reading that the new one is compared with.
         """
-        self._doubted = False
         self._load_during = None
         began = self._began
         if began is not None and began.starts == self._starts and not self._strangers:
@@ -216,6 +214,7 @@ class RunBox:
 
     def _read(self, when: str, earlier: Reading | None = None) -> Reading | None:
         """Read the machine; None if its readings do not apply to the numbers."""
+        self._crashed = self.run.servers.crashed
         if self.elsewhere is not None:
             return None
         run = self.run

@@ -19,17 +19,18 @@ from sm121.plugin import (
     expressions,
     kernels,
     planning,
+    reporting,
     selection,
     terminal,
     wanted,
     workers,
 )
-from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
+from sm121.plugin.stash import ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
 from sm121.run.events import Collected
 from sm121.run.record import Target
 from sm121.run.verdict_file import ShardTest
-from sm121.session import crashes, opening, signals
+from sm121.session import opening, signals
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
@@ -72,6 +73,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
         return None
+    ids = {item.stash[ID] for item in tests}
     resume = config.getoption("--resume")
     prepare = functools.partial(
         opening.prepare,
@@ -81,6 +83,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         say=functools.partial(terminal.say, config),
         verbose=config.option.verbose > 0,
         resume=resume,
+        again=functools.partial(reporting.command_again, config, ids),
     )
     settings = _with_report_folder(config, settings, chosen)
     try:
@@ -92,7 +95,6 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))
         session.in_use = error
     config.stash[SESSION] = session
-    config.stash[CRASHES] = crashes.CrashDesk(session)
     config.stash[SIGNALS] = signals.Signals(session)
     session.selected.deselected = selection.missed(config, chosen.arch)
     session.selected.collected = config.stash[selection.COLLECTED]
@@ -234,7 +236,6 @@ def withdrawing(config: pytest.Config, session: Session) -> Iterator[None]:
             raise session.in_use
     except UsageError:
         del config.stash[SESSION]
-        del config.stash[CRASHES]
         session.withdraw()
         release_machine(config)
         raise

@@ -35,6 +35,7 @@ from sm121.run.run import Run
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 from sm121.session import opening as session_opening
 from sm121.session import target
+from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session, secrets_given
 
 #: The name of the run.
@@ -161,9 +162,13 @@ def join(config: pytest.Config, *, interrupted: bool) -> Session:
         say=functools.partial(terminal.say, config),
         secrets=secrets_given(settings),
     )
-    run = Run.of(target.resolve(settings, architectures), record)
     session = Session(
-        run=run, settings=settings, report=report, run_id=name, interrupted=interrupted
+        run=Run.of(target.resolve(settings, architectures), record),
+        settings=settings,
+        report=report,
+        run_id=name,
+        crashes=CrashDesk(record, settings),
+        interrupted=interrupted,
     )
     config.stash[SESSION] = session
     config.stash[REPORT] = reporting.write(config, session, known)

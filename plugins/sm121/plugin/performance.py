@@ -208,11 +208,12 @@ def startup_s(server: Server) -> float:
 def memory_peak_gib(conformance: Session) -> float:
     """The peak memory of the server so far, in GiB: host and GPU together."""
     run = conformance.run
-    assert conformance.sampler is not None
+    sampler = run.servers.sampler
+    assert sampler is not None
     if not run.servers.processes():
         raise NotRun(run.servers.no_memory())
-    conformance.sampler.sample()
-    resources = conformance.sampler.resources
+    sampler.sample()
+    resources = sampler.resources
     if resources.tree_rss_peak_bytes is None:
         raise NotRun("no process of the server could be looked at")
     host = f"{resources.tree_rss_peak_bytes / 2**30:.2f} GiB are resident in the host's memory"

@@ -2,13 +2,14 @@
 
 import inspect
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from sm121.plugin import run_again
 from sm121.plugin.selection import uses_a_server
-from sm121.plugin.stash import ID, LEVEL, STARTS
+from sm121.plugin.stash import ID, LEVEL, SESSION, STARTS
 from sm121.report import page
 from sm121.report.stored import StoredReport
 from sm121.run import details
@@ -25,10 +26,9 @@ def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
 
     Args:
         config: The configuration of pytest.
-        session: The run. Its command to run a test again is set.
+        session: The run.
         items: The selected tests.
     """
-    ids = {item.stash[ID] for item in items if ID in item.stash}
     requirements: dict[str, str] = {}
     for item in items:
         if LEVEL not in item.stash:
@@ -37,13 +37,21 @@ def begin(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
         if text:
             requirements[item.stash[ID]] = " ".join(text.split())
 
-    def again(test: str | None) -> str:
-        if test in ids:
-            return run_again.of_test(config, session, test, "--engine-debug")
-        return run_again.whole(config, session, "--engine-debug")
-
-    session.again = again
     session.run.record.emit(Described(run_again.whole(config, session), requirements))
+
+
+def command_again(config: pytest.Config, ids: Collection[str], test: str | None) -> str:
+    """Return the command that repeats a test, or the whole run, with ``--engine-debug``.
+
+    Args:
+        config: pytest's, of a run that is open.
+        ids: The ids of its tests.
+        test: The id of the test; None for the whole run.
+    """
+    session = config.stash[SESSION]
+    if test is not None and test in ids:
+        return run_again.of_test(config, session, test, "--engine-debug")
+    return run_again.whole(config, session, "--engine-debug")
 
 
 def note_failure(session: Session, item: pytest.Item, report: pytest.TestReport) -> None:

@@ -16,6 +16,7 @@ from sm121.run.events import Collected, Distrusted, EnvironmentRead, Opened, Res
 from sm121.run.fold import Fold
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.merge import differences
+from sm121.run.paths import metrics_file
 from sm121.run.verdict_file import VerdictFile
 from sm121.session.session import Session
 
@@ -58,7 +59,8 @@ def take_up(config: pytest.Config, session: Session) -> None:
         run.record.unproven(line)
     for line in anew.remarks:
         run.record.remark(line, at_once=False)
-    run.paths.metrics_file(None).unlink(missing_ok=True)  # the first look at an attached server
+    first_look = metrics_file(run.record.directory, None)  # at an attached server
+    first_look.unlink(missing_ok=True)
     (run.record.directory / details.NAME).unlink(missing_ok=True)  # left by an interrupted run
 
 

@@ -310,10 +310,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[stash.STARTS] = 0
     if session.run.servers.pool is not None:
         item.stash[stash.STARTS] = len(session.run.servers.pool.starts)
-    item.config.stash[stash.CRASHES].before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
+    session.before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
     performance.end_with_its_level(item, session)
-    item.config.stash[stash.CRASHES].after_abort()
+    session.crashes.after_abort(session.run.servers)
     outcomes.require_able(session, item, workers.why_not(item))
 
 
@@ -327,7 +327,7 @@ def pytest_runtest_makereport(
         return (yield)
     error = outcomes.crash(outcomes.error_of(call))
     if error is not None:
-        item.config.stash[stash.CRASHES].after_error(item.stash[stash.ID], error)
+        session.crashes.after_error(session.run.servers, item.stash[stash.ID], error)
         _step("crash looked for")
     outcomes.leave_out_libraries(item, call)
     report = yield
@@ -337,7 +337,7 @@ def pytest_runtest_makereport(
     reporting.redact(session, report)
     if report.when == "teardown":
         _step(f"decided {item.stash[stash.FINDING].verdict.value}")
-        item.config.stash[stash.CRASHES].after_test(item.stash[stash.ID], item.stash[stash.LEVEL])
+        session.after_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     return report
 
 
@@ -384,9 +384,8 @@ def _finish(
 ) -> None:
     run = conformance.run
     config = session.config
-    if stash.CRASHES in config.stash:
-        config.stash[stash.CRASHES].after_abort()
-    run.record.phase = (run.record.phase[0], "at the end of the run")
+    conformance.crashes.after_abort(run.servers)
+    run.record.enter(run.record.phase[0], "at the end of the run")
     comparing.decide_what_broke(config, conformance)
     performance.end_load(config)
     conformance.interrupted = conformance.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED

@@ -5,13 +5,12 @@ import pytest
 from sm121.plugin.progress import Progress
 from sm121.report.stored import StoredReport
 from sm121.run import verdict_file
-from sm121.session import crashes, session, settings, signals
+from sm121.session import session, settings, signals
 
 # In the stash of the configuration.
 SETTINGS = pytest.StashKey[settings.Settings]()
 #: The run, from the end of the collection on; absent if no test of a level was collected.
 SESSION = pytest.StashKey[session.Session]()
-CRASHES = pytest.StashKey[crashes.CrashDesk]()
 SIGNALS = pytest.StashKey[signals.Signals]()
 REPORT = pytest.StashKey[StoredReport]()
 SHARD = pytest.StashKey[verdict_file.ShardReport]()

@@ -159,10 +159,6 @@ class KernelPaths:
         if server is not None:
             self.record.emit(EngineShown.of(self.record.file.engine, path=self.of(server)))
 
-    def metrics_file(self, log: Path | None) -> Path:
-        """Return the file for the metrics of a managed server, or of the attached server."""
-        return self.record.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
-
     def _contradictions(self, server: Server, name: str) -> list[Contradiction]:
         assert server.log is not None
         path = self.of(server)
@@ -214,7 +210,7 @@ class KernelPaths:
         )
         if attached is not None and server.endpoint.base_url != attached:  # a side of --ab
             return server.endpoint.page("/metrics")
-        file = self.metrics_file(server.log if server.managed else None)
+        file = metrics_file(self.record.directory, server.log if server.managed else None)
         if not file.exists():
             running = self.servers.pool.current if self.servers.pool is not None else None
             if server.managed and (running is None or running.launch.log != server.log):
@@ -228,3 +224,13 @@ class KernelPaths:
                 self.record.cannot_write(error)
                 return text
         return file.read_text("utf-8", errors="replace")
+
+
+def metrics_file(directory: Path, log: Path | None) -> Path:
+    """Return the file of the metrics of a server.
+
+    Args:
+        directory: The report directory.
+        log: The log of a managed server; None for the attached one.
+    """
+    return directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"

@@ -1,7 +1,6 @@
 """The target of a run, and the record of a run: its verdict file, directory, remarks, progress."""
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -80,10 +79,8 @@ class RunRecord:
     verbose: bool = False
     #: The level, and the point of the run in words, for decisions that no test makes.
     phase: tuple[str, str] = (LEVELS[0], "in the run")
-    #: The function to call when the report cannot be written (see `session.crashes`).
-    on_unwritten: Callable[[OSError, str], None] | None = None
-    #: The reason why the report could not be written; None if it was written.
-    unwritten: str | None = None
+    #: The first error of a write operation on the report; None if it was written.
+    write_error: OSError | None = None
 
     @property
     def file(self) -> VerdictFile:
@@ -94,6 +91,22 @@ class RunRecord:
     def ledger(self) -> Ledger:
         """The verdict on each test. Only `emit` changes it."""
         return self.log.fold.ledger
+
+    @property
+    def unwritten(self) -> str | None:
+        """Why the report could not be written; None if it could."""
+        if self.write_error is None:
+            return None
+        return f"the report cannot be written: {self.write_error.strerror or self.write_error}"
+
+    def enter(self, level: str, place: str) -> None:
+        """Note where the run is, for decisions beside the tests.
+
+        Args:
+            level: The level.
+            place: The place in words.
+        """
+        self.phase = (level, place)
 
     def emit(self, event: Event) -> None:
         """Append an event to ``run.jsonl``, and apply it to the verdict file.
@@ -143,9 +156,9 @@ class RunRecord:
         Args:
             error: The error of the write operation.
         """
-        if self.unwritten is None:
-            self.unwritten = f"the report cannot be written: {error.strerror or error}"
-            self.say("report", f"{self.directory}: {self.unwritten}")
-            if self.on_unwritten is not None:
-                self.on_unwritten(error, self.unwritten)
-        self.unproven(self.unwritten)
+        is_first = self.write_error is None
+        self.write_error = self.write_error or error
+        why = str(self.unwritten)
+        if is_first:
+            self.say("report", f"{self.directory}: {why}")
+        self.unproven(why)

@@ -8,7 +8,7 @@ from sm121.run.configurations import Configurations
 from sm121.run.log_errors import LogErrors
 from sm121.run.paths import KernelPaths
 from sm121.run.record import RunRecord, Target
-from sm121.run.servers import Servers
+from sm121.run.servers import CrashReports, NoCrashReports, Servers
 
 
 @dataclass(kw_only=True)
@@ -28,17 +28,28 @@ class Run:
     log_errors: LogErrors
 
     @classmethod
-    def of(cls, target: Target, record: RunRecord, attached: Server | None = None) -> "Run":
+    def of(
+        cls,
+        target: Target,
+        record: RunRecord,
+        attached: Server | None = None,
+        crashes: CrashReports | None = None,
+    ) -> "Run":
         """Create a run with its parts.
 
         Args:
             target: The architecture, profile and engine to judge.
             record: The record of the run.
             attached: The attached server; None if the suite starts servers itself.
+            crashes: Reports abnormal ends of servers; None: nothing does.
         """
         configurations = Configurations(target=target, record=record)
         servers = Servers(
-            target=target, record=record, configurations=configurations, attached=attached
+            target=target,
+            record=record,
+            configurations=configurations,
+            attached=attached,
+            crashes=crashes or NoCrashReports(),
         )
         return cls(
             target=target,

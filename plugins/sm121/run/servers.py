@@ -1,7 +1,7 @@
 """The servers of a run: started one at a time, when a test first needs them, or attached."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import psutil
 
@@ -16,15 +16,44 @@ from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
 from sm121.engines.pool import ServerPool
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.failure import Cause
+from sm121.evidence.resources import ResourceSampler
 from sm121.run import beside
 from sm121.run.configurations import Configurations
-from sm121.run.events import Decided, ServerStopped
+from sm121.run.events import Decided, Distrusted, ServerStopped
 from sm121.run.load import Load
 from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.record import RunRecord, Target
 
 #: Checks of an attached server are this many times rarer, because each one sends requests.
 _ATTACHED_CHECKS_LAST = 5
+
+
+class CrashReports(Protocol):
+    """Reports abnormal ends of servers (see `session.crashes`)."""
+
+    def after_crash(self, servers: "Servers", end: ServerError | Dead, test: str | None) -> Cause:
+        """Report a server that died between two tests, or in a cell of the matrix.
+
+        Args:
+            servers: The servers of the run.
+            end: The error of its start, or its death.
+            test: The test's id; None between two tests.
+
+        Returns:
+            The cause.
+        """
+
+
+class NoCrashReports:
+    """Reports nothing: of a run that starts no server."""
+
+    def after_crash(self, _servers: "Servers", end: ServerError | Dead, _test: str | None) -> Cause:
+        """Return the cause as it is known.
+
+        Args:
+            end: The error of its start, or its death.
+        """
+        return end.cause
 
 
 @dataclass(kw_only=True)
@@ -50,9 +79,12 @@ class Servers:
     distrusted: str | None = None
     #: The load, while a server is under load; a crash bundle includes its samples.
     load: Load | None = None
-    #: The function to call after an abnormal end in a test: it writes a crash bundle, prints one
-    #: line, checks what the server left behind, and returns the cause (see `session.crashes`).
-    crashed: Callable[[ServerError | Dead, str | None], Cause] = lambda end, _test: end.cause
+    #: Reports an abnormal end, and has the rest of the server stopped.
+    crashes: CrashReports = field(default_factory=NoCrashReports)
+    #: The number of the suite's servers that were stopped after a crash.
+    crashed: int = 0
+    #: Samples the memory of the server's processes; None before there is a server to watch.
+    sampler: ResourceSampler | None = None
 
     def obstacle(self) -> str | None:
         """Return why no further server can start; None if one can."""
@@ -149,7 +181,8 @@ class Servers:
                 because a dying server needs time to end.
 
         Raises:
-            ServerDied: The server has died. The code that catches this error must call `crashed`.
+            ServerDied: The server has died. The code that catches this error must report it to
+                `crashes`.
         """
         life = self.life
         if not isinstance(life, ManagedLife):
@@ -181,13 +214,49 @@ class Servers:
         if is_managed and state.evidence:
             name = state.evidence.stem
         life.accounted = True
-        decision = beside.unasked(name, state, self.crashed(state, None), self.record.phase)
+        cause = self.crashes.after_crash(self, state, None)
+        decision = beside.unasked(name, state, cause, self.record.phase)
         self.record.emit(Decided(decision))
         if state.replaced:
             self.replaced = state.detail
             for event in beside.void(self.record.file, state.detail):
                 self.record.emit(event)
         return self.stops.get(f"{name}.log")
+
+    def stop_crashed(self, why_distrusted: str | None) -> None:
+        """Stop the rest of a server that crashed or no longer works, so that the next is fresh.
+
+        Later results are not trusted if a server that somebody else has started answers no more,
+        if the stop leaves something, or for a reason that the caller knows.
+
+        Args:
+            why_distrusted: The caller's reason; None without one.
+        """
+        if why_distrusted is not None:
+            self._distrust(why_distrusted)
+        life = self.life
+        if self.pool is None:
+            if life is not None and not life.answers():
+                self._distrust(
+                    "the attached server answers no more, and is not the suite's to restart"
+                )
+            return
+        if life is not None:
+            life.accounted = True  # the report of its crash has its log
+        report = self.pool.stop()
+        if report is not None and not report.clean:
+            self._distrust(
+                "the machine is not as it was before the crash: "
+                f"{len(report.survivors)} processes left, port free: {report.port_free}, "
+                f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
+            )
+        if self.aborted is None:
+            self.crashed += 1
+
+    def _distrust(self, why: str) -> None:
+        """Run no further test: its result would not be sure."""
+        self.distrusted = why
+        self.record.emit(Distrusted(why))
 
     def abort(self, reason: str) -> None:
         """Kill the server now and run no further test, because the machine is about to fail."""

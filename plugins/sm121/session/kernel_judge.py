@@ -17,6 +17,16 @@ _NO_MEMORY_AT_START = (
 )
 
 
+@dataclass(frozen=True)
+class KernelBefore:
+    """The moment at which a run began: what the kernel did later may be of the run."""
+
+    #: By ``time.monotonic``.
+    at: float = field(default_factory=time.monotonic)
+    #: The control group's memory events so far.
+    cgroup: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
+
+
 @dataclass
 class KernelJudge:
     """The messages of the kernels since a run began."""
@@ -24,10 +34,7 @@ class KernelJudge:
     run: Run
     #: The launcher of a server that spans machines, by the options; None for the profile's.
     launcher: str | None
-    #: The time of ``time.monotonic`` when the run began.
-    began: float = field(default_factory=time.monotonic)
-    #: The control group's memory events when the run began.
-    cgroup_before: Mapping[str, int] | str = field(default_factory=cgroup.memory_events)
+    before: KernelBefore
     #: The remark on messages that cannot be read; None if they can.
     unread: str | None = None
 
@@ -44,7 +51,7 @@ class KernelJudge:
         if self.run.target.obstacle is not None:
             return
         faults = []
-        kills = cgroup.kills(self.cgroup_before)
+        kills = cgroup.kills(self.before.cgroup)
         if kills:
             faults.append(f"the control group, whose memory ran out, killed {kills} processes")
         self.judge_messages(self._kernel_here(), "", faults)
@@ -59,7 +66,7 @@ class KernelJudge:
         if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
             return KernelMessages(unavailable="the server runs on another machine")
         spans = run.servers.pool.start_spans if run.servers.pool is not None else ()
-        return kernel_messages.since(self.began, spans)
+        return kernel_messages.since(self.before.at, spans)
 
     def _unread_nodes(self) -> int:
         """The number of nodes of the server if only the kernel of this machine is read, else 0."""

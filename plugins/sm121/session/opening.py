@@ -47,8 +47,9 @@ from sm121.run.events import (
 )
 from sm121.run.record import ProgressLine, RunRecord, Say, Target
 from sm121.run.run import Run
-from sm121.session import crashes, fingerprinting, show_config, signals, workload
+from sm121.session import fingerprinting, show_config, signals, workload
 from sm121.session import target as targets
+from sm121.session.crashes import CrashDesk
 from sm121.session.session import SelectedTests, Session, secrets_given
 from sm121.session.settings import Settings
 
@@ -58,7 +59,7 @@ def _print(what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None
 
 
 def open_session(settings: Settings) -> Session:
-    """Open the session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest.
+    """Open the session of a script: see `prepare`.
 
     Args:
         settings: The settings of the run.
@@ -68,7 +69,6 @@ def open_session(settings: Settings) -> Session:
     """
     session = prepare(settings)
     session.say_where_the_earlier_report_is()
-    crashes.CrashDesk(session)
     return session
 
 
@@ -81,6 +81,7 @@ def prepare(
     say: Say = _print,
     verbose: bool = False,
     resume: bool = False,
+    again: Callable[[str | None], str] | None = None,
 ) -> Session:
     """Attach to the server, or prepare to start servers; take the report directory.
 
@@ -92,6 +93,7 @@ def prepare(
         say: Shows a line of progress.
         verbose: Whether remarks are shown at once, too.
         resume: Whether the run of the directory goes on. The caller sets the `log` of its events.
+        again: See `CrashDesk`.
 
     Returns:
         The session, which has started nothing.
@@ -118,20 +120,27 @@ def prepare(
         secrets=secrets_given(settings),
         verbose=verbose,
     )
+    desk = CrashDesk(record, settings, again)
     session = Session(
-        run=Run.of(chosen, record, attached),
+        run=Run.of(chosen, record, attached, desk),
+        crashes=desk,
         settings=settings,
         report=taken,
         run_id=run_id,
         followed_log=followed,
         selected=SelectedTests(inapplicable=set(inapplicable)),
     )
-    record.emit(opened)
-    record.emit(collected or Collected([]))
+    _begin(session, opened, collected or Collected([]))
+    return session
+
+
+def _begin(session: Session, opened: Opened, collected: Collected) -> None:
+    """Record that the run begins, and look at its engine."""
+    session.run.record.emit(opened)
+    session.run.record.emit(collected)
     _remark_on(session)
     _prepare_engine(session)
-    os.environ[process_tree.RUN_ID] = run_id
-    return session
+    os.environ[process_tree.RUN_ID] = session.run_id
 
 
 def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
@@ -321,7 +330,7 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
     if unwatched is not None:
         run.record.emit(EngineShown.of(run.record.file.engine, unwatched=unwatched))
         run.record.unproven(unwatched)
-    session.sampler = _sampler(session, profile, life.processes.find)
+    run.servers.sampler = _sampler(session, profile, life.processes.find)
     if attached.log is None:
         run.record.unproven(f"kernel path: {attached.why_no_log}")
         return
@@ -362,7 +371,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
             added=run.configurations.bound_compilers,
         ),
     )
-    session.sampler = _sampler(session, profile, run.servers.pool.processes)
+    run.servers.sampler = _sampler(session, profile, run.servers.pool.processes)
 
 
 def _show_start(session: Session, name: str, phase: starting.StartPhase) -> None:

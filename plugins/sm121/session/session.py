@@ -14,7 +14,6 @@ from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.endings import StopReport
 from sm121.engines.followed_log import FollowedLog
-from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
@@ -26,8 +25,12 @@ from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.run import Run
 from sm121.run.verdict_file import TestReport
 from sm121.session import against, ending
+from sm121.session.crashes import CrashDesk
 from sm121.session.kernel_judge import KernelJudge
 from sm121.session.settings import Settings
+
+#: At the boundaries of tests /health is not requested more often: they may come by the hundred.
+_LATELY_S = 1.0
 
 
 @dataclass
@@ -56,14 +59,12 @@ class Session:
     #: finds out whether its request is right.
     in_use: InUse | None = None
     run_id: str
+    #: Reports abnormal ends, and writes their bundles.
+    crashes: CrashDesk
     selected: SelectedTests = field(default_factory=SelectedTests)
     #: Judges the messages of the kernels.
     kernel: KernelJudge = field(init=False)
-    sampler: ResourceSampler | None = None
     interrupted: bool = False
-    #: Returns the command that repeats a test, or without one the whole run, with
-    #: ``--engine-debug``. None if no command line began the run.
-    again: Callable[[str | None], str] | None = None
     #: Makes the fingerprint of now; None if nothing can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
     box: RunBox | None = None
@@ -71,7 +72,7 @@ class Session:
     followed_log: FollowedLog | None = None
 
     def __post_init__(self) -> None:
-        self.kernel = KernelJudge(self.run, self.settings.engine.launcher)
+        self.kernel = KernelJudge(self.run, self.settings.engine.launcher, self.crashes.before)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -102,6 +103,37 @@ class Session:
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine.python
 
+    def before_test(self, test: str, level: str) -> None:
+        """Look at the server before a test, so that the test is not blamed for an earlier end.
+
+        Args:
+            test: The test's id.
+            level: Its level.
+        """
+        run = self.run
+        if level != run.record.phase[0]:
+            run.log_errors.judge()
+            run.paths.judge_again()
+            self.kernel.judge()
+            self.note_resources()
+        self._look(level, f"before {test}")
+        run.record.enter(level, f"in {test}")
+        self.crashes.begin_test()
+
+    def after_test(self, test: str, level: str) -> None:
+        """Look at the server after a test that has ended and is decided.
+
+        Args:
+            test: The test's id.
+            level: Its level.
+        """
+        self._look(level, f"after {test}")
+
+    def _look(self, level: str, where: str) -> None:
+        self.run.record.enter(level, where)
+        self.crashes.after_unwritten(self.run.servers)
+        self.run.servers.look(lately_s=_LATELY_S)
+
     def write_verdict(self) -> None:
         """Write verdict.json and summary.md of the events so far."""
         run = self.run
@@ -114,8 +146,9 @@ class Session:
 
     def note_resources(self) -> None:
         """Note the memory of the server and of the machine so far."""
-        if self.sampler is not None:
-            resources = self.sampler.resources.model_dump(mode="json")
+        sampler = self.run.servers.sampler
+        if sampler is not None:
+            resources = sampler.resources.model_dump(mode="json")
             self.run.record.emit(events.EnvironmentNoted("resources", resources))
 
     def _end(self, *, finished: bool) -> None:
@@ -141,6 +174,7 @@ class Session:
             )
             run.record.emit(closed)
             self.write_verdict()
+            self.crashes.after_unwritten(run.servers)
             if run.record.unwritten is None:
                 return
 
@@ -162,8 +196,8 @@ class Session:
         The run has finished if every selected test was decided and nobody interrupted it.
         """
         run = self.run
-        if self.sampler is not None:
-            self.sampler.stop()
+        if run.servers.sampler is not None:
+            run.servers.sampler.stop()
         run.log_errors.judge()  # of an attached server, which is not stopped
         self.kernel.judge()
         run.servers.stop()
@@ -253,8 +287,8 @@ class Session:
     def withdraw(self) -> None:
         """End a run that has begun nothing: its request is refused, and it leaves no report."""
         run = self.run
-        if self.sampler is not None:
-            self.sampler.stop()
+        if run.servers.sampler is not None:
+            run.servers.sampler.stop()
         if run.servers.kept_log is not None:
             run.servers.kept_log.close(run.record.secrets)
         if run.record.log.path is not None:  # otherwise the report is of the run to be resumed
