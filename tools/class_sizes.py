@@ -55,15 +55,38 @@ def with_inherited(classes: Iterable[ClassMembers]) -> Iterator[tuple[str, int, 
     Args:
         classes: The classes of all counted modules.
     """
-    by_name: dict[str, list[ClassMembers]] = {}
-    for one in classes:
-        by_name.setdefault(one.name, []).append(one)
+    by_name = _by_name(classes)
     for named in by_name.values():
         for one in named:
             ancestry = _ancestry(one, by_name)
             fields = frozenset[str]().union(*(each.fields for each in ancestry))
             methods = frozenset[str]().union(*(each.methods for each in ancestry))
             yield f"{one.module}:{one.name}", len(fields), len(methods)
+
+
+def heirs(classes: Iterable[ClassMembers]) -> Iterator[str]:
+    """Yield ``path:name`` of each class that inherits from another counted class.
+
+    Data (of pydantic) and errors are left out.
+
+    Args:
+        classes: The classes of all counted modules.
+    """
+    by_name = _by_name(classes)
+    for named in by_name.values():
+        for one in named:
+            ancestry = _ancestry(one, by_name)
+            outer = {base for each in ancestry for base in each.bases}
+            is_error = any(base.endswith(("Error", "Exception")) for base in outer)
+            if len(ancestry) > 1 and not is_error and "BaseModel" not in outer:
+                yield f"{one.module}:{one.name}"
+
+
+def _by_name(classes: Iterable[ClassMembers]) -> dict[str, list[ClassMembers]]:
+    by_name: dict[str, list[ClassMembers]] = {}
+    for one in classes:
+        by_name.setdefault(one.name, []).append(one)
+    return by_name
 
 
 def _ancestry(one: ClassMembers, by_name: Mapping[str, list[ClassMembers]]) -> list[ClassMembers]:

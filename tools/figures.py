@@ -24,6 +24,8 @@ FOLDERS = (PACKAGE, "tests", "meta_tests", "tools", "fixtures")
 DATA_SUFFIXES = {".toml", ".json", ".jsonl", ".yaml", ".j2", ".jinja"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: A class of these folders inherits from no other class of the package, data and errors excepted.
+RUN_FOLDERS = ("plugins/sm121/engines/", "plugins/sm121/run/", "plugins/sm121/session/")
 #: Kinds of expressions that the style guide limits, in the order of the table.
 KINDS = ("conditional", "comprehension", "assignment", "tuple")
 
@@ -154,7 +156,7 @@ def problems(root: Path, limits: dict[str, Any]) -> list[str]:
 
 
 def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
-    """Return one line for each class of the package that has too many fields or methods.
+    """Return one line for each class of the package that is too large, or inherits in a run.
 
     Args:
         root: A checkout.
@@ -170,6 +172,9 @@ def class_problems(root: Path, limits: dict[str, Any]) -> list[str]:
         classes += class_sizes.classes_of(module, ast.parse(path.read_text("utf-8")))
     formats = limits["file-formats"]
     lines = []
+    for name in class_sizes.heirs(classes):
+        if name.startswith(RUN_FOLDERS) and name not in limits["heirs"]:
+            lines.append(f"{name}: it inherits from a class of the package. Compose it instead.")
     needed: dict[str, set[str]] = {"field": set(), "method": set()}
     for name, fields, methods in class_sizes.with_inherited(classes):
         for kind, size in (("field", fields), ("method", methods)):

@@ -58,3 +58,12 @@ def test_a_base_of_its_own_module_comes_first():
     other = "class Base:\n    x: int\n    y: int\n    z: int\n"
     assert sizes(a=BASE + CHILD, b=other)["a:Child"] == (2, 2)
     assert sizes(a=BASE, b=other, c=CHILD)["c:Child"] == (1, 2), "it is not known which"
+
+
+def test_heirs_are_classes_with_a_base_among_the_counted_ones_but_data_and_errors():
+    data = "class Data(BaseModel):\n    a: int\nclass More(Data):\n    b: int\n"
+    errors = "class Wrong(ValueError): ...\nclass Worse(Wrong): ...\n"
+    classes: list[class_sizes.ClassMembers] = []
+    for name, text in {"a": BASE, "b": CHILD, "c": data, "d": errors}.items():
+        classes += class_sizes.classes_of(name, ast.parse(text))
+    assert [*class_sizes.heirs(classes)] == ["b:Child"]

@@ -18,6 +18,7 @@ methods = 2
 "plugins/long.py" = 9
 [tool.sm121-sizes.field-exceptions]
 [tool.sm121-sizes.method-exceptions]
+[tool.sm121-sizes.heirs]
 [tool.sm121-sizes.file-formats]
 """
 WIDE = "class C:\n    a: int\n    b: int\n    c: int\n"
