@@ -132,14 +132,14 @@ def pytest_collection_modifyitems(
     """Find the levels before -m is applied. Divide the tests that -m leaves into shards."""
     selection.by_level(config, items)
     workers.group(config, items)
-    with opening.refusing():
+    with opening.refusing(), workers.reporting_no_test(items):
         expressions.refuse_misspelt_marker(config, items)
     _step("levels found")
     held = comparing_tests.hold_comparison(config, items)
     result = yield
     comparing_tests.put_back(items, held)
     collected = config.stash[planning.COLLECTED] = [*items]
-    with opening.refusing(), others.only_warn():
+    with opening.refusing(), workers.reporting_no_test(items), others.only_warn():
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
         refused = config.stash.get(matrix.REFUSED, None)
@@ -217,9 +217,10 @@ def pytest_configure_node(node: Any) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """Show the output that was held back, because the worker has accepted the request."""
-    held_output.release(node.config)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Show the output that was held back if the worker has tests and so accepted the request."""
+    if ids:
+        held_output.release(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)

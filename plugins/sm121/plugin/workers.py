@@ -7,7 +7,8 @@ ended, the first process merges the parts (`sm121.plugin.parts`). A dead worker 
 because xdist would run the test that killed it in the new worker.
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -204,6 +205,25 @@ def part(worker: Worker, items: Iterable[pytest.Item]) -> ShardReport:
             tests.append(ShardTest(id=item.stash[ID], level=item.stash[LEVEL]))
     number = int(worker.id.removeprefix("gw")) + 1
     return ShardReport(index=number, of=worker.count, tests=tests)
+
+
+@contextlib.contextmanager
+def reporting_no_test(items: list[pytest.Item]) -> Iterator[None]:
+    """Report no collected test to the first process if the block refuses the request.
+
+    pytest-xdist reports the tests also of a refused collection.
+
+    Args:
+        items: The collected tests; emptied in place.
+
+    Raises:
+        UsageError: The request is refused.
+    """
+    try:
+        yield
+    except UsageError:
+        items.clear()
+        raise
 
 
 def hand_over_refusal(config: pytest.Config, error: pytest.UsageError) -> None:
