@@ -1,16 +1,22 @@
 """`sm121 init-profile`: the profile and the exam of a server of another model than gpt-oss."""
 
+import contextlib
 import dataclasses
 import re
 
+import psutil
 import pytest
 
 from meta_tests.fakes.another_model import CHECKPOINT, CONTEXT, END, MODEL, PROMPT, another_model
+from meta_tests.fakes.two_ranks import TwoRanks
+from meta_tests.folders import FAKES
 from sm121 import cli
 from sm121.answers import exam
 from sm121.checkpoint import inspection
 from sm121.clock.measuring import Number, Result
 from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
+from sm121.engines import registry
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_start import LogStart
 from sm121.measure.measurement import Measurement
@@ -178,3 +184,31 @@ def test_arguments_and_path_are_those_of_the_log(draft, tmp_path):
 )
 def test_toml(value, expected):
     assert profile_draft.toml(value) == expected
+
+
+class FaultEngine(TwoRanks):
+    """Starts ``fault_server.py``; the arguments are its own."""
+
+    name = "vllm"
+    reserved_arguments: tuple[str, ...] = ("--port",)
+
+    def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
+        program = [configuration.python, str(FAKES / "fault_server.py"), "--port", str(port)]
+        return [*program, *configuration.arguments]
+
+
+def test_a_server_is_started_and_stopped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(registry, "engine", lambda _name: FaultEngine())
+    output = tmp_path / "mine.toml"
+    words = ("--arch", "cpu", "--no-rates", "--output", str(output))
+    engine = ("--model", "canary", "--engine-args", "--fault none")
+    assert cli.main(["init-profile", *engine, *words]) == 0, capsys.readouterr().err
+    mine = profile.load(str(output))
+    assert mine.engine.arguments == ("--fault", "none") and mine.model.served_name == "canary"
+    assert not [each for each in psutil.Process().children(recursive=True) if is_fake(each)]
+
+
+def is_fake(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("fault_server.py" in word for word in process.cmdline())
+    return False
