@@ -73,7 +73,7 @@ def test_stop_leaves_nothing_behind(servers, profile):
 def test_server_is_ready_in_time(server, profile):
     """The server is ready in time: /health answers and a token was served."""
     if not server.managed:
-        raise NotRun("the attached server was started by somebody else")
+        raise NotRun("the suite did not start the attached server")
     limit = profile.engine.ready_within_s.value
     if server.startup_s > limit and server.why_cold:
         raise Inconclusive(server.why_cold)

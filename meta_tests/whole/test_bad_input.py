@@ -155,10 +155,13 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
         pytest.param(("--ab", "", ""), "--ab '' '': expected two configurations", id="A is B"),
         pytest.param(
             ("--depth", "0", "4096"),
-            "--depth 0 4096: expected one list with commas, as in --depth 0,4096", id="two words",
+            "--depth 0 4096: expected a list with commas instead of spaces, such as --depth "
+            "0,4096", id="two words",
         ),
         pytest.param(
-            ("--concurrency=2", "8"), "expected one list with commas, as in --concurrency 2,8",
+            ("--concurrency=2", "8"), (
+                "expected a list with commas instead of spaces, such as --concurrency 2,8"
+            ),
             id="behind =",
         ),
         pytest.param(

@@ -80,6 +80,6 @@ def test_a_page_that_is_withheld_is_the_word_s_own():
     word = Word("build (debug)", "/props")
     before = Signs(words={word: "1"})
     lost = Signs(withheld=frozenset({"/props"}))
-    said = "its build (debug) (/props) was 1 before, and is withheld now"
+    said = "its build (debug) (/props) was 1 before, and is missing now"
     assert [*before.changes(lost)] == [said]
     assert [*before.changes(replace(lost, withheld=frozenset({"debug"})))] == []

@@ -141,8 +141,8 @@ LATE = "no whole answer within 0.5 s"
         ("huge chunk that drips", LATE),
         ("dripping trailers", LATE),
         ("silent", LATE),
-        ("packed otherwise", "packed (br)"),
-        ("not packed", "cannot be unpacked"),
+        ("packed otherwise", "compressed (br)"),
+        ("not packed", "cannot be decompressed"),
     ],
 )
 def test_every_answer_has_a_bound(serve, answer, says):
@@ -221,7 +221,7 @@ def test_a_stream_does_not_last_for_ever(serve, monkeypatch):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ("packed stream", "packed (gzip)"),
+        ("packed stream", "compressed (gzip)"),
         ("flood", "larger than 64 MiB"),
     ],
 )
@@ -239,8 +239,8 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
 @pytest.mark.parametrize(
     ("answer", "streamed", "says"),
     [
-        ("packed stream", True, "packed (gzip)"),
-        ("bomb", False, "packed (gzip)"),
+        ("packed stream", True, "compressed (gzip)"),
+        ("bomb", False, "compressed (gzip)"),
         ("flood", False, "larger than 64 MiB"),
     ],
 )

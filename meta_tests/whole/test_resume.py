@@ -141,7 +141,7 @@ def killed(runs, tmp_path):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        pytest.param(("--plan", "quick"), "it asked for something else", id="another plan"),
+        pytest.param(("--plan", "quick"), "its tests or settings differ", id="another plan"),
         pytest.param(("-k", "not stress"), "19 tests, now 17", id="other tests"),
         pytest.param(("--shard", "1/2"), "tests", id="a shard"),
         pytest.param(("-n", "2"), "--resume with -n", id="several processes"),

@@ -38,7 +38,7 @@ def test_the_floor_is_looked_at_where_no_server_runs():
     lines: list[str] = []
     sampler = ResourceSampler(list, floor_bytes=MORE_THAN_THERE_IS, on_floor=lines.append)
     sampler.sample()
-    assert len(lines) == 1 and "before the machine wedges" in lines[0], lines
+    assert len(lines) == 1 and "before the machine freezes" in lines[0], lines
     sampler.sample()
     assert len(lines) == 2, "what it ended may have been starting: it is ended again"
 

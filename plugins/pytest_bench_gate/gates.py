@@ -23,7 +23,7 @@ from sm121.measure.gate import Decision
 WORSE_BY = 0.05
 #: Note on a metric of a rerun test. A rerun is not measured again: repeating a measurement until it
 #: passes would make the gate useless.
-_RERUN = "of the first run of this test: a rerun decides nothing"
+_RERUN = "the first run of this test: a rerun does not count"
 
 
 class Gate:

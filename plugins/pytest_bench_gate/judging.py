@@ -176,7 +176,7 @@ def decide(samples: Samples, limit: Limit) -> Decision:
     if count >= gate.FIRST_LOOK:
         decision = gate.decide(samples.values, limit, maximum_rounds=count)
     if decision is None:
-        few = f"{count} rounds decide nothing; {_more_rounds(samples, limit)}"
+        few = f"{count} rounds are too few for a verdict; {_more_rounds(samples, limit)}"
         fact = Fact("at least" if limit.at_most is None else "at most", few, limit.metric)
         fact = replace(fact, limit=gate.threshold_of(limit)[0], unit=limit.unit)
         return Decision(Verdict.INCONCLUSIVE, None, statistics.estimate(samples.values), fact)

@@ -98,7 +98,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     result = yield
     made = item.stash.get(_GATE, None)
     if made is not None and not made.called and "gate" in _arguments_of(item):
-        pytest.fail("expected a call of gate, got none: the test judges nothing", pytrace=False)
+        pytest.fail(
+            "expected a call of gate, got none. Call gate, or remove the fixture", pytrace=False
+        )
     return result
 
 

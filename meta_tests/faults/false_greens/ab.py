@@ -335,7 +335,7 @@ CASES = [
         name="two ports of one server",
         fault=_urls(True),
         clean=_urls(False),
-        expected="are one server",
+        expected="are the same server",
         slow=True,
     ),
 ]

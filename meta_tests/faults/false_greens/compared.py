@@ -90,7 +90,7 @@ CASES = [
         name="compare: a run whose fingerprint was taken out",
         fault=_compared(fingerprint=TAKEN_OUT),
         clean=_compared(asked={"sources": {"vllm": "0.34.0 def"}}),
-        expected="does not say what it asked",
+        expected="has no record of its settings",
     ),
     Case(
         item="12 What was certified is not written down",

@@ -112,7 +112,7 @@ CASES = [
         name="an attached server dies, and the proxy before it answers 502",
         fault=dies_behind_a_proxy(dies=True),
         clean=dies_behind_a_proxy(dies=False),
-        expected="its model is named no more (/v1/models: HTTP 502)",
+        expected="it no longer lists its model (/v1/models: HTTP 502)",
         slow=True,
     ),
     Case(

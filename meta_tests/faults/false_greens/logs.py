@@ -181,7 +181,7 @@ CASES = [
         name="two servers write into one log",
         fault=its_log_has_another_start(share=True),
         clean=its_log_has_another_start(share=False),
-        expected="several servers write it",
+        expected="several servers write to it",
     ),
     Case(
         item="9 Any log proves an attached server",

@@ -170,7 +170,7 @@ CASES = [
         name="one shard twice",
         fault=_merged(_shard(1)),
         clean=_merged(_shard(2)),
-        expected="is there twice",
+        expected="occurs twice",
     ),
     Case(
         item="15 Merged shards say more than the worst of them",

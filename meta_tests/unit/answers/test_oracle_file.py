@@ -151,12 +151,14 @@ def test_a_certificate_does_not_believe_what_is_kept(made, makings, checkpoint, 
 
 def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, checkpoint, canary_bf16):
     oracle_file.refuse_other(made, Path("golden.json"), checkpoint)
-    with pytest.raises(UsageError, match="made of another checkpoint"):
+    with pytest.raises(UsageError, match="made from another checkpoint"):
         oracle_file.refuse_other(made, Path("golden.json"), canary_bf16)
     served = made.model_copy(update={"rounding": FORMATS})
     oracle_file.refuse_other_rounding(made, EXACT)
     oracle_file.refuse_other_rounding(served, Rounding.parse(FORMATS))
-    with pytest.raises(UsageError, match=rf"rounds checkpoint, the server {FORMATS}; make it anew"):
+    with pytest.raises(
+        UsageError, match=(rf"rounds checkpoint, the server {FORMATS}; make it again")
+    ):
         oracle_file.refuse_other_rounding(made, Rounding.parse(FORMATS))
     with pytest.raises(UsageError, match=rf"rounds {FORMATS}, the server kv=fp8;"):
         oracle_file.refuse_other_rounding(served, Rounding.parse("kv=fp8"))

@@ -188,7 +188,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
         return restart.under_load(run, client, [JOB] * jobs, 2, EXACT, lambda: None, 10.0, *more)
 
     if not wait_s:
-        assert "6 requests were broken off" in go()
+        assert "6 requests were cancelled" in go()
         return
     with pytest.raises(AssertionError, match=r"seen: 60 s for 6 of 8 requests"):
         go()
@@ -233,7 +233,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     if decided:
         level.restarted_under_load()
     else:
-        with pytest.raises(verdict.Inconclusive, match="0 of 2000 broken off"):
+        with pytest.raises(verdict.Inconclusive, match="0 of 2000 cancelled"):
             level.restarted_under_load()
 
 

@@ -283,7 +283,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
             nvml(170, {"8": None}),
             70,
             80,
-            "beyond what was before the server",
+            "minus the use before the server",
             id="a container",
         ),
         pytest.param(
@@ -291,7 +291,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
             nvml(None, {"8": None}),
             None,
             40,
-            "the GPU's is the system's",
+            "GPU and host share the memory",
             id="GB10 without processes",
         ),
     ],

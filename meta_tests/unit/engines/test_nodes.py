@@ -361,7 +361,7 @@ def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
 def test_nodes_are_looked_at_before_a_start(bounds):
     looks = nodes.look(configuration())
     assert [str(look.node) for look in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
-    with pytest.raises(UsageError, match=r"node 1 .* is not as this machine: VLLM_ONLY_THERE 1"):
+    with pytest.raises(UsageError, match=r"node 1 .* differs from this machine: VLLM_ONLY_THERE 1"):
         nodes.look(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
 
 

@@ -76,7 +76,7 @@ CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
         ),
         pytest.param(
             {"nodes.1.facts.gpus": ["NVIDIA H100"]},
-            "node 1 (spark2) is not as node 0",
+            "node 1 (spark2) differs from node 0",
             id="another GPU",
         ),
         pytest.param(
@@ -105,10 +105,10 @@ CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
             id="a node is silent",
         ),
         pytest.param(
-            {"groups": ["unnamed (ab12)"]}, "an earlier server holds", id="a placement group"
+            {"groups": ["unnamed (ab12)"]}, "an earlier server still uses", id="a placement group"
         ),
         pytest.param(
-            {"holders": ["RayWorkerProc (pid 7)"]}, "RayWorkerProc (pid 7): end it", id="an actor"
+            {"holders": ["RayWorkerProc (pid 7)"]}, "RayWorkerProc (pid 7). End it", id="an actor"
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_cluster_that_is_as_required(monkeypatch, changes):
 def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
     cluster = altered(CLUSTER, {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27.7"})
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
-    with pytest.raises(UsageError, match=r"node 1 \(spark2\) is not as .*nvidia-nccl-cu13"):
+    with pytest.raises(UsageError, match=r"node 1 \(spark2\) differs from .*nvidia-nccl-cu13"):
         ray_cluster.look(CONFIGURATION, "sm121", 1)
 
 
@@ -332,7 +332,7 @@ def test_real_cluster(cluster, canary_bf16, tmp_path):
     try:
         server = pool.get(configuration)
         assert len(server.nodes) == 2
-        with pytest.raises(UsageError, match="an earlier server holds the cluster"):
+        with pytest.raises(UsageError, match="an earlier server still uses the cluster"):
             ray_cluster.look(configuration, "cpu", 1)
     finally:
         report = pool.stop()

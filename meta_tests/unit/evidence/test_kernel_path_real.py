@@ -25,7 +25,7 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     )
     assert request["verdict"] == "INVALID", run.output
     assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in request["message"]
-    different = "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
+    different = "--attention-backend TRITON_ATTN: requested, but attention resolved to CPU_ATTN"
     assert different in request["message"]
     path = verdict["engine"]["path"]
     assert len(path["differences"]) == 2

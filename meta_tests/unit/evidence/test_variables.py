@@ -68,7 +68,7 @@ def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
     assert len(wrong) == 2, wrong
     assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in wrong[0]
     assert (
-        "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
+        "--attention-backend TRITON_ATTN: requested, but attention resolved to CPU_ATTN"
         in (wrong[1])
     )
     assert path.unknown_env == ["VLLM_MXFP4_BACKEND"]  # the engine's own word, and the same

@@ -91,7 +91,7 @@ def test_the_suites_own_interpreter_has_the_engines_build(tmp_path):
 
 def test_another_build_of_the_engine_is_seen(another_build):
     text = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
-    assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in text
+    assert f"the engine uses vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in text
     assert "torch" not in text, "that is the same"
     environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
     assert "0.33.0" in str(builds.differences(("vllm",), sys.executable, environment))
@@ -99,7 +99,7 @@ def test_another_build_of_the_engine_is_seen(another_build):
 
 def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
     bare = executable(tmp_path / "bare", f'exec {sys.executable} -I -S "$@"')
-    for python, reason in ((bare, "serves with no vllm"), (tmp_path / "none", "cannot be started")):
+    for python, reason in ((bare, "uses no vllm"), (tmp_path / "none", "cannot be started")):
         assert reason in builds.differences(("vllm",), str(python), dict(os.environ))
     assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
 
@@ -151,7 +151,7 @@ def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fau
     _, run = run_pytest(*NUMERICS, *attached, timeout_s=240.0)
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
     remarks = "\n".join(run.verdict["remarks"])
-    assert "whether the attached server serves with that build cannot be known" in remarks
+    assert "it is not known whether the attached server uses that build" in remarks
 
 
 class OldFlashInfer:

@@ -69,12 +69,12 @@ def judged(*readings, **options) -> tuple[BoxState, str]:
         pytest.param({"throttled": True}, "clocks are throttled", id="throttled"),
         pytest.param(
             {"other_load": 0.6, "others": ["make (7): 300%"]},
-            "others work here",
+            "other processes are working",
             id="somebody compiles",
         ),
         pytest.param(
             {"gpu_others": [4711]},
-            "others are on the GPU: processes [4711]",
+            "other processes use the GPU: [4711]",
             id="somebody is on the GPU",
         ),
     ],

@@ -178,7 +178,7 @@ def test_a_healthy_start_has_no_finding(gpt_oss):
             START,
             replace(GB10, available=30.0, free=30.0),
             "error",
-            "stop what holds memory: this start needs about 64.9 GiB",
+            "stop other processes that use memory: this start needs about 64.9 GiB",
             id="others hold too much",
         ),
         pytest.param(

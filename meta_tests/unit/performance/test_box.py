@@ -133,7 +133,7 @@ def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside
     mine, file, _ = run_box(*at(serving), gpus=gpus)
     mine.read_before()
     assert file.box.state == ("DEGRADED" if beside else "QUALIFIED"), file.box
-    assert ("others are on the GPU: processes [4711]" in file.box.reason) is beside
+    assert ("other processes use the GPU: [4711]" in file.box.reason) is beside
 
 
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
@@ -152,8 +152,8 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
 @pytest.mark.parametrize(
     ("on_the_gpu", "said"),
     [
-        pytest.param((4711,), "seen processes [4711]", id="behind a proxy or in a container"),
-        pytest.param((), "seen nobody", id="elsewhere behind a tunnel"),
+        pytest.param((4711,), "got processes [4711]", id="behind a proxy or in a container"),
+        pytest.param((), "got nobody", id="elsewhere behind a tunnel"),
     ],
 )
 def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
@@ -162,7 +162,10 @@ def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_t
     mine.read_beside()
     assert file.box.state == "QUALIFIED" and said in file.box.reason, file.box
     (line,) = file.unproven
-    assert "cannot tell whose the GPU is" in line and "attach to its own port" in line
+    assert (
+        "cannot tell which process uses the GPU" in line
+        and "Attach to the server's own port" in line
+    )
 
 
 def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(run_box):
@@ -170,7 +173,7 @@ def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_m
     mine.read_before()
     mine.read_beside()
     assert file.box.state == "QUALIFIED" and file.box.load_during is None
-    assert sum("127.0.0.1:1 is seen from here" in line for line in file.unproven) == 1
+    assert sum("which process listens at 127.0.0.1:1" in line for line in file.unproven) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_m
         pytest.param(
             {"bandwidth_gb_s": 280.0},
             ("PASS", "INCONCLUSIVE", "NOT_RUN"),
-            "it became faster",
+            "the machine became faster",
             id="faster",
         ),
         pytest.param(
@@ -231,7 +234,7 @@ def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_see
     mine.read_before()
     mine.read_beside()
     assert file.box.state == "QUALIFIED" and not file.unproven
-    assert len(remarks) == 1 and "cannot tell whose" in remarks[0]
+    assert len(remarks) == 1 and "cannot tell which process" in remarks[0]
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of())
     mine.read_before()
     assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason

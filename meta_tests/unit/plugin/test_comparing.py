@@ -225,7 +225,7 @@ def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):
     edit(stored.storage, renamed)
     status, run = stored(GOOD, SCENARIO, LEVEL, COMPARE, FAIL)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
-    assert "the stored run has none of 1 benchmarks" in run.verdict["reason"]
+    assert "the stored run has none of the 1 benchmarks" in run.verdict["reason"]
 
 
 def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):

@@ -170,7 +170,7 @@ def test_an_attached_servers_build_is_not_known(certify):
         attached=GivenServer("http://127.0.0.1:9"), judging=GivenJudging(certify=certify)
     )
     processes = _Processes(SimpleNamespace(settings=settings, run=stand_in(remark=remarks.append)))
-    unknown = "whether the attached server serves with that build cannot be known"
+    unknown = "it is not known whether the attached server uses that build"
     if certify:
         with pytest.raises(NotRun, match=f"{unknown}: run the kernel level in the engine's"):
             processes.of("vllm-cpu")

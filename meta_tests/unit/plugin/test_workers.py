@@ -26,7 +26,7 @@ def test_workers_make_one_report(run_pytest):
         "test_fails": "FAIL",
     }, run.output
     (timed,) = [test for test in run.verdict["tests"] if test["id"].endswith("test_is_timed")]
-    assert "run this one without -n" in timed["message"]
+    assert "run this test without -n" in timed["message"]
     assert run.verdict["verdict"] == "FAIL" and run.verdict["finished"], run.verdict["reason"]
     assert run.verdict["levels"]["kernel"]["passed"] == 14 and run.verdict["shard"] is None
     assert "PytestBenchmarkWarning" not in run.output

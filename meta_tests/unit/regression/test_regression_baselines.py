@@ -57,20 +57,20 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
         ),
         pytest.param({"run": "FAIL"}, "the run was FAIL", id="run FAIL, the run was FAIL"),
         pytest.param(
-            {"value": 0.0}, "its tg32@d0 holds a 0", id="value 0.0, its tg32@d0 holds a 0"
+            {"value": 0.0}, "its tg32@d0 contains a 0", id="value 0.0, its tg32@d0 contains a 0"
         ),
         pytest.param(
             {"value": None}, "its tg32@d0 has no value", id="value None, its tg32@d0 has no value"
         ),
         pytest.param(
             {"samples": [60.0, 0.0]},
-            "its tg32@d0 holds a 0",
-            id="samples 60.0 0.0, its tg32@d0 holds a 0",
+            "its tg32@d0 contains a 0",
+            id="samples 60.0 0.0, its tg32@d0 contains a 0",
         ),
         pytest.param(
             {"value": float("nan")},
-            "its tg32@d0 holds a 0, or what is no number",
-            id="value nan, its tg32@d0 holds a 0, or what is no number",
+            "its tg32@d0 contains a 0, or a value that is not a number",
+            id="value nan, its tg32@d0 contains a 0, or a value that is not a number",
         ),
         pytest.param(
             {"definition": 1},

@@ -48,7 +48,7 @@ def test_the_level_on_a_stored_history(level, tmp_path):
     for changed, arguments, verdict, why in (
         ({"driver": "1.0"}, (), "INCONCLUSIVE", "driver '1.0', now None (0001"),
         ({"gpu": "NVIDIA H200"}, ("--benchmark-compare=0001",),
-         "INVALID", "is no baseline: another machine (gpu 'NVIDIA H200'"),
+         "INVALID", "cannot be a baseline: another machine (gpu 'NVIDIA H200'"),
     ):  # fmt: skip
         stored = json.loads(file.read_text())
         for benchmark in stored["benchmarks"]:
@@ -78,7 +78,7 @@ def test_the_run_that_is_named_does_not_hide_the_others(level):
     assert statuses == [0, 0, 1, 1], run.output
     refused = tests["test_no_metric_is_worse"]
     assert refused["verdict"] == "INVALID", refused
-    assert "is no baseline: the run was INCONCLUSIVE" in refused["message"]
+    assert "cannot be a baseline: the run was INCONCLUSIVE" in refused["message"]
     status, tests, run = level(samples, "--benchmark-compare=0002")
     assert status == 1 and tests["test_no_metric_is_worse"]["verdict"] == "FAIL", run.output
 

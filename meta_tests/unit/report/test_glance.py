@@ -29,7 +29,9 @@ def test_a_log_on_standard_input_is_a_table(monkeypatch, capsys) -> None:
     rows = printed(["path", "-"], capsys)
     assert len(rows) == 9 and "FLASHINFER_CUTLASS_MXFP4_MXFP8" in rows["MoE experts"], rows
     assert "requested: --attention-backend FLASHINFER" in rows["attention"]
-    assert "no evidence shows what became of o, qkv" in rows["quantised beyond the checkpoint"]
+    assert ("no evidence shows the resolved value of o, qkv") in rows[
+        "quantised beyond the checkpoint"
+    ]
     assert rows["CUDA graphs"].strip() == "captured"
 
 
@@ -137,4 +139,6 @@ def test_the_box_beside_what_is_required() -> None:
     text = glance.table("box.txt.j2", reference=reference, reading=reading, judgement=judgement)
     text = " ".join(text.split())
     assert "memory bandwidth not measured (required: 200)" in text
-    assert "memory available 12.5 GiB" in text and "taken by others 25% of the CPU" in text
+    assert (
+        "memory available 12.5 GiB" in text and "CPU use of other processes 25% of the CPU" in text
+    )

@@ -223,7 +223,7 @@ def test_merged_shards_have_everything_that_a_run_has(runs, tmp_path, capsys):
     assert crash.kind in (output / "report.html").read_text()
     capsys.readouterr()
     assert main(["merge", str(one), str(two), "--output", str(two)]) == 4
-    assert "another folder than that of a shard" in capsys.readouterr().err
+    assert "a folder other than that of a shard" in capsys.readouterr().err
 
 
 def test_an_old_run_is_merged_and_read_by_its_name(tmp_path, capsys):

@@ -36,7 +36,7 @@ BOXES = {
         "unseen": {},
         "fit": {"state": "QUALIFIED", "reason": "200 GB/s"},
         "untold": {"state": "UNKNOWN", "reason": "the server is attached at another machine"},
-        "bad": {"state": "DEGRADED", "reason": "others work here"},
+        "bad": {"state": "DEGRADED", "reason": "other processes are working"},
         "later": {"state": "A STATE OF A LATER VERSION", "reason": ""},
         "no device": {"state": "UNKNOWN", "reason": "the box was not measured"},
     }.items()
@@ -398,7 +398,7 @@ def test_only_shards_of_one_run_are_merged(tmp_path):
         ("other", other, r"another profile \(q\) than .* \(p\)"),
         ("fewer", fewer, "another list of tests than"),
         ("three", part(2, of=3), "another number of shards than"),
-        ("again", part(1), "shard 1 is there twice"),
+        ("again", part(1), "shard 1 occurs twice"),
         ("whole", part(shard=None), "expected the report of a run with --shard"),
     ):
         with pytest.raises(UsageError, match=message):

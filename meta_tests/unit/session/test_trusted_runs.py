@@ -81,7 +81,7 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         pytest.param(
             {"fingerprint": None},
             None,
-            "does not say what was asked",
+            "has no record of its settings",
             id="without a fingerprint",
         ),
         pytest.param(
@@ -106,13 +106,13 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         pytest.param(
             {"metrics.tg32@d0.value": 0.0},
             None,
-            "its tg32@d0 holds a 0",
+            "its tg32@d0 contains a 0",
             id="a rate of 0",
         ),
         pytest.param(
             {"metrics.tg32@d0.value": -1.0},
             None,
-            "its tg32@d0 holds a 0",
+            "its tg32@d0 contains a 0",
             id="a negative rate",
         ),
         pytest.param(
@@ -222,7 +222,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 
 def of_a_sick_box(**fields) -> VerdictFile:
     """A run whose answers are known and whose rates are not: the box was DEGRADED."""
-    box = machine_report.BoxReport(state="DEGRADED", reason="others are on the GPU: processes [7]")
+    box = machine_report.BoxReport(state="DEGRADED", reason="other processes use the GPU: [7]")
     file = a_run(*TESTS, box=box, **fields)
     file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
     file.tests.append(ended("end of the run::box", "INCONCLUSIVE", "DEGRADED", "performance"))

@@ -157,7 +157,7 @@ def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
     silent = sampled(device=lambda n: 8 * GIB if n < 25 else None)
     growths = {g.quantity: g for g in memory.judged(silent, LIMITS, machine_bytes=128 * GIB)}
     device = growths["bytes of the device"]
-    assert device.verdict is Verdict.INCONCLUSIVE and "fell silent" in device.reason
+    assert device.verdict is Verdict.INCONCLUSIVE and "stopped reporting" in device.reason
     assert verdicts(silent, 128 * GIB)["machine"] is Verdict.PASS
 
 

@@ -199,7 +199,7 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
     """
     if golden.doubt is not None:
         raise UsageError(
-            f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
+            f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them again: "
             "pytest -m sm121 --record-golden=PATH"
         )
 

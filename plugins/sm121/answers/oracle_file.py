@@ -117,8 +117,8 @@ def load(path: Path) -> OracleFile:
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != prompts_digest():
         raise UsageError(
-            f"{path}: made by release {file.suite} with other prompts; make it anew: "
-            "sm121 golden CHECKPOINT -o FILE"
+            f"{path}: made by release {file.suite} with other prompts; make it again: sm121 "
+            "golden CHECKPOINT -o FILE"
         )
     return file
 
@@ -158,8 +158,8 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
     served = identity(str(checkpoint))
     if served != file.checkpoint:
         raise UsageError(
-            f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
-            f"{checkpoint} ({served}); make it anew: sm121 golden {checkpoint} -o FILE"
+            f"--reference {origin}: it was made from another checkpoint ({file.checkpoint}) than "
+            f"{checkpoint} ({served}); make it again: sm121 golden {checkpoint} -o FILE"
         )
 
 
@@ -175,6 +175,6 @@ def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
     """
     if file.rounding != served.formats:
         raise UsageError(
-            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; make "
-            f"it anew: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
+            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; "
+            f"make it again: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
         )

@@ -140,8 +140,9 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
     if folder is None:
         raise NotRun(
-            f"the oracle needs the checkpoint as a folder, {configuration.model} is none here; "
-            "--reference takes one, or the file that `sm121 golden` made of it"
+            f"the oracle needs the checkpoint as a folder, {configuration.model} is not a folder "
+            "on this machine; give --reference the folder, or the file that `sm121 golden` made "
+            "of it"
         )
     return folder
 

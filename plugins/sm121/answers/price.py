@@ -63,9 +63,9 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
     """
     if not file.unrounded:
         raise UsageError(
-            f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics (rounding "
-            f"checkpoint), with which a price is compared; make it anew: sm121 golden CHECKPOINT "
-            f"--rounding {file.rounding} -o FILE"
+            f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics "
+            "(rounding checkpoint), with which a price is compared; make it again: sm121 golden "
+            f"CHECKPOINT --rounding {file.rounding} -o FILE"
         )
 
 

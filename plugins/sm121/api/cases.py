@@ -138,7 +138,8 @@ def judge(api: Api, case: Case, healthy: str) -> Judged:
     """
     if case.key is not None and not api.endpoint.asks_for_a_key:
         raise Inapplicable(
-            "the server was attached without --api-key: one that asks for no key serves any"
+            "the server was attached without --api-key: a server without a key accepts every "
+            "request"
         )
     needs = list(case.needs)
     if case.path in (COMPLETIONS, CHAT, RESPONSES):

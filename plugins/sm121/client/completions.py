@@ -244,7 +244,9 @@ class Asker:
             answer = http.post("/v1/completions", json=self._body(request))
             if answer.status_code in _NOT_UNDERSTOOD:
                 refusal = Refused(answer.status_code, answer.text)
-                raise NotRun(f"this check needs a request that the engine does not take: {refusal}")
+                raise NotRun(
+                    f"this check needs a request that the engine does not accept: {refusal}"
+                )
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
         return self._checked(request, parse(answer.json()))

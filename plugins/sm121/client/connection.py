@@ -51,7 +51,8 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
         raise aiohttp.ClientPayloadError(
-            f"the answer is packed ({packed}) though it was asked for as it is"
+            f"the response is compressed ({packed}), although the request had Accept-Encoding: "
+            "identity"
         )
 
 

@@ -42,7 +42,7 @@ _CANCEL_AFTER = 2
 #: Maximum number of requests that a message about a hang names.
 _QUOTED = 8
 #: The problem of healthy requests that are cancelled because another request is stuck.
-_BROKEN_OFF = ("stopped", "broken off because of another")
+_BROKEN_OFF = ("stopped", "cancelled because another request failed")
 #: Exceptions that parsing a malformed answer can raise.
 _UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, AttributeError, RecursionError)
 #: Requests whose last data came within this time, in seconds, became silent together.

@@ -274,7 +274,10 @@ class TimedClient:
             answer.redirected_to = headers.get(b"location")
             packed = headers.get(b"content-encoding", "identity")
             if packed.lower() != "identity":
-                raise _Unusable(f"the answer is packed ({packed}) though it was asked for as it is")
+                raise _Unusable(
+                    f"the response is compressed ({packed}), although the request had "
+                    "Accept-Encoding: identity"
+                )
             size = 0
             async for piece in response.aiter_stream():
                 reads.append((stamps.read_ns, piece))

@@ -104,12 +104,14 @@ def read(path: Path) -> tuple[Image, ...]:
 def _check_whole(data: mmap.mmap, path: Path) -> None:
     """Check that an ELF file is not truncated, because device code may be at its end."""
     if len(data) < _ELF_HEADER_BYTES:
-        raise UnreadableCode(f"{path}: an ELF file of {len(data)} bytes is cut off")
+        raise UnreadableCode(f"{path}: an ELF file of {len(data)} bytes is truncated")
     (sections,) = struct.unpack_from("<Q", data, _ELF_SECTIONS_AT)
     size, count = struct.unpack_from("<HH", data, _ELF_SECTION_SIZE_AT)
     least = sections + size * count
     if data[_ELF_CLASS_AT] == _ELF_64 and least > len(data):
-        raise UnreadableCode(unmet.Fact(f"{least} bytes", f"{len(data)}; it is cut off", f"{path}"))
+        raise UnreadableCode(
+            unmet.Fact(f"{least} bytes", (f"{len(data)}; it is truncated"), f"{path}")
+        )
 
 
 def _cubin(data: mmap.mmap, path: Path) -> Image:
@@ -136,7 +138,7 @@ def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
             if version == 1 and header == _FATBIN_HEADER_BYTES:
                 end = at + header + size
                 if end > len(data):
-                    raise UnreadableCode(f"{path}: device code at byte {at} is cut off")
+                    raise UnreadableCode(f"{path}: device code at byte {at} is truncated")
                 yield from _entries(data, at + header, end, path)
         at = data.find(FATBIN_MAGIC, end)
 

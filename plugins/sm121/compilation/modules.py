@@ -113,7 +113,7 @@ def _require_memory(chosen: Module) -> None:
                 value=available,
                 limit=chosen.memory_gib,
                 unit="GiB",
-                evidence="remedy: stop what holds memory",
+                evidence="remedy: stop other processes that use memory",
             )
         )
 

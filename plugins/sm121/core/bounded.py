@@ -213,7 +213,8 @@ class _Stream:
             return
         if self.encoding not in ("gzip", "x-gzip", "deflate"):
             raise self.library.DecodingError(
-                f"the answer is packed ({self.encoding}) though it was asked for as it is"
+                f"the response is compressed ({self.encoding}), although the request had "
+                "Accept-Encoding: identity"
             )
         try:
             while packed:
@@ -223,7 +224,9 @@ class _Stream:
                     packed = self._inflater.unused_data
                     self._inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         except zlib.error as error:
-            raise self.library.DecodingError(f"the answer cannot be unpacked: {error}") from error
+            raise self.library.DecodingError(
+                f"the response cannot be decompressed: {error}"
+            ) from error
 
 
 @functools.cache

@@ -90,8 +90,9 @@ class AttachedLife:
             return None  # no restart leaves them as they are
         return (
             f"life of the attached server: {self._where}, and it shows neither the start of its "
-            "process nor counters (/metrics): a restart of the same release would not be detected; "
-            "attach to its own port, on its machine and as its user, or show its /metrics"
+            "process nor counters (/metrics): the suite would not detect a restart of the same "
+            "release. Attach to the server's own port, on its machine and as its user, or let "
+            "the server publish /metrics"
         )
 
     @property
@@ -99,7 +100,7 @@ class AttachedLife:
         """Why its memory cannot be judged; None if its processes are visible here."""
         if self.processes.find():
             return None
-        remedy = "run the suite where it runs, as its user"
+        remedy = "run the suite on the server's machine, as the server's user"
         return f"memory of the attached server: {self._where}; {remedy}"
 
     @property
@@ -108,7 +109,7 @@ class AttachedLife:
         upstream = self.processes.upstream
         if upstream is not None:
             return f"a proxy listens at {address}, and asks {upstream}"
-        return f"nobody who listens at {address} is seen from here"
+        return f"this process cannot see which process listens at {address}"
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
         """Return whether it lives. A death stands until it is accounted for.
@@ -147,8 +148,10 @@ class AttachedLife:
         cause = Cause(
             kind="engine_dead",
             summary=detail,
-            owner="whoever keeps the attached server: its own log says why it ended",
-            remedy="attach to one process, and let it live until the run has ended",
+            owner="the owner of the attached server: the server's log shows why it ended",
+            remedy=(
+                "attach to a server with one process, and keep it running until the run has ended"
+            ),
         )
         return Dead(
             what="the attached server ended, and was perhaps started again",
@@ -169,9 +172,9 @@ class AttachedLife:
             # A log that is moved away is copied from its new place.
             follows = until(lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05)
             if not follows:
-                sign = f"its log {self._log} follows its answers no more"
+                sign = f"its log {self._log} no longer shows its answers"
         if sign is None and was_silent:
-            sign = "it answered no more, and answers again"
+            sign = "it stopped answering, and now answers again"
         if sign is None:
             self._last = now.after(before)
         else:
@@ -194,12 +197,12 @@ class AttachedLife:
                 except httpx.TimeoutException:
                     return None  # slow, perhaps for others' sake; a hang is for a test to find
                 except httpx.TransportError as error:
-                    why = f"it answers no more ({type(error).__name__}: {error})"
+                    why = f"it no longer answers ({type(error).__name__}: {error})"
                 else:
                     entry = entry_of(json_in(answer), self._endpoint.served_name)
                     if self._named is None or entry is not None:
                         return None
-                    why = f"its model is named no more (/v1/models: HTTP {answer.status_code})"
+                    why = f"it no longer lists its model (/v1/models: HTTP {answer.status_code})"
                 if time.monotonic() >= deadline:
                     return why
                 time.sleep(0.5)

@@ -34,8 +34,8 @@ _FIRST_LINE_BEFORE = datetime.timedelta(seconds=300)
 #: The clocks of two machines may differ by so much.
 _CLOCKS = datetime.timedelta(minutes=2)
 _HOW = (
-    "give the log that this server writes (vLLM: with its lines of access, so without "
-    "--disable-uvicorn-access-log, or with --enable-log-requests)"
+    "give the log that this server writes (vLLM: it must contain access lines, so start it "
+    "without --disable-uvicorn-access-log, or with --enable-log-requests)"
 )
 #: Limit of the new part of the log that is read.
 _LARGEST_GROWTH_BYTES = 8 << 20
@@ -52,8 +52,8 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None
     """
     if can.engine not in signatures.known_engines():
         return (
-            f"the server at {server.endpoint.base_url} does not say which engine it is, so that "
-            "its log cannot be read; name it with --engine"
+            f"the server at {server.endpoint.base_url} does not report its engine, so its log "
+            "cannot be read; name the engine with --engine"
         )
     try:
         path = read_log(log, can.engine)
@@ -72,9 +72,11 @@ def _wrong_release(path: KernelPath, can: Capabilities) -> str | None:
     engine = can.engine
     version = can.version
     if path.log.version is None:
-        return f"it has no start of {engine} (its beginning is cut off, or it is another program's)"
+        return (
+            f"it has no start of {engine} (its beginning is missing, or another program wrote it)"
+        )
     if version is None:
-        return f"the server does not tell its version, the log says {path.log.version}"
+        return f"the server does not report its version, the log has {path.log.version}"
     if version not in (path.log.version, path.log.version.partition("+")[0]):
         return f"the log is of {engine} {path.log.version}, the server is {version}"
     return None
@@ -139,7 +141,7 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | Non
     try:
         _send_marked(endpoint, mark)
     except httpx.HTTPError as error:
-        return f"no request of ours was answered ({type(error).__name__}: {error})"
+        return f"the server answered no request of the suite ({type(error).__name__}: {error})"
     if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
         return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
     line = next(line for line in _written(log, size_before).splitlines() if mark in line)
@@ -148,8 +150,8 @@ def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | Non
     if starter is None or answered is None or answered[1] == starter:
         return None  # they are the same, or lines have no pid
     return (
-        f"several servers write it: the last start in it is of process {starter}, "
-        f"and process {answered[1]} answered"
+        f"several servers write to it: process {starter} logged the last start, but process "
+        f"{answered[1]} answered"
     )
 
 

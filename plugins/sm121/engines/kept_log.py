@@ -42,7 +42,7 @@ class KeptLog:
         if self.path == self.log or self._read.closed:
             return
         if os.fstat(self._read.fileno()).st_size < self._read.tell():
-            self.lost = f"{self.log} was cut while the run went on: lines may be lost"
+            self.lost = f"{self.log} was truncated during the run: lines may be lost"
             self._read.seek(0)
         self._copy()
         try:

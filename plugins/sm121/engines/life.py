@@ -188,7 +188,9 @@ class ManagedLife:
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
         until(lambda: self.managed.launch.exit_status is not None, 1.0)
         exit_status = self.managed.launch.exit_status
-        ended = "" if exit_status is None else f" and has ended with status {exit_status}"
+        ended = (
+            "" if exit_status is None else (f" and its process has ended with status {exit_status}")
+        )
         return f"the server answers /health with {answer}{ended}"
 
     def _lost_process(self) -> str | None:
@@ -206,7 +208,9 @@ class ManagedLife:
         self._ends_judged |= ended_pids
         if new and not self.answers(_ANSWERS_WITHIN_S):
             listed = ", ".join(str(pid) for pid in sorted(new))
-            return f"of the server's processes {listed} ended, and it serves nothing"
+            return (
+                f"of the server's processes {listed} ended, and the server does not answer any more"
+            )
         return None
 
 

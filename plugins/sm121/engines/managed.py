@@ -88,7 +88,7 @@ class ManagedServer:
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                line = f"port {port} was taken by somebody else; trying another"
+                line = f"port {port} was taken by another process; trying another port"
                 self.hooks.notify(StartPhase(line))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()

@@ -73,8 +73,8 @@ class Returned:
             return f"{self.missing_bytes / 2**30:.1f} GiB of memory are missing"
         return (
             f"not proven that all memory came back: {self.unproven_bytes / 2**30:.1f} GiB less "
-            f"{self.where} is free than before the server, and the processes that may hold it "
-            "cannot be seen"
+            f"{self.where} is free than before the server started, and the suite cannot see "
+            "which processes hold it"
         )
 
 

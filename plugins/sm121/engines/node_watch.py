@@ -50,7 +50,7 @@ class NodeLoss:
         cause = failure.ended("node", [], node=self.node, machine=self.node.name, how=self.how)
         if self.state is not None:
             cause = self._cause_there(self.state, log)
-        return kind(f"{self.node} is lost to the server: {self.how}", cause, log)
+        return kind(f"{self.node} no longer takes part in the server: {self.how}", cause, log)
 
     def _cause_there(self, state: Mapping[str, Any], log: Path) -> failure.Cause:
         cause = death.cause_of(
@@ -244,5 +244,9 @@ def _unwanted_ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
 def _ended(entry: Mapping[str, Any]) -> str:
     status = entry["status"]
-    how = "ended, and its parent does not say how" if status is None else f"ended with {status}"
+    how = (
+        ("ended, and its parent process does not report how")
+        if status is None
+        else f"ended with {status}"
+    )
     return f"process {entry['name']} ({entry['pid']}) {how}"

@@ -71,10 +71,12 @@ def master(span: Span) -> tuple[str, int]:
         socket.create_server((host, port)).close()
     except OSError as error:
         holders = process_tree.describe(listeners.listeners(host, port))
-        who = "; ".join(map(str, holders)) or "a process that is not seen from here (a container?)"
+        who = "; ".join(map(str, holders)) or (
+            "a process that this process cannot see (in a container?)"
+        )
         raise UsageError(
             f"--master-addr {span.address}: the port cannot be used ({error.strerror}), held by "
-            f"{who}: an earlier server may be left there; end it, or give another port"
+            f"{who}: an earlier server may still be running; end it, or give another port"
         ) from error
     return host, port
 
@@ -93,7 +95,7 @@ def _one_address(host: str) -> str:
     candidates = outer or of_ipv4[:1]
     if len(candidates) > 1:
         listed = ", ".join(candidates)
-        raise UsageError(f"--master-addr {host}: expected one of its addresses: {listed}")
+        raise UsageError(f"--master-addr {host}: expected an address of this machine: {listed}")
     return candidates[0] if candidates else host
 
 
@@ -129,19 +131,22 @@ def look(configuration: ServerConfiguration) -> list[NodeLook]:
         why = other.facts["unreachable"][str(port)]
         if why:
             raise UsageError(
-                f"{other.node} does not reach {host}:{port} of this machine ({why}): give "
-                "--master-addr an address, and a port if need be, that it reaches"
+                f"{other.node} cannot connect to {host}:{port} of this machine ({why}): give "
+                "--master-addr an address (and a port) of this machine that the node can reach"
             )
         differences = unequal(_compared(first), _compared(other.facts))
         if differences:
             shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
-            raise UsageError(f"{other.node} is not as this machine: {shown}")
+            raise UsageError(f"{other.node} differs from this machine: {shown}")
     return looks
 
 
 def _check_facts(node: Node, facts: object, expected: set[str]) -> None:
     if not isinstance(facts, dict) or not expected <= facts.keys():
-        raise UsageError(f"{node} tells other facts than this suite's: expected its version")
+        raise UsageError(
+            f"{node} expected an agent of this suite's version, got other fields from it. "
+            "Install this suite's version on that node"
+        )
 
 
 def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -68,8 +68,8 @@ class PythonEngine:
             release = _version_once(python, self.name, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
             raise UsageError(
-                f"--engine-python {python}: expected a Python interpreter that says which "
-                f"{self.title} it has ({error})"
+                f"--engine-python {python}: expected a Python interpreter that reports its "
+                f"version of {self.title} ({error})"
             ) from error
         if release is None:
             raise UsageError(
@@ -120,7 +120,7 @@ class PythonEngine:
             return dict(answer)
         except interpreter.NoAnswer as error:
             raise UsageError(
-                f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
+                f"--engine-python {python}: its engine's own parser cannot be run: {error}"
             ) from error
 
     def _environment(

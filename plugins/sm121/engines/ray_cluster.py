@@ -62,9 +62,9 @@ def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[Node
     left = [*cluster["groups"], *cluster["holders"]]
     if left:
         raise UsageError(
-            "--launcher ray: an earlier server holds the cluster: "
-            f"{', '.join(left[:_SHOWN_SERVERS])}: end it, "
-            "or start the cluster anew (ray stop on each node)"
+            "--launcher ray: an earlier server still uses the cluster: "
+            f"{', '.join(left[:_SHOWN_SERVERS])}. End it, or restart the cluster (ray stop on "
+            "each node)"
         )
     looks: list[NodeLook] = []
     for rank, entry in enumerate(entries):
@@ -76,7 +76,7 @@ def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[Node
         differences = nodes.unequal(_compared(first.facts), _compared(entry["facts"]))
         if differences:
             shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
-            raise UsageError(f"{node} is not as {first.node}: {shown}")
+            raise UsageError(f"{node} differs from {first.node}: {shown}")
     return looks
 
 
@@ -213,7 +213,7 @@ class RayPlaces:
             how = reasons.get(node.name, lost)
             if how is not None:
                 cause = failure.ended("node", [], node=node, machine=node.name, how=how)
-                return ServerError(f"{node} is lost to the server: {how}", cause, log)
+                return ServerError(f"{node} no longer takes part in the server: {how}", cause, log)
         return None
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:

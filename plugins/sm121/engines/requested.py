@@ -277,13 +277,13 @@ def _early_outcome(rule: RequestRule, value: str, path: KernelPath) -> _Outcome 
     for name in rule.denied_by:
         if name in path.fallbacks:
             line = path.evidence.get(f"fallbacks.{name}", name)
-            message = f"asked for, but the log says otherwise ({line})"
+            message = f"requested, but the log shows another value ({line})"
             return _Outcome(RequestState.DIFFERENT, message)
     if rule.without_effect is not None and rule.without_effect.fullmatch(value):
         message = "not applicable: it has no effect in this build"
         return _Outcome(RequestState.NOT_APPLICABLE, message)
     if rule.pattern(value) is None or rule.covers(path.log.version, path.log.build) is None:
-        return _Outcome(RequestState.NOT_PROVEN, "what it resolves to is not known here")
+        return _Outcome(RequestState.NOT_PROVEN, "the suite does not know what it resolves to")
     return None
 
 
@@ -293,11 +293,11 @@ def _outcome_of_list(
     names = {part.strip() for part in value.split(",")} - {*rule.nothing}
     if not names.issuperset(actual):
         line = path.evidence.get(rule.field, "no line")
-        message = f"asked for, but {rule.field} is {actual} ({line})"
+        message = f"requested, but {rule.field} is {actual} ({line})"
         return _Outcome(RequestState.DIFFERENT, message)
     missing = sorted(names - {*actual})
     if missing:
-        message = f"no evidence shows what became of {', '.join(missing)}"
+        message = f"no evidence shows the resolved value of {', '.join(missing)}"
         return _Outcome(RequestState.NOT_PROVEN, message)
     return _Outcome(RequestState.RESOLVED, f"resolved to {', '.join(actual)}")
 
@@ -310,13 +310,13 @@ def _outcome_of_value(
         if pattern is not None and pattern.fullmatch(resolved):
             return _Outcome(RequestState.RESOLVED, f"resolved to {resolved}")
         line = path.evidence.get(rule.field, "no line")
-        message = f"asked for, but {rule.field} resolved to {resolved} ({line})"
+        message = f"requested, but {rule.field} resolved to {resolved} ({line})"
         return _Outcome(RequestState.DIFFERENT, message)
     if rule.always_shown:
-        message = f"asked for, but no evidence shows what {rule.field} became"
+        message = f"requested, but no evidence shows the resolved {rule.field}"
         state = RequestState.DIFFERENT if is_whole else RequestState.NOT_PROVEN
         return _Outcome(state, message)
-    message = f"the engine does not show what {rule.field} became"
+    message = f"the engine does not show the resolved {rule.field}"
     return _Outcome(RequestState.NOT_PROVEN, message)
 
 

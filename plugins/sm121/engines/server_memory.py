@@ -49,15 +49,18 @@ class ServerMemoryReader:
         if memory.used is not None and self._used is not None:
             more = max(0, sum(memory.used) - sum(self._used))
             source = (
-                f"{_RESIDENT}, and what NVML shows in use on the GPU beyond "
-                "what was before the server (it shows no process's share)"
+                f"{_RESIDENT}, and the GPU memory in use by NVML minus the use before the server "
+                "(NVML does not report memory by process)"
             )
             return ServerMemory(more, resident + more, source)
         if memory.used is None and memory.refused is not None:  # GB10: one memory for both
             more = max(resident, self._available - psutil.virtual_memory().available)
             source = (
-                "what less of the machine's memory is available than before the server: the GPU's "
-                f"is the system's, and NVML shows no process's share ({memory.refused})"
+                "the decrease of the machine's available memory since before the server: GPU "
+                "and host share the memory, and NVML does not report it by process "
+                f"({memory.refused})"
             )
             return ServerMemory(None, more, source)
-        return ServerMemory(None, None, "not known: NVML was not to be had before the server")
+        return ServerMemory(
+            None, None, ("not known: NVML was not available before the server started")
+        )

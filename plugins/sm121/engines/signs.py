@@ -95,7 +95,7 @@ class Signs:
             One sentence each, with the values before and after.
         """
         if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:
-            yield "its /metrics were shown before, and are withheld now"
+            yield "it published /metrics before, but no longer does"
         yield from self._change_of_start(now)
         yield from self._change_of_processes(now)
         yield from self._changes_of_words(now)
@@ -118,7 +118,10 @@ class Signs:
         if self.processes and self.processes != now.processes:
             ended = _list_pids(self.processes - now.processes)
             came = _list_pids(now.processes - self.processes)
-            yield f"of the processes that listen or hold its memory {ended} ended, {came} came"
+            yield (
+                f"of the processes that listen or hold its memory, {ended} have ended and {came} "
+                "are new"
+            )
 
     def _changes_of_words(self, now: "Signs") -> Iterator[str]:
         newly_withheld = now.withheld - self.withheld
@@ -128,7 +131,7 @@ class Signs:
                 if now.words[word] != value:
                     yield f"its {word} is {now.words[word][:_LONGEST_VALUE]}, before {before}"
             elif word.page in newly_withheld:
-                yield f"its {word} was {before} before, and is withheld now"
+                yield f"its {word} was {before} before, and is missing now"
 
     def _change_of_clock(self, now: "Signs") -> Iterator[str]:
         if self.clock is None or now.clock is None:

@@ -208,7 +208,7 @@ def _with_node(
         served_s: How long the server had been ready when the node was heard last.
     """
     if answer is None:
-        lost = Survivor(0, "unknown", f"{node} did not tell what is left there")
+        lost = Survivor(0, "unknown", f"{node} did not report what is left there")
         return dataclasses.replace(report, survivors=(*report.survivors, lost))
     left = []
     for entry in answer["survivors"]:

@@ -226,7 +226,7 @@ class _Supervisor:
             suite = pid_of(os.environ.get(OWNER, ""))
             suite_death.tell(self._status, self._processes.names, self._main_pid, suite=suite)
         except Exception as error:  # noqa: BLE001 - the server must be ended all the same
-            _say(f"no crash bundle could be written: {type(error).__name__}: {error}")
+            _say(f"the crash bundle could not be written: {type(error).__name__}: {error}")
 
     def _redact_log(self) -> None:
         from sm121.core import redaction

@@ -135,7 +135,7 @@ class Warmth:
         bound = jit.bound([module], self.environment)
         limit = self.environment.get("MAX_JOBS")
         if not bound.jobs:
-            return f"{bound}; stop what holds memory"
+            return f"{bound}; stop other processes that use memory"
         if limit and not (limit.isdecimal() and 0 < int(limit) <= bound.fitting):
             return f"MAX_JOBS={limit}, {bound.fitting} fit: give --engine-env MAX_JOBS={bound.jobs}"
         return None

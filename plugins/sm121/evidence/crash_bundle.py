@@ -37,7 +37,7 @@ _LOG_TAIL_BYTES = 8 << 20
 _PROGRAM_TIMEOUT_S = 30
 #: The maximum number of important messages at the beginning of kernel.log.
 _MOST_NOTED = 50
-_NO_PROCESS = "no process of the tree was left to look at"
+_NO_PROCESS = "no process of the server was left to inspect"
 
 
 class Unavailable(Exception):
@@ -302,7 +302,7 @@ def _exits(evidence: Evidence) -> str:
     entries: list[dict[str, Any]] = []
     for entry in evidence.processes.exits:
         if entry.get("status") is None:
-            entry = {**entry, "why": "its parent collected it and does not say"}
+            entry = {**entry, "why": "not known: its parent process has collected the exit status"}
         entries.append(entry)
     return _json({"main": evidence.processes.exit_status, "processes": entries})
 

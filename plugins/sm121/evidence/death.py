@@ -64,8 +64,8 @@ def cause_of(
     silent = _ended_silently(exits)
     if logged.basis is Basis.AFTERMATH and not signalled:
         how = (
-            f"{_names(silent) or 'a process of the engine'} ended without a word in the log, and "
-            "its parent does not say how: most likely SIGKILL"
+            f"{_names(silent) or 'a process of the engine'} ended without a message in the log, "
+            "and its parent process does not report how: most likely by SIGKILL"
         )
         return ended("killed", logged.lines, how=how)
     # A healthy engine also ends its helper processes with SIGTERM.

@@ -94,9 +94,7 @@ def _compare(
 ) -> Iterator[_Finding]:
     for part in _PARTS:
         if getattr(path, part) is None and part not in required.not_shown:
-            yield _Finding(
-                f"no evidence shows the {part} backend, so that its kernels cannot be judged"
-            )
+            yield _Finding(f"no evidence shows the {part} backend, so its kernels cannot be judged")
     yield from _compare_backends(path, profile)
     for rule in required.rules:
         if rule.where == "profile" and _applies(rule, path):

@@ -148,7 +148,8 @@ class ResourceSampler(threading.Thread):
         if available < self._floor_bytes:
             self._on_floor(
                 f"{where}MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{self._floor_bytes / 2**30:.2f} GiB: the run is ended before the machine wedges"
+                f"{self._floor_bytes / 2**30:.2f} GiB: the suite ends the run before the machine "
+                "freezes"
             )
 
     def _read_use(self) -> _TreeUse:

@@ -93,7 +93,7 @@ def take(tree: Sequence[Mapping[str, Any]], folder: Path | None) -> str:
         if entry["status"] not in ("zombie", "dead") and Path(f"/proc/{entry['pid']}").is_dir():
             processes.append(_Process(entry["pid"], entry["name"], entry["status"]))
     if not processes:
-        raise NoStacks("no process of the tree was left to look at")
+        raise NoStacks("no process of the server was left to inspect")
     tool = _py_spy()
     for process in processes:
         if tool is None:

@@ -132,7 +132,8 @@ def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: 
         raise Invalid(
             Fact(
                 "of the measured bandwidth at most",
-                "of it: the kernel did not do its work, or its data came from a cache",
+                "of the bandwidth: the kernel did not do all its work, or its data came from a "
+                "cache",
                 case.name,
                 value=share,
                 limit=_MARGIN,

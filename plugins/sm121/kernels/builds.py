@@ -36,13 +36,13 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
     try:
         of_engine = interpreter.packages(python, names, environment)
     except interpreter.NoAnswer as error:
-        return f"{error}, so that it is not known which build the engine serves with"
+        return f"{error}, so it is not known which build the engine uses"
     different = [name for name in names if imported[name][0] != of_engine[name][0]]
     if not different:
         return None
     return (
-        f"the provider's kernels are those of {_describe(imported, different)}; the engine serves "
-        f"with {_describe(of_engine, different)} ({python})"
+        f"the provider's kernels are those of {_describe(imported, different)}; the engine uses "
+        f"{_describe(of_engine, different)} ({python})"
     )
 
 

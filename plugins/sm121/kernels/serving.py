@@ -151,7 +151,7 @@ def _choose(
                 attention_decode=facts["attention_decode"] if rule.attention_decode else None,
             )
     if value is None:
-        why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
+        why = f"nothing shows which {named} serves, so that no provider can be chosen to test it"
     else:
         why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
     remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"

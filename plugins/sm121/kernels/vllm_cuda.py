@@ -142,7 +142,9 @@ class VllmProvider(PlanningProvider):
             ValueError: The logits are not contiguous. The kernel would misread them.
         """
         if not logits.is_contiguous():
-            raise ValueError("vLLM routes the gate's own output alone, which has no strides")
+            raise ValueError(
+                "vLLM's router accepts only the contiguous output of the gate, not a strided tensor"
+            )
         if not len(logits):  # without tokens, the engine launches nothing
             return logits.new_empty(0, k), logits.new_empty(0, k, dtype=torch.int32)
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk

@@ -115,8 +115,7 @@ class Reading(data_file.Record):
         if self.gpu_unattributed:
             users = f"processes {self.gpu_unattributed}"
         return (
-            f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
-            f"{users}"
+            f"cannot tell which process uses the GPU: expected a process of the server, got {users}"
         )
 
 

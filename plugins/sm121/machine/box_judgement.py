@@ -63,8 +63,8 @@ def judge(
             defects.append(f"{name} the measurements: {line}")
     if load_during is not None and load_during > reference.max_other_load:
         defects.append(
-            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
-            f"of the CPU at most, seen {load_during:.0%}"
+            "other processes worked during the measurements: expected at most "
+            f"{reference.max_other_load:.0%} of the CPU, got {load_during:.0%}"
         )
     changes = _changes(reference, before, after)
     if defects or changes.lines:
@@ -73,7 +73,7 @@ def judge(
         if defects or changes.got_slower:
             refuted.add(verdict.Verdict.PASS)
         else:
-            lines.append("it became faster: what was measured before was on the slower machine")
+            lines.append("the machine became faster, so the earlier measurements are too slow")
         remedy = _remedy(reference, list(readings.values()), load_during)
         return Judgement(BoxState.DEGRADED, "; ".join(lines), frozenset(refuted), remedy)
     for name, reading in readings.items():
@@ -116,7 +116,7 @@ def _describe(reference: level_settings.Box, readings: Sequence[Reading]) -> str
     parts = [f"{first.bandwidth_gb_s:.4g} GB/s", f"{first.matrix_tflop_s:.3g} TFLOP/s"]
     if first.sm_clock_mhz:
         parts.append(f"{first.sm_clock_mhz} MHz under load")
-    parts.append(f"{readings[0].other_load:.0%} of the CPU taken by others")
+    parts.append(f"{readings[0].other_load:.0%} of the CPU used by other processes")
     remarks = [", ".join(parts)]
     for reading in readings:
         for remark in (reading.cannot_tell, capped(reference, reading)):
@@ -178,11 +178,11 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
     if load and reading.other_load > reference.max_other_load:
         names = f" ({', '.join(reading.others)})" if reading.others else ""
         defects.append(
-            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
-            f"{reading.other_load:.0%}{names}"
+            f"other processes are working: expected at most {reference.max_other_load:.0%} of "
+            f"the CPU, got {reading.other_load:.0%}{names}"
         )
     if reading.gpu_others:
-        defects.append(f"others are on the GPU: processes {reading.gpu_others}")
+        defects.append(f"other processes use the GPU: {reading.gpu_others}")
     return defects
 
 

@@ -281,7 +281,7 @@ class Forecast:
         least = self.weights + overhead().usual + (self.request or 0.0)
         remedy = f"lower --gpu-memory-utilization to {fitting:g}"
         if fitting * own.total < least:
-            remedy = f"stop what holds memory: this start needs about {least:.1f} GiB"
+            remedy = f"stop other processes that use memory: this start needs about {least:.1f} GiB"
         return finding_of(
             "utilisation_exceeds_free",
             utilisation=self.start.utilisation,

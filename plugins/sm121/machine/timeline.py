@@ -126,7 +126,7 @@ class Timeline(threading.Thread):
             self.floor_bytes = 0.0
             self.on_floor(
                 f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+                f"{floor / 2**30:.2f} GiB: the suite ends the run before the machine freezes"
             )
         rss = 0
         pss = 0

@@ -256,7 +256,7 @@ class Examiner:
         self.run.servers.check_alive()
         if server.managed or self.run.servers.life is None or self.run.servers.life.answers():
             return None
-        return "the attached server answers no more"
+        return "the attached server no longer answers"
 
     def _path(self, record: CellRecord, server: Server) -> str | None:
         """Check the kernel path, and the evidence of the cell's values."""

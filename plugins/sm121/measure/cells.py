@@ -191,14 +191,15 @@ class MeasuredCell:
         if self.shape.queued:
             remarks.append(
                 f"{name}: {self.concurrency} requests, {self.server.slots} at once "
-                "(--max-num-seqs): most of their time to the first token is waiting for a place"
+                "(--max-num-seqs): they wait for a free slot for most of their time to the "
+                "first token"
             )
         if self.repetition is not None and self.repetition.why:
-            remarks.append(f"{title}: measured once more, since {self.repetition.why}")
+            remarks.append(f"{title}: measured once more, because {self.repetition.why}")
         if self.timed.retries:
             remarks.append(
-                f"{title}: {self.timed.retries} requests were sent twice, since the server had "
-                "ended the idle connection; their clock is that of the first sending"
+                f"{title}: {self.timed.retries} requests were sent twice, because the server had "
+                "closed the idle connection; their time counts from the first attempt"
             )
         return remarks
 
@@ -394,7 +395,7 @@ def _check_idle(before: counters.Counters | None, doubts: validity.Findings) -> 
     waiting = before.values.get("waiting", 0)
     busy = int(running + waiting)
     if busy:
-        evidence = f"{busy} requests run or wait before the first of ours"
+        evidence = f"{busy} requests run or wait before the first request of the suite"
         doubts.against("other_clients", evidence)
 
 

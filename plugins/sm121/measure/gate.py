@@ -266,20 +266,22 @@ def _side(
     low = ordered[rank]
     high = ordered[len(measured) - 1 - rank]
     if not (low > threshold or high < threshold):
-        return None, "the interval of the median has the threshold in it"
+        return None, "the interval of the median contains the threshold"
     above = bool(low > threshold)
     sign = 1.0 if above else -1.0
     passing_rate = is_rate and above
     middle = float(np.median(rounds))
     level = over_time(series) if passing_rate else middle
     if passing_rate and level <= threshold:
-        return None, "its tokens over the time are on the other side than its median"
+        return None, (
+            "the rate over the whole time is on the other side of the threshold than the median"
+        )
     margin = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
     required = required_margin(count, passing=above == is_rate)
     if margin <= required:
         return None, (
             f"{margin:.1%} from the threshold, and after {count} rounds that takes "
-            f"{required:.1%}: rounds may have a memory that so few do not show"
+            f"{required:.1%}: rounds may be correlated, which so few rounds do not show"
         )
     last = _opposing_end(rounds, middle, threshold, sign)
     if last is not None:
@@ -404,7 +406,7 @@ def decide_tail(
             return None
         if risk_of_pass <= _LAST_TAIL_RISK:
             return decided(Verdict.PASS, "; shown with 99 %")
-        return decided(Verdict.INCONCLUSIVE, ": that decides nothing")
+        return decided(Verdict.INCONCLUSIVE, ": too uncertain for a verdict")
     return decided(
         Verdict.PASS if interval.value <= gate.at_most else Verdict.INCONCLUSIVE,
         f"; {count} requests show it with {estimate.confidence:.0%} confidence; 95 % takes "
@@ -432,7 +434,9 @@ def decide_measurement(
             return decision, measurement
         rounds = measurement.rounds
         if more is None:
-            observed = f"{rounds} rounds decide nothing; a gate needs at least {FIRST_LOOK}"
+            observed = (
+                f"{rounds} rounds are too few for a verdict; a gate needs at least {FIRST_LOOK}"
+            )
             fact = Fact("", observed, gate.metric, evidence="--rounds")
             estimate = statistics.estimate(measurement.samples)
             return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement

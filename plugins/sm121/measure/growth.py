@@ -136,7 +136,7 @@ def _decide(growth: Growth, x: Floats, y: Floats, slope: "_Slope", limit_even: f
     if total_low > growth.limit_total or slope.low > growth.limit_per_request:
         most = min(growth.limit_per_request, growth.limit_total / growth.requests)
         if _stays(x, y, most):
-            growth.reason += "; it grew, and then stayed: more load decides"
+            growth.reason += "; it grew and then stayed constant: run more load for a verdict"
         else:
             growth.verdict = Verdict.FAIL
         return
@@ -150,12 +150,12 @@ def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
     if is_silent(steady):
         return (
             f"{growth.quantity}: {growth.samples} of {len(steady)} samples have a value, the "
-            "others none: its source fell silent"
+            "others have none, because the source stopped reporting"
         )
     if growth.samples < LEAST_SAMPLES or growth.requests <= 0:
         return (
-            f"{growth.samples} samples over {growth.requests:g} requests decide nothing; at least "
-            f"{LEAST_SAMPLES} are needed"
+            f"{growth.samples} samples over {growth.requests:g} requests are too few for a "
+            f"verdict; at least {LEAST_SAMPLES} are needed"
         )
     return ""
 

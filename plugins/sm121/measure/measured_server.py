@@ -163,10 +163,10 @@ class MeasuredServer:
         )
         if not answer.ok:
             raise Sm121Error(
-                f"/v1/completions takes neither ids ({refusal}) nor text ({answer.error})"
+                f"/v1/completions accepts neither token ids ({refusal}) nor text ({answer.error})"
             )
         if not self.prompts.exact:
-            self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
+            self.unproven.append("prompt length: the server refuses token ids and has no /tokenize")
             tokens = answer.prompt_tokens or _PROBE_WORDS
             self.prompts.tokens_per_word = max(tokens / _PROBE_WORDS, 0.1)
         self.needs_ids = answer.clock() != "usage"

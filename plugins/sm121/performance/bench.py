@@ -172,7 +172,7 @@ class Bench:
             return
         self._is_closed = True
         if not self.recorded:
-            raise NotRun("no rate was measured that a last look could be compared with")
+            raise NotRun("no rate was measured before, so there is nothing to measure again")
         profile = recorder.run.profile
         first = self._cells.cell(self.plan.depths[0])
         passed = {
@@ -226,7 +226,7 @@ class Bench:
             bound = gate.next_look(measurement.rounds + 1, 2 * measurement.rounds)
             recorder.record(measurement, more, maximum_rounds=bound)
         except (Unmet, Undecided) as failure:
-            about = f"the last look: {name} passed before, and does not now"
+            about = f"{name} passed before, but not in the repeated measurement at the end"
             failures.append(type(failure)(*of(about, facts_of(failure))))
 
 

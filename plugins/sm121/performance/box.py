@@ -66,15 +66,12 @@ class RunBox:
         """Why the readings of this machine do not apply to the numbers; None if they do."""
         for server in self._attached:
             if not server.here:
-                return (
-                    f"the server is attached at {server.host}: this machine says nothing about its "
-                    "numbers"
-                )
+                return f"the server runs on {server.host}, not on this machine"
         target = self.run.profile.arch
         arch = architecture.detect().name
         if target == arch:
             return None
-        return f"the target is {target}, this machine is {arch}: it says nothing about the numbers"
+        return f"the target is {target}, but this machine is {arch}"
 
     def read_before(self) -> None:
         """Read the box before anything is measured."""
@@ -218,7 +215,7 @@ class RunBox:
         if self.elsewhere is not None:
             return None
         run = self.run
-        run.record.say("box", f"{when} the measurements: memory, matrices, who is here")
+        run.record.say("box", f"{when} the measurements: memory, matrices, other processes")
         device = "cpu" if run.target.arch == architecture.CPU else "cuda:0"
         reference = run.profile.box
         # A machine that was unfit before stays so: one reading is enough.
@@ -238,9 +235,8 @@ class RunBox:
         if reading.device is not None:
             run.record.say(
                 "box",
-                f"{reading.device.bandwidth_gb_s:.4g} GB/s, "
-                f"{reading.device.matrix_tflop_s:.3g} TFLOP/s, "
-                f"{reading.other_load:.0%} of the CPU taken by others",
+                f"{reading.device.bandwidth_gb_s:.4g} GB/s, {reading.device.matrix_tflop_s:.3g} "
+                f"TFLOP/s, {reading.other_load:.0%} of the CPU used by other processes",
             )
         return reading
 
@@ -292,18 +288,20 @@ class RunBox:
         """Report once per run which processes cannot be told apart."""
         for server in self._strangers:
             self.run.record.unproven(
-                f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "
-                "server is another user's, in a container, or behind a proxy): what it takes of "
-                "the machine cannot be told from what others take; run the suite where the server "
-                "runs, as its user"
+                "box: this process cannot see which process listens at "
+                f"{server.host}:{server.port} (the server is another user's, in a container, or "
+                "behind a proxy), so the load of the server and the load of other processes "
+                "cannot be distinguished. Run the suite on the server's machine, as the "
+                "server's user"
             )
         if reading.cannot_tell is None or self._reported:
             return
         self._reported = True
         if self._attached:
             self.run.record.unproven(
-                f"box: {reading.cannot_tell}; others may work there, or the server may stand "
-                "behind a proxy: attach to its own port, on its machine and as its user"
+                f"box: {reading.cannot_tell}; other processes may use the machine, or the server "
+                "may be behind a proxy. Attach to the server's own port, on its machine and as "
+                "its user"
             )
         else:
             self.run.record.remark(

@@ -72,14 +72,16 @@ class TimedTexts:
         if len(pairs) > 1 and not self._looks[key]:
             chosen.append(pairs[-1])
         for pair in chosen:
-            cell.server.show(f"{cell.shape.title}: what a timed request said, asked again")
+            cell.server.show(f"{cell.shape.title}: the answer of a timed request, requested again")
             try:
                 prompt = json.loads(pair.request.body)["prompt"]
                 self.judge(prompt, pair.answer, self._looks[key])
             except Unmet as failure:
                 cell.doubts.against("timed_answer", str(facts_of(failure)[0]))
             except (Refused, httpx.HTTPError) as error:
-                cell.doubts.against("timed_answer", f"asked again: {error or type(error).__name__}")
+                cell.doubts.against(
+                    "timed_answer", (f"requested again: {error or type(error).__name__}")
+                )
             except NotRun as obstacle:
                 cell.doubts.not_checked(f"timed answers at depth {cell.depth}: {obstacle}")
             self._looks[key] += 1

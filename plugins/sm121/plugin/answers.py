@@ -50,8 +50,8 @@ _SAY_EVERY_S = 15.0
 #: The largest block size, in tokens, at which tests expect prefix cache hits.
 _LONGEST_BLOCK = 128
 _NO_TOKENIZER = (
-    "token ids were not compared with their text: no tokenizer.json of the served model is here; "
-    "name its checkpoint with --reference PATH"
+    "token ids were not compared with their text: the tokenizer.json of the served model is not "
+    "on this machine; name its checkpoint with --reference PATH"
 )
 
 

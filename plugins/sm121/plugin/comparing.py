@@ -280,10 +280,10 @@ def _regressions(config: pytest.Config) -> list[_Regression]:
             found.append(_Regression(name, f"{name}: {change}"))
         benchmarks.performance_regressions = []  # pytest-benchmark compares again for its table
     if not shown:
-        line = f"{_FAIL} was given and no benchmark ran: that is no success"
+        line = f"{_FAIL} was given, but no benchmark ran, so nothing was compared"
         return [_Regression(_NOTHING, line)]
     if all(each["path"] is None for each in shown):
-        line = f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"
+        line = f"{_FAIL} was given, but the stored run has none of the {len(shown)} benchmarks"
         return [_Regression(_NOTHING, line)]
     return found
 

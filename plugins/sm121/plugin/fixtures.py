@@ -49,7 +49,7 @@ def conformance(pytestconfig: pytest.Config) -> Session:
     """The conformance run: settings, target, report directory."""
     run = pytestconfig.stash.get(SESSION, None)
     if run is None:
-        raise NotRun("no conformance run is open: only tests with a level marker have one")
+        raise NotRun("no conformance run is open; only tests with a level marker can use it")
     return run
 
 

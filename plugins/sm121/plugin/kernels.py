@@ -115,9 +115,11 @@ class _Processes:
         self._environment = self.here.environment
         self._serves = None
         if settings.base_url is not None:
-            self._serves = "whether the attached server serves with that build cannot be known"
+            self._serves = "it is not known whether the attached server uses that build"
         elif isinstance(engines.engine(settings.engine.name), Program):
-            self._serves = f"{settings.engine.name} has kernels of its own, which are not judged"
+            self._serves = (
+                f"{settings.engine.name} has its own kernels, which the suite does not test"
+            )
         else:
             configuration = run.configurations.managed(run.profile.under_test)
             self._python = configuration.python
@@ -166,8 +168,8 @@ def _obstacle(settings: Settings) -> str | None:
     if settings.kernels.provider is not None or settings.base_url is None:
         return None
     return (
-        "kernels are tested where the engine is installed, this run is attached by URL; "
-        "give --kernel-provider to test some here"
+        "kernels are tested on the machine with the engine, but this run is attached by URL; "
+        "give --kernel-provider to test kernels here"
     )
 
 

@@ -38,7 +38,8 @@ from sm121.session.target import resolve
 #: The lock on this machine, held while this run measures.
 _MACHINE = pytest.StashKey[IO[str]]()
 _NO_LEVEL = (
-    "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
+    "no test of a level was collected: run `sm121 run`, or run pytest in the folder that "
+    "contains the suite's tests/"
 )
 
 

@@ -241,7 +241,8 @@ def refuse_numbers(config: pytest.Config) -> None:
             given = " ".join(values)
             listed = ",".join([value, *values] if value else values)
             raise errors.UsageError(
-                f"{name} {given}: expected one list with commas, as in {option} {listed}"
+                f"{name} {given}: expected a list with commas instead of spaces, such as "
+                f"{option} {listed}"
             )
 
 
@@ -284,8 +285,8 @@ def read(config: pytest.Config) -> settings.Settings:
     """
     if not __debug__:
         raise errors.UsageError(
-            "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "
-            "expected a run without it"
+            "python -O (PYTHONOPTIMIZE) removes assertions, so the suite would check nothing: "
+            "expected a run without -O"
         )
     given_to_worker = getattr(config, "workerinput", None)
     worker = workers.worker_of(config)
@@ -327,6 +328,6 @@ def _refuse_log_on_stdin(config: pytest.Config) -> None:
     else:
         return
     raise errors.UsageError(
-        f"--server-log - with {starting}: expected a file or --container NAME: the processes that "
-        "such a run starts have no standard input"
+        f"--server-log - with {starting}: expected a file or --container NAME: the processes of "
+        "such a run have no standard input"
     )

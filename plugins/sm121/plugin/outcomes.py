@@ -37,7 +37,10 @@ _TIMEOUT = "Timeout "
 _NO_FAILURE = (pytest.skip.Exception, unittest.SkipTest, pytest.xfail.Exception, NotRun)
 #: Packages whose frames do not explain a failure.
 _CLIENTS = frozenset({"openai", "httpx", "httpcore"})
-_EXCUSED = " (no xfail mark and no plugin tolerates a failure here; a waiver does, see --waivers)"
+_EXCUSED = (
+    " (an xfail mark or a plugin cannot excuse a failure of this suite; use a waiver, see "
+    "--waivers)"
+)
 
 
 def why_not(session: Session, item: pytest.Item) -> str | None:
@@ -62,7 +65,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         if test.level != smoke or test.excused or test.is_beside:
             continue
         if test.verdict is Verdict.FAIL:
-            return f"the smoke level failed ({test.id}); what it needs comes first"
+            return f"the smoke level failed ({test.id}), so other levels do not run"
     return None
 
 
@@ -339,7 +342,7 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> _Message
     also = ""
     bug = _known_bug(session, item, facts)
     if bug is not None:
-        note = f"known of {bug.build or bug.versions}: {bug.what} ({bug.source})"
+        note = f"known bug of {bug.build or bug.versions}: {bug.what} ({bug.source})"
         notes.append(note)
         also = f"; {note}"
     return _Message(first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(notes))
@@ -403,12 +406,12 @@ def _excuse(
         return
     if finding.severity not in session.severities_needed:
         finding.tolerated = "listed"
-        report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
+        report.wasxfail = f"does not count (severity {finding.severity}): {finding.message}"
     elif is_assertion or _is_an_answer(error):
         source = _known_by(session, finding)
         if source is not None:
             finding.tolerated = "known"
-            report.wasxfail = f"known, {source} has it, too: {finding.message}"
+            report.wasxfail = f"known failure, {source} has it, too: {finding.message}"
     if finding.tolerated is not None:
         report.outcome = "skipped"
 
@@ -443,7 +446,7 @@ def _waive(
     if not waivers:
         return
     in_force: dict[Waiver, None] = {}
-    reasons = [f"not waived, since {never} never is"] if never else []
+    reasons = [f"not waived, because {never} is never waived"] if never else []
     for fact in facts:
         naming = [waiver for waiver in waivers if waiver.names(fact, facts)]
         waiver = max(naming, key=lambda each: each.expires, default=None)

@@ -192,6 +192,6 @@ def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[Tes
     for folder, file in parts.items():
         if not file.finished:
             name = Path(folder).name
-            fact = Fact("each worker ends its part", "it did not, see its output", name)
+            fact = Fact("each worker ends its part", "it did not, see the worker's output", name)
             deaths.append(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
     return deaths

@@ -198,7 +198,7 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
 def startup_s(server: Server) -> float:
     """The time in seconds that the server under test needed to become ready, with warm caches."""
     if server.startup_s is None:
-        raise NotRun("the attached server was started by somebody else; run without --base-url")
+        raise NotRun("the suite did not start the attached server; run without --base-url")
     if server.why_cold:
         raise NotRun(server.why_cold)
     return server.startup_s

@@ -90,7 +90,7 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
     if before.finished:
         raise ValueError(f"it has ended with {before.verdict}")
     if before.fingerprint is None:
-        raise ValueError("it was killed before anything was asked")
+        raise ValueError("it was killed before its first test")
     opened = next(each.event for each in stream.events if isinstance(each.event, Opened))
     begun = fold.begun(opened)
     begun.engine = begun.engine.model_copy(update={"model": before.engine.model})
@@ -103,7 +103,7 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
     if tests != [(test.id, test.level) for test in now.tests] or collected.shard != now.shard:
         others.append(f"{len(tests)} tests, now {len(now.tests)}, or others")
     if others:
-        raise ValueError(f"it asked for something else: {others[0]}")
+        raise ValueError(f"its tests or settings differ: {others[0]}")
 
 
 def _take_up_doubts(session: Session, stream: Stream) -> None:

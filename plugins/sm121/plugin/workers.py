@@ -154,8 +154,9 @@ def refuse_other_ways(config: pytest.Config, *, grouped: bool) -> None:
     """
     if not grouped:
         raise UsageError(
-            "--dist, --max-worker-restart: expected -n N alone for tests of levels: what needs "
-            "the server is for one worker, and a test that kills its worker is not tried again"
+            "--dist, --max-worker-restart: expected -n N alone for tests of levels: one worker "
+            "must run all tests that need the server, and a test that kills its worker must not "
+            "run again"
         )
     if config.getoption("--shard") is not None:
         raise UsageError("--shard with -n: expected one of them. Leave out -n.")
@@ -188,7 +189,7 @@ def why_not(item: pytest.Item) -> str | None:
     if item.config.stash[SETTINGS].worker is None:
         return None
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
-        return "no time is measured while other workers run; run this one without -n"
+        return "time is not measured while other workers are running; run this test without -n"
     return None
 
 

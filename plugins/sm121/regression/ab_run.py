@@ -90,7 +90,7 @@ class AbRun:
             Invalid: A visit does not count.
         """
         if self._ended is None:
-            self._ended = NotRun("the comparison was broken off; run it again")
+            self._ended = NotRun("the comparison was interrupted; run it again")
             try:
                 self._ended = self._compared()
             except Undecided as error:
@@ -138,7 +138,7 @@ class AbRun:
             lost.discard(outcome.metric)
         if lost:
             names = sorted(lost)
-            self.run.record.unproven(f"A/B: not known at every visit, and not compared: {names}")
+            self.run.record.unproven(f"A/B: not known at every visit, so not compared: {names}")
         return outcomes
 
     def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
@@ -171,7 +171,7 @@ class AbRun:
             Inconclusive: The starts differ too much among themselves, or the box is degraded.
         """
         outcomes = self.outcomes
-        require(not self._broken, "B serves as A does", self._broken)
+        require(not self._broken, "B behaves as A does", self._broken)
         if self._box.state == BoxState.DEGRADED:
             raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         if not outcomes:
@@ -215,7 +215,7 @@ class AbRun:
         if verdict is Verdict.INCONCLUSIVE:
             raise Inconclusive(text)
         if verdict is Verdict.NOT_RUN:  # a criterion that was not evaluated does not hold
-            raise Inconclusive(f"not everything that was promised could be looked at: {text}")
+            raise Inconclusive(f"not every expected effect could be checked: {text}")
         if verdict is not Verdict.PASS:
             broken = [f"{result.criterion}" for result in results if result.verdict is verdict]
             raise Unmet(Fact("what was promised", f"not {', '.join(broken)}", evidence=text))
@@ -263,7 +263,7 @@ class AbRun:
             visit.failure = self.run.record.redact(str(error).splitlines()[0])
             if name == "A":
                 raise NotRun(
-                    f"A does not serve, so there is nothing to compare with: {visit.failure}"
+                    f"the server of A failed, so there is nothing to compare with: {visit.failure}"
                 ) from error
         self.visits.append(visit)
 

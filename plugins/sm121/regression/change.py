@@ -239,8 +239,8 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
         allowed=limit,
         verdict=Verdict.PASS if is_allowed else Verdict.FAIL,
         words=(
-            f"{number(now)} {unit} against {number(before)}, "
-            f"{number(abs(worse))} {direction}; {number(limit)} allowed"
+            f"{number(now)} {unit} instead of {number(before)}, {number(abs(worse))} "
+            f"{direction}; {number(limit)} allowed"
         ),
     )
 

@@ -61,13 +61,13 @@ class MeasuredHistory:
                 return metrics
         if not selected:
             raise NotRun(
-                "nothing was measured in this run; select the performance level with this one: "
+                "nothing was measured in this run; also select the performance level: "
                 "tests/test_performance.py tests/test_regression.py"
             )
         skipped = [test for test in selected if test.skipped]
         if len(skipped) == len(selected):
             raise NotRun(f"the performance level did not run here: {skipped[0].message}")
-        observed = f"none of {len(selected)} tests did; an empty run is no success"
+        observed = f"none of {len(selected)} tests did; a run without measurements does not pass"
         raise Unmet(Fact("the performance level leaves measurements", observed))
 
     @functools.cached_property
@@ -111,7 +111,7 @@ class MeasuredHistory:
         run = stored[-1]
         reasons = run.unlike(self._context)
         if reasons:
-            raise Invalid(f"{option}: {run.name} is no baseline: {'; '.join(reasons)}")
+            raise Invalid(f"{option}: {run.name} cannot be a baseline: {'; '.join(reasons)}")
         return run
 
     @property
@@ -215,7 +215,7 @@ class MeasuredHistory:
                 void.add(recorded.measurement.name)
         lost = [name for name in self.runs[-1].metrics if name in void]
         if lost:
-            raise Invalid(f"measured and INVALID, so that nothing can be compared: {lost}")
+            raise Invalid(f"INVALID measurements, so nothing can be compared: {lost}")
 
     @property
     def _context(self) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class SideWatch:
         same = life_of_a.signs.is_one_with(life.signs)
         if same:
             urls = " and ".join(str(side.url) for side in self.sides)
-            raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
+            raise Invalid(f"{urls} are the same server, so there is nothing to compare")
         if same is None:
             self.run.record.unproven(
                 "A/B: whether the URLs are of two servers is not known: neither the metric "

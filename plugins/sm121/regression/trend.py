@@ -46,14 +46,14 @@ _STARTS = 16
 _EXACT = 40
 #: The reason for a verdict if there are too few stored runs to estimate their scatter.
 _WITHOUT_SCATTER = {
-    Verdict.FAIL: "; twice as bad is beyond doubt",
+    Verdict.FAIL: "; a metric that is twice as bad fails without a test",
     Verdict.INCONCLUSIVE: (
-        f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
-        "trust, or run again"
+        f"; with {_SCATTER} stored runs, their scatter decides: store more runs of a build that "
+        "you trust, or run again"
     ),
     Verdict.NOT_RUN: (
-        "; not judged: a percentile, or too few samples a run; from "
-        f"{_SCATTER} stored runs on, their scatter decides"
+        f"; not judged: it is a percentile, or has too few samples per run; with {_SCATTER} or "
+        "more stored runs, their scatter decides"
     ),
 }
 
@@ -178,7 +178,7 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
         allowed=allowed,
     )
     if not now.value > 0.0:
-        words = f"{now.value:g} {now.unit}, which is nothing"
+        words = f"{now.value:g} {now.unit}, which is not above 0"
         if now.value == 0.0 and all(metric.value == 0.0 for metric in earlier):
             return replace(change, verdict=Verdict.PASS, words=f"{words}, as before")
         return replace(change, verdict=Verdict.FAIL, words=words)

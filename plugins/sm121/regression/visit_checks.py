@@ -139,15 +139,15 @@ def compare_sides(sides: tuple[Side, Side], engine: str, a: Visit, b: Visit) -> 
     if not unknown and not differing and observed == requested_fields:
         values = [f"{name} {a.path.get(name)}" for name in sorted(requested_fields)]
         void = (
-            f"B ran what A ran ({', '.join(values) or 'the same options'}): of a comparison with "
-            f"itself nothing follows for {second.text!r} against {first.text!r}"
+            f"B ran what A ran ({', '.join(values) or 'the same options'}), so comparing "
+            f"{second.text!r} with {first.text!r} would compare a server with itself"
         )
         return SideComparison(void, None)
     unobserved = requested_fields - observed
     silent = sorted(unknown | {name for name in changed if fields.get(name) in unobserved})
     if differing or not silent or _PYTHON in unknown:
         return SideComparison(None, None)
-    unproven = f"A/B: nothing shows that {', '.join(silent)} made B another server than A"
+    unproven = f"A/B: nothing shows that {', '.join(silent)} made B different from A"
     return SideComparison(None, unproven)
 
 

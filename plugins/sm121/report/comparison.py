@@ -191,8 +191,8 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
             newer.append((source.name, source.run))
     if newer and older:
         raise UsageError(
-            f"{older[0]} does not say what it asked (an older version wrote it, without a "
-            f"fingerprint), and {newer[0][0]} does; {_MIXED_HINT}"
+            f"{older[0]} has no record of its settings (an older version wrote it, without a "
+            f"fingerprint), but {newer[0][0]} does; {_MIXED_HINT}"
         )
     for (one, first), (other, second) in itertools.combinations(newer, 2):
         found = differences(first, second)

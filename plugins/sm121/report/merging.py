@@ -56,7 +56,7 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
     shards.sort(key=lambda shard: shard.part.index)
     for before, shard in itertools.pairwise(shards):
         if before.part.index == shard.part.index:
-            raise UsageError(f"shard {shard.part.index} is there twice")
+            raise UsageError(f"shard {shard.part.index} occurs twice")
     return shards
 
 
@@ -108,7 +108,7 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     for shard in shards:
         directory = shard.directory.resolve()
         if whole.is_relative_to(directory):
-            raise UsageError(f"--output {output}: expected another folder than that of a shard")
+            raise UsageError(f"--output {output}: expected a folder other than that of a shard")
         if not directory.is_relative_to(whole):
             copy = whole / _COPIES / str(shard.part.index)
             if copy.exists():  # from an earlier merge: nothing else creates this folder

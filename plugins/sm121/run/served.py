@@ -97,7 +97,7 @@ def _served(
     row.judged = row.cases > 0
     if row.judged:
         if not shown:
-            row.why = "as expected of the configuration: no server has shown it"
+            row.why = "expected for this configuration; no server has shown it"
         return row
     others = [
         str(name) for name in cases_by_provider if name is not None and name != choice.provider
@@ -113,11 +113,11 @@ def _why_not_judged(choice: Choice, tests: list[TestReport], others: list[str]) 
     elif others:
         why = f"{choice.provider} has the kernel that serves"
     else:
-        why = "none of its tests decided" if tests else "none of its tests was selected"
+        why = "none of its tests passed or failed" if tests else "none of its tests was selected"
         for test in tests:
             if test.message:
                 why = test.message
                 break
     if others:
-        why += f"; judged was {', '.join(others)}, which does not serve"
+        why += f"; {', '.join(others)} was tested, but the server does not use it"
     return why

@@ -78,7 +78,7 @@ class StoredMetric:
         are_finite = all(math.isfinite(value) for value in values)
         if are_finite and (may_be_0 or min(values) > 0.0):
             return None
-        return f"its {self.name} holds a 0, or what is no number"
+        return f"its {self.name} contains a 0, or a value that is not a number"
 
     @property
     def kind(self) -> str:
@@ -286,11 +286,11 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
     if not has_any:
         yield "no test of a level was executed in it"
     if run.fingerprint is None and has_any:
-        yield "it does not say what was asked (it is of an earlier version)"
+        yield "it has no record of its settings (an earlier version wrote it)"
     if run.shard is not None:
         yield f"it is shard {run.shard.index} of {run.shard.of}"
     if run.crashes:
-        yield f"something crashed in it: {run.crashes[0].summary}"
+        yield f"a process crashed in it: {run.crashes[0].summary}"
     yield from _unfit_tests(run)
     yield from _unfit_metrics(stored)
 
@@ -304,7 +304,7 @@ def _unfit_tests(run: VerdictFile) -> Iterator[str]:
     others = [test for test in run.tests if test.level != LEVELS[0]]
     failed = [test.id for test in smoke if test.counted is Verdict.FAIL]
     if failed and others and not any(test.executed for test in others):
-        yield f"its smoke level failed ({failed[0]}), and so nothing else was judged"
+        yield f"its smoke level failed ({failed[0]}), so nothing else was judged"
 
 
 def _unfit_metrics(stored: StoredRun) -> Iterator[str]:

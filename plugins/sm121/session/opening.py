@@ -184,8 +184,9 @@ def _remark_on(session: Session) -> None:
         run.record.remark(line)
     if engine.version is not None and engine.identity is None:
         run.record.remark(
-            f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
-            "it can do is known where its parser or its server tells, and no deviation is known"
+            f"{engine.name} {engine.version} names no release (a checkout without tags): its "
+            "capabilities are known only as far as its parser or its server reports them, and "
+            "no known deviation applies"
         )
 
 

@@ -66,7 +66,7 @@ class Signals:
     def again(self) -> None:
         """Raise KeyboardInterrupt if a signal came and other code swallowed it."""
         if self._session.interrupted:
-            raise KeyboardInterrupt("the run was interrupted, and went on")
+            raise KeyboardInterrupt("the run was interrupted, but continued")
 
     def restore(self) -> None:
         """Put back what handled the signals before."""

@@ -112,7 +112,7 @@ class Afterwards:
             NotRun: There was no steady part, or the memory is unknown.
         """
         if self._steady_from is None:
-            raise NotRun("the sustained load was not run: it is what memory is judged by")
+            raise NotRun("the sustained load was not run, and memory is judged by it")
         self._growths = self._judge_memory()
         if more:
             self._repeat_until_decided()

@@ -388,7 +388,7 @@ class Stress:
         """
         pool = self._run.servers.pool
         if pool is None or pool.current is None:
-            raise NotRun("an attached server is not restarted: it is somebody else's")
+            raise NotRun("an attached server is not restarted, because the suite did not start it")
         count = _STOPPED_TIMES * int(self._sizes.load_requests.value)
         line = restart.under_load(
             self._run,

@@ -91,9 +91,9 @@ def under_load(
     if not 0 < broken_off < len(jobs):
         raise verdict.Inconclusive(
             "required a server that was stopped while requests were under way, seen: "
-            f"{broken_off} of {len(jobs)} broken off"
+            f"{broken_off} of {len(jobs)} cancelled"
         )
-    return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
+    return f"{broken_off} requests were cancelled; the last client was told after {longest:.1f} s"
 
 
 def _is_broken_off(outcome: JobOutcome, stopped_at: float) -> bool:
@@ -139,7 +139,7 @@ def _stop_under_load(
     stopped_at = time.monotonic()
     report = run.servers.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
-    requirement = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
+    requirement = f"every client is told of the stop within {_LEARN_WITHIN_S:.0f} s"
     require(not loading.is_alive(), requirement, "some still wait")
     if report is None or not report.clean:
         raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
