@@ -1,8 +1,7 @@
 """Acceptance of draft tokens, watched on a running server from its counters.
 
-The watch reads `/metrics` every ten seconds in a thread of its own. A reading that fails for any
-reason is counted, with the reason, and the thread goes on: `taken` returns what was read and what
-was not.
+The watch reads `/metrics` every ten seconds in a separate thread. If a reading fails, the watch
+records the reason and continues. `taken` returns the results and the number of failed readings.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ _WINDOWS_KEPT = 1000
 
 @dataclass(frozen=True)
 class Taken:
-    """What the watch found since it was last asked.
+    """What the watch has found since the last call of `taken`.
 
     Attributes:
         lowest: The lowest share of accepted draft tokens of a window. None: no window had enough
@@ -53,7 +52,7 @@ class Taken:
 
     @property
     def not_watched(self) -> str | None:
-        """Why a window of low acceptance can have passed unread. None: it cannot."""
+        """Why the watch may have missed a window of low acceptance. None: it has missed none."""
         if self.blind_s < WINDOW_S:
             return None
         return (
@@ -80,7 +79,7 @@ class _Window:
 
 
 class Acceptance:
-    """Speculation's acceptance over rolling windows of a minute: one ends with each reading."""
+    """The acceptance of draft tokens over rolling windows of a minute; each reading ends one."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
@@ -125,8 +124,8 @@ class Acceptance:
     def miss(self, at_s: float, why: str) -> None:
         """Count a reading that failed.
 
-        The samples before it stay: counters go on while nobody reads them, so the window that
-        ends with the next reading has what happened meanwhile.
+        The earlier readings are kept. The counters continue without readings, so the window that
+        ends with the next reading includes the missed time.
 
         Args:
             at_s: When it failed, by the same clock.
@@ -156,7 +155,7 @@ class Acceptance:
     def _add_window(self, window: _Window) -> None:
         told = self._told
         if told is not None and window.begins_s < told.ends_s and window.share >= told.share:
-            return  # these readings were told with the round before
+            return  # reported with the previous round
         if self._lowest is None or window.share < self._lowest:
             self._lowest = window.share
         if len(self._usual) >= _WINDOWS_NEEDED:
@@ -166,7 +165,7 @@ class Acceptance:
             self._usual_until_s = window.ends_s
 
     def _judge(self, window: _Window, usual: float) -> None:
-        """Name the window if its share is low, and the lowest of this round."""
+        """Record the window if its share is low, and the lowest share of this round."""
         if window.share >= _LEAST_SHARE * usual:
             return
         if self._worst is not None and window.share >= self._worst.share:
@@ -182,10 +181,10 @@ class AcceptanceWatch:
     """A thread that reads a server's counters until it is stopped."""
 
     def __init__(self, read: Callable[[], counters.Counters]) -> None:
-        """Make a watch, which `running` starts.
+        """Make a watch. `running` starts it.
 
         Args:
-            read: Reads the counters. Whatever it raises is a reading that failed.
+            read: A function that reads the counters. Any exception counts as a failed reading.
         """
         self._read = read
         self._acceptance = Acceptance()
@@ -231,7 +230,7 @@ def read_counters(endpoint: Endpoint) -> counters.Counters:
 
     Raises:
         Sm121Error: The page has another status than 200, or none of the known counters.
-        httpx.HTTPError: The page did not come, or not to its end.
+        httpx.HTTPError: The page was not received, or only a part of it.
     """
     with endpoint.http(timeout_s=SAMPLE_EVERY_S) as http:
         answer = http.get("/metrics")
@@ -244,6 +243,6 @@ def read_counters(endpoint: Endpoint) -> counters.Counters:
 
 
 def _fell(before: counters.Counters, now: counters.Counters) -> bool:
-    """Whether the server was started again between two readings."""
+    """Whether the server was restarted between two readings."""
     name = "draft_tokens"
     return now.values.get(name, 0.0) < before.values.get(name, 0.0)

@@ -1,8 +1,9 @@
-"""``--against RUN``: this run is compared with one that is trusted.
+"""``--against RUN``: compares this run with a trusted run.
 
-A test that failed there in the same way is known, and not red. A new failure is red, and so is a
-known one that fails in another way. This module finds what no test shows: a test that ran there and
-not here, a kernel path that nobody asked to change, a metric that is worse.
+If a test failed in the trusted run in the same way, its failure is known and does not count. A new
+failure counts, and so does a test that now fails in another way. This module finds differences that
+no test shows: tests that ran only in the trusted run, unrequested changes of the kernel path, and
+metrics that are worse.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,25 +26,26 @@ from sm121.run.verdict_file import AGAINST, AgainstReport, MetricReport, TestRep
 from sm121.session import path_changes
 from sm121.session.trusted_runs import Trusted
 
-#: The other side of a change that this comparison finds.
+#: The words for the trusted run in a change.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
-#: The memory that a server held so far, which depends on the requests before it was read.
+#: The peak memory of a server. It depends on the requests before it was read.
 _PEAK = "memory_peak_gib"
-#: Fields of a fingerprint whose differences are not listed: the machine is judged, and each run is
-#: compared with another one.
+#: The fields of a fingerprint whose differences are not listed. The machine is judged separately,
+#: and the trusted run of each run differs anyway.
 _NOT_LISTED = ("machine", "against")
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
-    """Refuse to compare a run that has nothing in common with the trusted one.
+    """Refuse a comparison with a trusted run of another target.
 
     Args:
         trusted: The trusted run.
         run: This run.
 
     Raises:
-        UsageError: It is of another architecture, profile, engine or model, or of a smaller plan.
+        UsageError: The trusted run has another architecture, profile, engine or model, or a smaller
+            plan.
     """
     why = path_changes.unlike(trusted.newest.file, run)
     if why is not None:
@@ -59,17 +61,17 @@ def judge(
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
 ) -> list[TestReport]:
-    """Compare a finished run, except for its verdict, with the trusted run.
+    """Compare a finished run with the trusted run, before its verdict is set.
 
     Args:
         run: The run. ``run.against`` and ``run.changes`` are set.
         trusted: The trusted run.
         profile: The profile of the run.
         metrics: The metrics of the run, with their samples.
-        asked_for: Returns whether this run asked for a test of the trusted run.
+        asked_for: Returns whether this run requested a given test of the trusted run.
 
     Returns:
-        A decision for each thing that is worse than in the trusted run and shows in no test.
+        A decision for each deterioration since the trusted run that no test shows.
     """
     before = trusted.newest.file
     report = AgainstReport(run=trusted.name, engine=_engine(before))
@@ -115,7 +117,7 @@ class _MetricVerdict:
 
 
 class _Comparison:
-    """The comparison of one run with the trusted one. ``worse`` has what it found."""
+    """The comparison of a run with the trusted run. ``worse`` collects the deteriorations."""
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class _Comparison:
         self.worse.append(TestReport.of(f"{AGAINST}{name}", _LEVEL, fact, verdict=verdict))
 
     def compare_tests(self, asked_for: Callable[[TestReport], bool]) -> list[TestReport]:
-        """Compare the engine and the tests. Return the tests that this run did not ask for."""
+        """Compare the engine and the tests. Return the tests that this run did not request."""
         before = self._before
         report = self._report
         if before.engine.name != self._run.engine.name:
@@ -158,7 +160,7 @@ class _Comparison:
         return unasked
 
     def compare_paths(self) -> None:
-        """Note the differences of the kernel path. Those that nobody asked for are worse."""
+        """Record the differences of the kernel path. Unrequested differences count as worse."""
         report = self._report
         for change in path_changes.find(self._before, self._run):
             if change.is_expected:
@@ -169,7 +171,7 @@ class _Comparison:
             self._add(f"path {change.part}", Fact(required, change.text, kind=unmet.OF_PATH))
 
     def compare_metrics(self, lost: Collection[str]) -> None:
-        """Compare the metrics. ``lost``: those that are missed if this run does not have them."""
+        """Compare the metrics. ``lost``: the metrics that this run must have."""
         for judged in self._judged_metrics(lost):
             if judged.verdict is Verdict.PASS:
                 self._report.metrics.append(judged.text)
@@ -208,7 +210,7 @@ class _Comparison:
                 yield _MetricVerdict(change.metric, change.verdict, change.text)
 
     def _obstacle(self) -> _MetricVerdict | None:
-        """Why no metric can be compared: another machine, or a box that is not fit."""
+        """Why no metric can be compared: another machine, or a DEGRADED box."""
         before = self._before.fingerprint or Fingerprint()
         now = self._run.fingerprint or Fingerprint()
         apart = this_machine.differences(before.machine, now.machine)
@@ -222,7 +224,7 @@ class _Comparison:
         return None
 
     def _missing(self, lost: Collection[str]) -> Iterator[_MetricVerdict]:
-        """The metrics that this run should have and has not."""
+        """The metrics that this run should have but does not have."""
         trusted = self._trusted
         absent = trend.missing(self._metrics, trusted.newest)
         if trusted.rated is not None and trusted.rated is not trusted.newest:
@@ -241,7 +243,7 @@ class _Comparison:
 
 
 def _note_rates(report: AgainstReport, trusted: Trusted) -> None:
-    """Say whose rates are compared, where it is not the newest trusted run."""
+    """Record which trusted run the rates are compared with, if it is not the newest one."""
     if trusted.newest.rates_unfit is None:
         return
     why = f"the box of {trusted.name} was DEGRADED"
@@ -252,7 +254,7 @@ def _note_rates(report: AgainstReport, trusted: Trusted) -> None:
 
 
 def _measured(run: VerdictFile, trusted: Trusted) -> dict[str, MetricReport]:
-    """The metrics of both runs as the trusted one measured them; only rates that are a baseline."""
+    """The trusted run's values of the metrics that both runs have; only usable rates."""
     before = trusted.newest.file.metrics
     if trusted.newest.rates_unfit is not None:
         rates = trusted.rated.file.metrics if trusted.rated is not None else {}
@@ -267,7 +269,7 @@ def _not_executed(
     """Find the tests that ran before and not in this run.
 
     Returns:
-        The reasons by the ids of those that this run selects, and those that it does not select.
+        The reasons, by id, for tests that this run selects; and the tests that it does not select.
     """
     tests = {test.id: test for test in run.tests}
     reasons: dict[str, str] = {}
@@ -284,9 +286,10 @@ def _not_executed(
 
 
 def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
-    """The metrics of the tests that this run asked for: they are lost if this run has none of them.
+    """Return the metrics that this run must have, because it requested the tests that measure them.
 
-    A run of an earlier suite has no list of which test measured what. Its metrics go by the level.
+    Earlier versions of the suite did not record which test measured a metric. For their runs, the
+    level of the metric decides.
     """
     lost = set(before.metrics)
     has_lists = any(test.metrics for test in before.tests)
@@ -299,10 +302,10 @@ def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
 
 
 def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) -> list[str]:
-    """Put a test into its list. ``before``: the same test in the trusted run.
+    """Add a test to its list in the report. ``before``: the same test in the trusted run.
 
     Returns:
-        The deviations by which it is excused and which the trusted run did not show.
+        The known deviations that excuse the test here but did not occur in the trusted run.
     """
     failed_before = before is not None and before.verdict is Verdict.FAIL and not before.skipped
     if test.verdict is Verdict.PASS:
@@ -338,6 +341,6 @@ def _engine(run: VerdictFile) -> str:
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
-    """The levels before the performance level that had an executed test."""
+    """Return the levels before the performance level of which a test ran."""
     levels = LEVELS[: LEVELS.index("performance")]
     return {test.level for test in run.tests if test.executed}.intersection(levels)

@@ -8,7 +8,8 @@ from sm121.core.profile import Profile
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 
-#: By level and id without parameters: the targets of each test that a certificate needs.
+#: For each level, and each test id without parameters: the architectures whose certificate requires
+#: the test.
 Inventory = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -28,16 +29,16 @@ def _file() -> _InventoryFile:
 
 
 def inventory() -> Inventory:
-    """Return the tests that ship with the suite, except those that an option selects."""
+    """Return the tests of the suite, except those that run only with an option."""
     tests: Inventory = _file().model_dump(exclude={"files"})
     return tests
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Return the digest of each file of the tests, by its path in a folder.
+    """Return the digest of each test file in a folder, by its path.
 
     Args:
-        root: The folder, which is like a checkout.
+        root: The folder. It has the layout of a checkout.
     """
     by_path = {}
     for file in sorted([root / "conftest.py", *(root / "tests").rglob("*.py")]):
@@ -47,17 +48,17 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def foreign_tests(root: Path) -> list[str]:
-    """Return the files of tests that differ from those that ship with the suite.
+    """Return the test files that differ from those of the suite.
 
     Args:
-        root: A folder that is like a checkout, without a commit.
+        root: A folder with the layout of a checkout, but not under git.
 
     Returns:
         Their paths in the folder, sorted; missing ones, too.
     """
     shipped = dict(_file().files)
     present = digests(root)
-    if "conftest.py" not in present:  # an installed copy needs none: `sm121 run` names the plugin
+    if "conftest.py" not in present:  # not needed if installed: `sm121 run` loads the plugin
         shipped.pop("conftest.py", None)
     return sorted(name for name in {*shipped, *present} if shipped.get(name) != present.get(name))
 
@@ -74,7 +75,7 @@ def certify(
 
     Args:
         file: The run. Its verdict, its reason and ``certified`` are set.
-        profile: The profile in force.
+        profile: The profile of the run.
         tests: The tests that ship with the suite.
         deselected: Ids of tests that -m, -k or --deselect removed.
         inapplicable: Ids of tests that no certificate needs.
@@ -109,7 +110,7 @@ def certify(
         file.reason += f"; {file.certificate}{names}: {file.certificate_covers}"
 
 
-#: Why nothing is certified with some waivers; the tests that they name stand behind it.
+#: The reason why some waivers prevent a certificate; messages add the tests that they name.
 NEVER_WAIVED = "no certificate waives a gate or a blocker"
 SOAK = "tests/test_stress.py::test_soak"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
@@ -162,14 +163,14 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Return why the answers that a run recorded are not to be trusted.
+    """Return why the answers that a run recorded cannot be trusted.
 
-    They are trusted if the run finished, none of its levels smoke, kernel and correctness failed,
-    and it had all checks of correctness and tolerated none of their failures.
+    They can be trusted if the run finished, if its levels smoke, kernel and correctness did not
+    fail, if it ran all checks of correctness, and if no failure of these was excused.
 
     Args:
         file: The run.
-        profile: The profile in force.
+        profile: The profile of the run.
         tests: The tests that ship with the suite.
         deselected: Ids of tests that -m, -k or --deselect removed.
 

@@ -1,9 +1,10 @@
-"""``sm121 certify``: a process of its own gives the certificate.
+"""``sm121 certify``: runs the tests for a certificate in an isolated process.
 
-Its command line is the suite's, with the suite's pytest.ini, the plugins that are named here, no
-conftest, and the variables of an allow list. So no plugin, conftest, pytest.ini or variable of the
-caller reaches it. What is installed in the interpreter's environment does, a ``.pth`` file too. The
-caller's arguments are added; those that are not known to be harmless are refused.
+The process uses the suite's pytest.ini, the plugins that are named in this module, no conftest.py,
+and only those environment variables that are in an allow list. So the user's plugins, conftest.py,
+pytest.ini and variables have no effect. Packages in the interpreter's environment do have an
+effect, including ``.pth`` files. The user's arguments are added; an argument that is not known to
+be harmless is refused.
 """
 
 import os
@@ -24,7 +25,7 @@ _COLLECTS = "--collect-only"
 class _Variables(data_file.DataTable):
     names: frozenset[str]
     prefixes: tuple[str, ...]
-    #: Of a run that only collects its tests.
+    #: Additional options of a run that only collects its tests.
     collecting: frozenset[str]
 
 
@@ -39,7 +40,7 @@ def command(given: Sequence[str]) -> list[str]:
 
 
 def environment(variables: Mapping[str, str], given: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a certified run: the allow list, and no plugin by entry point.
+    """Return the variables of a certified run: those of the allow list, and no entry-point plugins.
 
     Args:
         variables: The variables of the caller.
@@ -58,7 +59,7 @@ def environment(variables: Mapping[str, str], given: Sequence[str]) -> dict[str,
 
 
 def is_this_process() -> bool:
-    """Whether `start` began this process. Only then it may certify."""
+    """Whether `start` started this process. Only such a process may certify."""
     words = sys.orig_argv
     if own_tests.PLUGIN not in words:
         return False
@@ -71,13 +72,13 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run, which takes this process and its signals.
+    """Replace this process with a certified run.
 
     Args:
         given: The caller's arguments of pytest.
 
     Raises:
-        UsageError: PYTHONPATH is set, by which other code may run.
+        UsageError: PYTHONPATH is set, which could add other code.
     """
     if os.environ.get("PYTHONPATH"):
         raise errors.UsageError(

@@ -1,4 +1,4 @@
-"""``fixtures/durations.toml``: how long things take, with a source for each."""
+"""Reads ``fixtures/durations.toml``: durations of plans and starts, each with its source."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(ge=0)]
 
 
 class Bounds(DataTable):
-    """The least and the most seconds of something, and where they come from."""
+    """A lower and an upper bound of a duration in seconds, with their source."""
 
     seconds: tuple[Seconds, Seconds]
     source: str = Field(min_length=3)
@@ -33,14 +33,14 @@ class Bounds(DataTable):
 
 
 class LevelBounds(DataTable):
-    """A level of a plan: so many checks took so long together, without starts that they share."""
+    """The duration of a level in a plan, for a number of checks, without the starts of servers."""
 
     checks: Count
     seconds: tuple[Seconds, Seconds]
 
     @property
     def each(self) -> TimeRange:
-        """The share of one check."""
+        """The duration per check."""
         return TimeRange(*self.seconds) * (1 / self.checks)
 
 
@@ -52,13 +52,13 @@ class PlanBounds(DataTable):
 
 
 class StartBounds(Bounds):
-    """A start with warm caches; ``usual``: what the first start of a run is compared with."""
+    """The duration of a start with warm caches. ``usual``: the value to compare a start with."""
 
     usual: Positive
 
 
 class ProfileBounds(DataTable):
-    """What ships about the time that a profile takes."""
+    """The durations that the suite ships for a profile."""
 
     start: StartBounds
     plans: dict[str, PlanBounds]
@@ -71,19 +71,19 @@ class ProfileBounds(DataTable):
 
 
 class Quoted(DataTable):
-    """Minutes that documents quote: a row's own, or those of a plan."""
+    """A duration that documents quote: of this row, or of a plan."""
 
     id: str
-    #: One of these is in the paragraph that quotes it.
+    #: A paragraph that quotes the duration contains one of these texts.
     near: tuple[Annotated[str, Field(min_length=3)], ...] = Field(min_length=1)
     source: str = ""
     minutes: tuple[Seconds, Seconds] | None = None
     profile: str = ""
     plan: str = ""
-    #: Of the plan only these; empty: all of them.
+    #: The levels of the plan that count; empty: all levels.
     levels: tuple[Level, ...] = ()
     starts: int = 1
-    #: Seconds that an option adds.
+    #: The seconds that an option adds.
     more: Seconds = 0
 
     @model_validator(mode="after")
@@ -96,7 +96,7 @@ class Quoted(DataTable):
 
 
 class Timeout(DataTable):
-    """The limit of a job of CI in minutes; ``of``: id of the longest thing that it does."""
+    """The timeout of a CI job in minutes. ``of``: the id of the longest duration in the job."""
 
     file: str
     job: str
@@ -128,18 +128,18 @@ class Durations(DataTable):
 
 
 def load() -> Durations:
-    """Return what ships."""
+    """Read the file."""
     return data_file.load("durations.toml", Durations)
 
 
 def of(profile: Profile) -> ProfileBounds | None:
-    """Return what ships about a profile, or about the one that it extends.
+    """Return the durations that the suite ships for a profile, or for the profile that it extends.
 
     Args:
         profile: The profile.
 
     Returns:
-        The bounds; None if nothing ships.
+        The bounds; None if the suite ships none.
     """
     rows = load().profiles
     return rows.get(profile.name, rows.get(profile.extends or ""))

@@ -1,4 +1,4 @@
-"""The verdict of a run by its decisions, and by what was asked."""
+"""Sets the verdict of a run from its tests and its settings."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from sm121.session.settings import Settings
 
 @dataclass(frozen=True)
 class CertificateGaps:
-    """What a certificate needs to know of a run and verdict.json does not have.
+    """Facts about a run that a certificate needs and verdict.json does not contain.
 
     Attributes:
         deselected: Ids of tests that -m, -k or --deselect removed.
-        inapplicable: Ids of tests that no certificate needs.
-        kernel_unread: Why messages of a kernel are not known; None if they are.
+        inapplicable: Ids of tests that no certificate requires.
+        kernel_unread: Why kernel messages could not be read; None if they were read.
     """
 
     deselected: Sequence[str]
@@ -30,9 +30,9 @@ def judge(file: VerdictFile, settings: Settings, target: Target, gaps: Certifica
 
     Args:
         file: The run with all decisions.
-        settings: What was asked.
-        target: What was judged.
-        gaps: What a certificate needs beside it.
+        settings: The settings of the run.
+        target: The target of the run.
+        gaps: Further facts for a certificate.
     """
     file.judge()
     if file.finished and target.obstacle is not None:

@@ -1,4 +1,4 @@
-"""The fingerprint of a session, from what was asked for and what was found."""
+"""Computes the fingerprint of a run from its settings, its build and its machine."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from sm121.session.settings import Settings
 
 
 def location_variables() -> tuple[str, ...]:
-    """Return the variables that name where a part of an engine lies, not what is run."""
+    """Return the variables that only name the place of a part of the engine."""
     return data_file.load_key("fingerprint.toml", "location_variables", tuple[str, ...])
 
 
 def sources(record: EnvironmentRecord) -> dict[str, str]:
-    """Return versions and commits of what runs, of CUDA and of the packages that compute.
+    """Return versions and commits of the suite, the engine, CUDA, and the packages that compute.
 
     Args:
         record: The reproducibility record of the engine.
@@ -49,10 +49,10 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
-    """Return the fingerprint of a session: its request, its build and its machine.
+    """Return the fingerprint of a run: its settings, its build and its machine.
 
     Args:
-        session: The session, whose engine was looked at.
+        session: The run. Its engine is known.
         record: The reproducibility record of the engine.
         variables: The environment of the engine's start.
     """
@@ -117,12 +117,12 @@ def _shown_environment(session: Session, variables: Mapping[str, str]) -> dict[s
 
 
 def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool:
-    """Whether a profile is the one of its name that comes with the suite.
+    """Whether a profile is unchanged from the one of the same name that the suite ships.
 
-    Which of its configurations is judged does not matter.
+    The choice of the configuration under test does not matter.
 
     Args:
-        chosen: The profile in force.
+        chosen: The profile of the run.
         engine: The release and the options of the engine that it judges.
     """
     engine = engine or Installed()
@@ -137,13 +137,13 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
 
 
 def provider(session: Session) -> str | None:
-    """Return the kernel provider of ``--kernel-provider``, a user's own with its module's digest.
+    """Return the kernel provider of ``--kernel-provider``; a user's provider with a digest.
 
     Args:
         session: The session.
 
     Returns:
-        The provider; None if the numerics judge what serves.
+        The provider; None if the numerics test the kernels that the server uses.
     """
     name = session.settings.kernels.provider
     if name is None:

@@ -1,9 +1,9 @@
-"""How long a run takes: what its checks took on this machine last time, else a range that ships.
+"""Forecasts how long a run takes, from earlier runs on this machine or from shipped durations.
 
-A check that was timed here (`sm121.run.timings`) takes as long again. For the others
-``fixtures/durations.toml`` has a range for each profile, plan and level, measured elsewhere or
-estimated; a check has an equal share of it. The first start of a run says how this machine
-compares: one that takes twice as long as usual doubles both ends of a range.
+A check that was timed on this machine (`sm121.run.timings`) is expected to take as long again. For
+other checks, ``fixtures/durations.toml`` contains a range for each profile, plan and level, which
+was measured elsewhere or estimated; each check gets an equal share. The first start of a run shows
+how fast this machine is: if it takes twice as long as usual, both ends of a range are doubled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,13 +39,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is expected of one check.
+    """The forecast for one check.
 
     Attributes:
         check: The check.
-        time: Its time without ``starts``; None if nothing is known.
+        time: Its duration without ``starts``; None if it is not known.
         timed: Whether it was timed on this machine.
-        starts: The starts that it is the first to need, by configuration.
+        starts: The durations of the starts that this check needs first, by configuration.
     """
 
     check: Check
@@ -59,8 +59,8 @@ class Forecast:
     """The checks of a run and how long they take, in the order in which they run.
 
     Attributes:
-        expected: What is expected of each check.
-        usual_start_s: The usual seconds of a start, by configuration; empty if nothing is known.
+        expected: The forecast for each check.
+        usual_start_s: The usual duration of a start in seconds, by configuration; empty if unknown.
     """
 
     expected: Sequence[Expected] = ()
@@ -76,28 +76,28 @@ class Forecast:
 
     @property
     def timed(self) -> int:
-        """How many of its checks were timed here."""
+        """The number of checks that were timed on this machine."""
         return sum(each.timed for each in self.expected)
 
     @property
     def unable(self) -> int:
-        """How many of its checks cannot run."""
+        """The number of checks that cannot run."""
         return sum(not each.check.can_run for each in self.expected)
 
     @property
     def time(self) -> TimeRange | None:
-        """The time of all checks; None if that of one is not known."""
+        """The duration of all checks; None if the duration of one check is not known."""
         return total(self.expected)
 
 
 def total(expected: Iterable[Expected]) -> TimeRange | None:
-    """Add up checks and the starts that they need.
+    """Add up the durations of checks and of the starts that they need.
 
     Args:
         expected: The checks.
 
     Returns:
-        Their time; None if that of one is not known.
+        The sum; None if the duration of one check is not known.
     """
     whole = NO_TIME
     for each in expected:
@@ -112,10 +112,10 @@ def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Fo
     """Forecast a run.
 
     Args:
-        profile: The profile in force.
-        plan: Name of the plan; one of a user's own goes by what ships of ``full``.
-        checks: What the run asks, in its order.
-        known: What was timed on this machine.
+        profile: The profile of the run.
+        plan: The name of the plan. For a user's plan, the shipped durations of ``full`` are used.
+        checks: The checks of the run, in its order.
+        known: The durations that were measured on this machine.
 
     Returns:
         The forecast. A check that cannot run takes no time.
@@ -160,9 +160,9 @@ def _expected(
 
 
 def counted(tests: Iterable[tuple[str, str]]) -> Forecast:
-    """Forecast checks whose times are not known.
+    """Make a forecast without durations, which only counts the checks.
 
     Args:
-        tests: Their ids and levels.
+        tests: The ids and levels of the checks.
     """
     return Forecast([Expected(Check(name, level), None, timed=False) for name, level in tests])

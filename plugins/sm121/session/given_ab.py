@@ -1,4 +1,4 @@
-"""Options of ``--ab A B``: its two sides, the number of pairs, and the hypothesis."""
+"""Reads the options of ``--ab A B``: its two sides, the number of pairs, and the hypothesis."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ class GivenAb:
     """A comparison of two sides."""
 
     sides: tuple[Side, Side]
-    #: The pairs of starts.
+    #: The number of pairs of starts.
     pairs: int = 3
     hypothesis: Hypothesis | None = None
 
@@ -27,7 +27,7 @@ def read(option: Option, started_in: Path) -> GivenAb | None:
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         started_in: The folder to which paths of options are relative.
 
     Returns:
@@ -55,7 +55,7 @@ def sides(option: Option, attached: str | None) -> tuple[Side, Side] | None:
     """Return the sides of ``--ab``; None without it.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         attached: The URL of ``--base-url``; None without it.
 
     Raises:

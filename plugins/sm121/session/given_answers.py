@@ -1,4 +1,4 @@
-"""Options about the answers: what they are compared with, and which exam is taken."""
+"""Reads the options about answers: the references to compare with, and the exam."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,18 @@ from sm121.session import given_files
 
 @dataclass(frozen=True)
 class GivenAnswers:
-    """What answers are compared with; None where an option was not given."""
+    """The references for answers; a field is None if its option was not given."""
 
     #: The checkpoint from which the oracle is computed.
     reference: Path | None = None
     #: The file of an oracle that was computed before.
     oracle: Path | None = None
-    #: What the server rounds beyond the checkpoint; None: its path tells it.
+    #: What the server rounds in addition to the checkpoint; None: as its kernel path shows.
     rounding: Rounding | None = None
     golden: Path | None = None
     record_golden: Path | None = None
     exam: Path | None = None
-    #: The Python of the harness of published scores.
+    #: The Python interpreter with lm-evaluation-harness.
     scores: Path | None = None
 
 
@@ -29,7 +29,7 @@ def read(option: Option) -> GivenAnswers:
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
         UsageError: A file is missing or wrong.
@@ -49,7 +49,7 @@ def oracle(option: Option) -> Path | None:
     """Return the file of an oracle that ``--reference`` names; None if it names none.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
     """
     reference = given_files.path(option, "--reference")
     if reference is None or not reference.is_file():
@@ -61,10 +61,10 @@ def reference_checkpoint(option: Option) -> Path | None:
     """Return the checkpoint folder that ``--reference`` names; None without one, or for a file.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
-        UsageError: It is neither a checkpoint folder nor a file.
+        UsageError: The value is neither a checkpoint folder nor a file.
     """
     if oracle(option) is not None:
         return None

@@ -1,4 +1,4 @@
-"""Options about a server that somebody else has started: its address, key, engine and log."""
+"""Reads the options about an attached server: its address, API key, engine and log."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +15,20 @@ from sm121.session import given_nodes
 
 @dataclass(frozen=True)
 class GivenServer:
-    """An attached server, as the user describes it."""
+    """An attached server, as described by the options."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
-    #: Its engine, if the user named it.
+    #: The engine, if the user has named it.
     engine: str | None = None
     log: Path | None = None
-    #: The option that names a log that comes as a stream.
+    #: The option that names the log, if the log is a stream.
     log_name: str | None = None
-    #: Whether its log comes on standard input.
+    #: Whether the log is read from standard input.
     log_on_stdin: bool = False
-    #: The container whose log it is.
+    #: The container that writes the log.
     container: str | None = None
-    #: Of a server that spans machines, the logs of its other nodes.
+    #: The logs of the other nodes of a server on several machines.
     node_logs: tuple[Path, ...] = ()
 
 
@@ -38,7 +38,7 @@ def read(
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         url: The URL of the server (`url_of`).
         sides: The sides of ``--ab``; None without it.
         profile: The profile that was named; None if none was.
@@ -67,7 +67,7 @@ def url_of(option: Option, sides: tuple[Side, Side] | None) -> str | None:
     """Return the URL of the attached server: of ``--base-url``, or of the first side of ``--ab``.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         sides: The sides of ``--ab``; None without it.
 
     Returns:
@@ -86,7 +86,7 @@ def base_url(option: Option) -> str | None:
     """Return the URL that ``--base-url`` names; None without it.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
         UsageError: It is no URL of a server.
@@ -98,10 +98,10 @@ def base_url(option: Option) -> str | None:
 
 
 def is_log_on_stdin(option: Option) -> bool:
-    """Whether the log of the attached server comes on standard input.
+    """Whether the log of the attached server is read from standard input.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
     """
     logs: list[str] = option("--server-log")
     return logs == ["-"]
@@ -116,13 +116,13 @@ def server_logs(
     """Return the files of an attached server's log.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         ab: The sides of ``--ab``; None without it.
         base_url: The URL of the attached server; None without one.
         profile: The profile that was named; None if none was.
 
     Returns:
-        One file, or one of each node. None at all if no log is known, or if it is a stream.
+        One file, or one per node. Empty if no log was given, or if the log is a stream.
 
     Raises:
         UsageError: A log is missing, or options contradict each other.
@@ -148,7 +148,7 @@ def server_logs(
 
 
 def _refuse_stream(option: Option, profile: Profile | None) -> None:
-    """Raise UsageError if a log that is a stream is not the only one."""
+    """Raise UsageError if there are several logs and one of them is a stream."""
     if option("--container") is not None and option("--server-log"):
         raise UsageError("--container with --server-log: expected one of them")
     if profile is not None and profile.nodes is not None:
@@ -156,7 +156,7 @@ def _refuse_stream(option: Option, profile: Profile | None) -> None:
 
 
 def _refuse_number_of_logs(logs: tuple[Path, ...], count: int) -> None:
-    """Raise UsageError if not every node has a log, but for Ray's, whose driver has all of them."""
+    """Raise UsageError if a node has no log. With Ray, the driver's log is sufficient."""
     if not logs:
         return
     if len(logs) == 1 < count and log_lines.has_rays_workers(logs[0]):

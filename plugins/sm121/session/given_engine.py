@@ -1,4 +1,4 @@
-"""Options about the engine: which one, its program, arguments and variables, and its nodes."""
+"""Reads the options about the engine: its name, program, arguments, variables and nodes."""
 
 import shutil
 import sys
@@ -15,7 +15,7 @@ from sm121.kernels import registry as kernel_providers
 from sm121.session import given_files, given_nodes, given_target, given_words
 from sm121.stress import soak
 
-#: The engine of a run that names none.
+#: The engine of a run whose command line names none.
 DEFAULT = "vllm"
 #: Options of the engine that the suite starts.
 _OF_A_START = (
@@ -35,17 +35,17 @@ class GivenEngine:
     """The engine that the suite starts."""
 
     name: str = DEFAULT
-    #: Its interpreter, or the executable of an engine without one.
+    #: The engine's Python interpreter; for an engine that is a program, its executable.
     python: str = sys.executable
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     debug: bool = False
-    #: How a server that spans machines is started; None: as its profile says.
+    #: How a server on several machines is started; None: as its profile says.
     launcher: str | None = None
     #: The commands that run Python on the other nodes.
     node_commands: tuple[tuple[str, ...], ...] = ()
     master_address: str | None = None
-    #: The id of the image that the engine runs in, for the record; None: as the variable says.
+    #: The id of the engine's container image; None: the value of the variable SM121_IMAGE_ID.
     image_id: str | None = None
 
 
@@ -55,7 +55,7 @@ def read(
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         chosen: The profile that was named; None if none was.
         base_url: The URL of the attached server; None if the suite starts one.
         marked: Architectures that ``-m`` names.
@@ -81,17 +81,18 @@ def read(
 def started(
     option: Option, chosen: Profile | None, attached: str | None, marked: Sequence[str] = ()
 ) -> str:
-    """Return the name of the engine whose profile the run has.
+    """Return the name of the engine whose profile the run uses.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         chosen: The profile that was named; None if none was.
-        attached: The URL of the attached server, else None. Its engine is found by probing it. If
-            it is named, and no profile is shipped for it, that of the default engine is taken.
+        attached: The URL of the attached server, or None. The suite finds its engine by requests.
+            If an option names the engine and the suite ships no profile for it, the profile of the
+            default engine is used.
         marked: Architectures that ``-m`` names.
 
     Raises:
-        UsageError: There is no such engine, or the profile is for another one or for another
+        UsageError: The engine does not exist, or the profile is for another engine or
             architecture.
     """
     arch_name = given_target.arch(option)
@@ -110,7 +111,7 @@ def started(
 
 
 def _has_profile(arch: str | None, engine: str, marked: Sequence[str]) -> bool:
-    """Whether a profile is shipped for an engine and the architecture of the run."""
+    """Whether the suite ships a profile for an engine and the architecture of the run."""
     try:
         profile.for_architecture(arch or architecture.expected(marked), engine)
     except UsageError:
@@ -119,7 +120,7 @@ def _has_profile(arch: str | None, engine: str, marked: Sequence[str]) -> bool:
 
 
 def _refuse_another(flag: str, value: str | None, of_profile: str, profile_name: str) -> None:
-    """Raise UsageError if an option names something else than the profile does."""
+    """Raise UsageError if an option contradicts the profile."""
     if value in (None, of_profile):
         return
     expected = f"expected a profile for {value}, this one is for {of_profile}"
@@ -127,10 +128,10 @@ def _refuse_another(flag: str, value: str | None, of_profile: str, profile_name:
 
 
 def program(option: Option, engine: str, attached: str | None) -> str:
-    """Return the engine's interpreter, or the executable of an engine without one.
+    """Return the engine's Python interpreter, or the executable of an engine that is a program.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         engine: The name of the engine.
         attached: The URL of the attached server; None if the suite starts one.
 
@@ -162,7 +163,7 @@ def arguments(option: Option) -> tuple[str, ...]:
     """Return the engine's arguments of ``--engine-arg`` and ``--engine-args``.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
         UsageError: A text has an open quote.
@@ -177,7 +178,7 @@ def variables(option: Option) -> tuple[tuple[str, str], ...]:
     """Return the names and values of ``--engine-env``.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
         UsageError: One is not KEY=VALUE.
@@ -192,10 +193,10 @@ def variables(option: Option) -> tuple[tuple[str, str], ...]:
 
 
 def refuse_conflicts(option: Option, attached: str | None) -> None:
-    """Refuse options that contradict each other, and what the suite sets itself.
+    """Refuse options that contradict each other, and values that the suite sets itself.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         attached: The URL of the attached server; None if the suite starts one.
 
     Raises:

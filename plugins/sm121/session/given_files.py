@@ -1,4 +1,4 @@
-"""Files, folders and programs that options name, checked before anything starts."""
+"""Checks the files, folders and programs that options name, before a server starts."""
 
 import shutil
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from sm121.core.options import Option
 
 
 def path(option: Option, name: str) -> Path | None:
-    """Return the path that an option names, as it was given; None without one.
+    """Return the path that an option names, unchanged; None without the option.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: The option.
     """
     given = option(name)
@@ -23,16 +23,16 @@ def path(option: Option, name: str) -> Path | None:
 
 
 def checked(option: Option, name: str, holds: Callable[[Path], bool], expected: str) -> Path | None:
-    """Return the absolute path that an option names; None without one.
+    """Return the absolute path that an option names; None without the option.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: The option.
-        holds: Whether a path is what the option expects.
-        expected: What it expects, in words.
+        holds: A function that returns whether the path is valid for the option.
+        expected: The valid paths, in words.
 
     Raises:
-        UsageError: The path is something else.
+        UsageError: The path is not valid.
     """
     given = option(name)
     if given is None:
@@ -43,7 +43,7 @@ def checked(option: Option, name: str, holds: Callable[[Path], bool], expected: 
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder has a checkpoint.
+    """Whether a folder contains a checkpoint.
 
     Args:
         folder: The folder.
@@ -52,10 +52,10 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def existing(option: Option, name: str) -> Path | None:
-    """Return the file that an option names; None without one.
+    """Return the existing file that an option names; None without the option.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: An option of `WRITTEN_BY`.
 
     Raises:
@@ -66,14 +66,14 @@ def existing(option: Option, name: str) -> Path | None:
 
 
 def new(option: Option, name: str) -> Path | None:
-    """Return the file that the run will write; None without one.
+    """Return the path of a file that the run will write; None without the option.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: The option.
 
     Raises:
-        UsageError: It is a folder, or its folder does not exist.
+        UsageError: The path is a folder, or its folder does not exist.
     """
     return checked(option, name, _can_be_written, "the name of a file in a folder that exists")
 
@@ -83,14 +83,14 @@ def _can_be_written(file: Path) -> bool:
 
 
 def interpreter(option: Option, name: str) -> Path | None:
-    """Return a Python that an option names by its path, or by its name on the PATH.
+    """Return the Python interpreter that an option names by its path, or by its name on the PATH.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: The option.
 
     Returns:
-        Its absolute path; None without one.
+        The absolute path; None without the option.
 
     Raises:
         UsageError: There is no such file.

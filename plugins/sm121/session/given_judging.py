@@ -1,4 +1,4 @@
-"""Options about the verdict: waivers, the trusted run, the certificate."""
+"""Reads the options about the verdict: waivers, trusted run, certificate."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,11 @@ def read(option: Option, started_in: Path) -> GivenJudging:
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         started_in: The folder to which paths of options are relative.
 
     Raises:
-        UsageError: A file is wrong, or there is no such run.
+        UsageError: A file is not valid, or the run does not exist.
     """
     return GivenJudging(
         waivers=waivers.load(given_files.path(option, "--waivers")),
@@ -39,7 +39,7 @@ def read(option: Option, started_in: Path) -> GivenJudging:
 
 
 def _against(option: Option, started_in: Path) -> Trusted | None:
-    """The trusted run that ``--against`` names. Its folder is not that of this run's report."""
+    """Return the trusted run that ``--against`` names. It must not be in this report folder."""
     named = option("--against")
     if named is None:
         return None

@@ -1,4 +1,4 @@
-"""Options of the kernel level."""
+"""Reads the options of the kernel level."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from sm121.core.options import Option
 
 @dataclass(frozen=True)
 class GivenKernels:
-    """How kernels are judged and recorded."""
+    """How kernels are tested and profiled."""
 
-    #: Whose kernels are judged; None: those that the engine is known to call.
+    #: The provider of the tested kernels; None: the provider of the engine's own kernels.
     provider: str | None = None
     full_shapes: bool = False
-    #: Which trace proves the engine's kernels.
+    #: The mode of the profiler: auto, keep, restart or off.
     trace: str = "auto"
 
 
@@ -20,7 +20,7 @@ def read(option: Option) -> GivenKernels:
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
     """
     return GivenKernels(
         provider=option("--kernel-provider"),

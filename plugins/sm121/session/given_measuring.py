@@ -1,4 +1,4 @@
-"""Options about what is measured: the plan, its sizes, the percentiles, the axes of the matrix."""
+"""Reads the options about measurements: plan, sizes, percentiles, axes of the matrix."""
 
 from dataclasses import dataclass, field
 
@@ -13,11 +13,11 @@ from sm121.session.plan_choice import PlanChoice
 
 @dataclass(frozen=True)
 class GivenMeasuring:
-    """What is measured; defaults where an option was not given."""
+    """The settings of measurements; a field has its default if its option was not given."""
 
     planned: PlanChoice = field(default_factory=PlanChoice)
     sizes: Sizes = field(default_factory=Sizes)
-    #: Sizes that the profile has otherwise.
+    #: Sizes that replace those of the profile.
     replaced: GivenSizes = field(default_factory=GivenSizes)
     percentiles: bool = False
     #: The axes of the matrix, by name or path (default: the profile's).
@@ -30,9 +30,9 @@ def read(
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         expected: The profile that the run will probably have.
-        judging: How it is judged: a trusted run has a plan, a certificate needs percentiles.
+        judging: The trusted run, which has a plan; and the certificate, which needs percentiles.
         names_tests: Whether the command line names levels or tests.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Options about the machines of a server: how its other nodes are started and reached."""
+"""Reads the options about a server on several machines: how its other nodes start."""
 
 from typing import get_args
 
@@ -12,7 +12,7 @@ _NODE_OPTIONS = ("--launcher", "--node-command", "--master-addr")
 
 
 def count_of(profile: Profile | None) -> int:
-    """Return the number of machines that a server of a profile spans.
+    """Return the number of machines of a profile's server.
 
     Args:
         profile: The profile; None without one.
@@ -23,15 +23,15 @@ def count_of(profile: Profile | None) -> int:
 
 
 def launcher(option: Option, profile: Profile | None, base_url: str | None) -> str | None:
-    """Return what ``--launcher`` names; None without it.
+    """Return the value of ``--launcher``; None without it.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         profile: The profile that was named; None if none was.
         base_url: The URL of the attached server; None without one.
 
     Raises:
-        UsageError: There is no such launcher, or the run starts no server on several nodes.
+        UsageError: The launcher does not exist, or the run starts no server on several nodes.
     """
     named = [name for name in _NODE_OPTIONS if option(name)]
     if named and base_url:
@@ -49,11 +49,11 @@ def commands(option: Option, profile: Profile | None) -> tuple[tuple[str, ...], 
     """Return the commands that run Python on the other nodes, as words; empty without them.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         profile: The profile that was named; None if none was.
 
     Raises:
-        UsageError: A command is empty, or not every other node has one.
+        UsageError: A command is empty, or a node has no command.
     """
     given = []
     for text in option("--node-command"):

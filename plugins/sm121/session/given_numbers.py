@@ -1,4 +1,4 @@
-"""Values of options that are numbers."""
+"""Reads option values that are numbers."""
 
 from sm121.core.errors import UsageError
 from sm121.core.options import Option
@@ -7,15 +7,15 @@ _EXAMPLES = {"--depth": "1024", "--depths": "0,4096", "--tg": "32,128", "--concu
 
 
 def numbers(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None:
-    """Return the different numbers of a list with commas; None without the option.
+    """Return the distinct numbers of a comma-separated list; None without the option.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         name: The option, one of `_EXAMPLES`.
         least: The smallest number that is accepted.
 
     Raises:
-        UsageError: The text is no such list.
+        UsageError: The text is not such a list.
     """
     text = option(name)
     if text is None:
@@ -37,7 +37,7 @@ def number(name: str, text: str | None) -> int | None:
         text: Its value; None without one.
 
     Raises:
-        UsageError: The text is no such number.
+        UsageError: The text is not such a number.
     """
     if text is None:
         return None

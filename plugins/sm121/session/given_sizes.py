@@ -1,4 +1,4 @@
-"""Options that replace sizes of the profile: ``--pp``, ``--requests`` and ``--crowd``."""
+"""Reads the options that replace sizes of the profile: ``--pp``, ``--requests``, ``--crowd``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,32 +9,32 @@ from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate, Sourced
 from sm121.session import given_numbers
 
-#: The units of gates that hold for the profile's own prompt.
+#: The units of gates that apply only to the profile's own prompt length.
 _OF_A_PROMPT = ("tok/s", "ms")
 
 
 @dataclass(frozen=True)
 class GivenSizes:
-    """Sizes in place of the profile's; None where an option was not given."""
+    """Sizes that replace those of the profile; a field is None if its option was not given."""
 
-    #: Tokens of the measured prompt.
+    #: The length of the measured prompt in tokens.
     prompt_tokens: int | None = None
-    #: Requests of the load of the stress level.
+    #: The number of requests in the load of the stress level.
     requests: int | None = None
-    #: How many of them run at the same time.
+    #: The number of these requests that run at the same time.
     crowd: int | None = None
 
     def of(self, chosen: Profile) -> Profile:
         """Return the profile with these sizes.
 
-        With another prompt, the gates of rates and times are left out: they hold for the prompt of
-        the profile.
+        With another prompt length, the gates on rates and times are left out, because they apply to
+        the prompt of the profile.
 
         Args:
             chosen: The profile.
 
         Raises:
-            OptionError: More requests run at the same time than there are.
+            OptionError: The number of concurrent requests exceeds the number of requests.
         """
         update: dict[str, object] = {}
         if self.prompt_tokens not in (None, chosen.performance.prompt_tokens):
@@ -87,10 +87,10 @@ def read(option: Option) -> GivenSizes:
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
-        UsageError: An option is no number, or 0.
+        UsageError: An option is not a number, or is 0.
     """
     return GivenSizes(
         prompt_tokens=given_numbers.number("--pp", option("--pp")),

@@ -1,4 +1,4 @@
-"""Options about what is judged: the architecture, the profile, the configuration and the model."""
+"""Reads the options about the target: architecture, profile, configuration and model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,13 @@ from sm121.session import given_files
 
 @dataclass(frozen=True)
 class GivenTarget:
-    """What the user wants judged; None where an option was not given."""
+    """The target that the options name; a field is None if its option was not given."""
 
     arch: str | None = None
     #: Architectures that ``-m`` names.
     marked: tuple[str, ...] = ()
     profile: Profile | None = None
-    #: The configuration of the profile that is under test.
+    #: The configuration of the profile to judge.
     configuration: str | None = None
     #: The checkpoint of a server that the suite starts.
     model: str | None = None
@@ -29,12 +29,12 @@ def read(option: Option, marked: tuple[str, ...], base_url: str | None) -> Given
     """Read the options.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         marked: Architectures that ``-m`` names.
         base_url: The URL of the attached server; None if the suite starts one.
 
     Raises:
-        UsageError: There is no such architecture, profile or checkpoint.
+        UsageError: The architecture, the profile or the checkpoint does not exist.
     """
     return GivenTarget(
         arch=arch(option),
@@ -50,10 +50,10 @@ def arch(option: Option) -> str | None:
     """Return the architecture that ``--arch`` names; None without it.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
-        UsageError: There is no such architecture.
+        UsageError: The architecture does not exist.
     """
     name = option("--arch")
     if name is None:
@@ -65,10 +65,10 @@ def named_profile(option: Option) -> Profile | None:
     """Return the profile that ``--profile`` names; None without it.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Raises:
-        UsageError: There is no such profile, or it is wrong.
+        UsageError: The profile does not exist, or is not valid.
     """
     name = option("--profile")
     if not name:
@@ -80,14 +80,14 @@ def model(option: Option, base_url: str | None) -> str | None:
     """Return the checkpoint that ``--model`` names for a server that the suite starts.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         base_url: The URL of the attached server; None if the suite starts one.
 
     Returns:
         A path or a hub id; None without one, or for an attached server.
 
     Raises:
-        UsageError: It is neither a checkpoint nor a hub id.
+        UsageError: The value is neither a checkpoint nor a hub id.
     """
     given: str | None = option("--model")
     if base_url or given is None:
@@ -107,7 +107,7 @@ def model(option: Option, base_url: str | None) -> str | None:
 
 
 def _served_name(option: Option, base_url: str | None) -> str | None:
-    """The model's name on the server; of an attached one ``--model`` is another word for it."""
+    """Return the model's name on the server. For an attached server, ``--model`` is an alias."""
     name: str | None = option("--served-model-name")
     if not name and base_url:
         name = option("--model")

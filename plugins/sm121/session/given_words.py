@@ -1,4 +1,4 @@
-"""Values of options that are split as a shell does."""
+"""Splits option values in the same way as a shell."""
 
 import shlex
 
@@ -6,14 +6,14 @@ from sm121.core.errors import UsageError
 
 
 def split(name: str, text: str) -> list[str]:
-    """Split the value of an option as a shell does.
+    """Split the value of an option in the same way as a shell.
 
     Args:
         name: The option.
-        text: Its value.
+        text: The value.
 
     Raises:
-        UsageError: The text has an open quote.
+        UsageError: The text has an unclosed quote.
     """
     try:
         return shlex.split(text)

@@ -1,4 +1,4 @@
-"""The options that say what a run judges, and how much of the suite it runs."""
+"""Adds the options for the target of a run, and for the part of the suite to run."""
 
 from sm121.core.options import AddOption
 
@@ -7,7 +7,7 @@ def add_target(add: AddOption) -> None:
     """Add the options of the group "target".
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--profile",
@@ -43,10 +43,10 @@ def add_target(add: AddOption) -> None:
 
 
 def add_plan(add: AddOption) -> None:
-    """Add the options that select how much is asked.
+    """Add the options that select the checks to run.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--plan",
@@ -75,10 +75,10 @@ def add_plan(add: AddOption) -> None:
 
 
 def add_resume(add: AddOption) -> None:
-    """Add the option that goes on with a run that was killed.
+    """Add the option that continues a killed run.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--resume",
@@ -91,10 +91,10 @@ def add_resume(add: AddOption) -> None:
 
 
 def add_shard(add: AddOption) -> None:
-    """Add the option that divides a run.
+    """Add the option that divides a run into shards.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--shard",

@@ -1,8 +1,8 @@
 """All options that the suite adds to pytest's, in the order of ``pytest --help``.
 
-Each option is declared once, in the module ``options`` of the package that owns it. A new option is
-in the fingerprint of a run, and ``--certify`` refuses it, unless ``fixtures/`` says otherwise in
-fingerprinted-options.toml and certificate.toml.
+Each option is declared once, in the module ``options`` of its package. By default, a new option
+belongs to the fingerprint of a run, and ``--certify`` refuses it. To change this, add the option to
+``fixtures/fingerprinted-options.toml`` and ``fixtures/certificate.toml``.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from sm121.report.options import add_options as add_report
 from sm121.session.options import add_plan, add_resume, add_shard, add_target
 from sm121.stress.options import add_options as add_stress
 
-#: Adds the options of a package.
+#: A function that adds the options of a package.
 AddOptions: TypeAlias = Callable[[AddOption], None]
 
 
 class _AnyWords(int):
-    """A number of words of the command line, whatever they begin with.
+    """A number of command-line arguments, which may begin with a hyphen.
 
-    argparse takes ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the
-    pattern of an option's words by ``"A" * nargs``: A is a word that is no option, O is an option.
+    argparse would take ``--enforce-eager`` after ``--ab ""`` for another option. It builds the
+    pattern of an option's values by ``"A" * nargs``, where A is a value and O is an option.
     """
 
     def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
@@ -41,7 +41,7 @@ class _AnyWords(int):
 
 @dataclass(frozen=True)
 class Group:
-    """Options that stand together in ``pytest --help``."""
+    """A group of options in ``pytest --help``."""
 
     title: str
     add_options: tuple[AddOptions, ...]
@@ -50,7 +50,7 @@ class Group:
         """Add the options of the group.
 
         Args:
-            add: Adds an option.
+            add: A function that adds an option.
         """
 
         def add_with_any_words(*names: str, **keywords: Any) -> None:
@@ -81,7 +81,7 @@ EVERY_GROUP = (ARCHITECTURE, *GROUPS)
 
 @functools.cache
 def _parser() -> Parser:
-    """Return a parser of the suite's options alone."""
+    """Return a parser that knows only the suite's options."""
     parser = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
     for group in EVERY_GROUP:
         group.add(parser.add_argument)
@@ -94,10 +94,10 @@ def every() -> Mapping[str, argparse.Action]:
 
 
 def reader(words: Sequence[str]) -> Callable[[str], Any]:
-    """Read the suite's options from the words of a command line, without pytest.
+    """Read the suite's options from a command line, without pytest.
 
     Args:
-        words: The words. Those of other options are skipped.
+        words: The arguments of the command line. Other options are skipped.
 
     Returns:
         A function that returns the value of an option, or its default, by the option's name.

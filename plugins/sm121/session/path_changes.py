@@ -1,4 +1,4 @@
-"""Differences between two runs: of their requests, and of their kernel paths."""
+"""Finds the differences between the requests and the kernel paths of two runs."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import VerdictFile
 
-#: The parts of a kernel path that make another path if they differ.
+#: The fields of a kernel path that are compared.
 _PARTS = (
     "attention",
     "moe",
@@ -21,7 +21,7 @@ _PARTS = (
     "prefix_caching",
     "block_size",
 )
-#: The lists of a kernel path that must not get longer.
+#: The lists of a kernel path that must not get new entries.
 _LISTS = ("fallbacks", "silent_fallbacks", "differences")
 
 
@@ -32,8 +32,8 @@ class PathChange:
     Attributes:
         part: The field of the path, as in the id of the failure.
         difference: The two values in words.
-        is_expected: Whether a request of one run that the other had not is about the part, or the
-            trusted run did not show it.
+        is_expected: Whether only one of the runs requested a value for this part, or the trusted
+            run did not show the part.
     """
 
     part: str
@@ -51,7 +51,7 @@ def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
 
     Args:
         trusted: The trusted run.
-        run: The run that is compared. If it served nothing, no part differs.
+        run: The run that is compared. If it had no server, no part differs.
 
     Returns:
         A change for each part that differs.
@@ -80,7 +80,7 @@ def find(trusted: VerdictFile, run: VerdictFile) -> list[PathChange]:
 
 
 def _changed_requests(there: KernelPath, here: KernelPath) -> set[str | None]:
-    """The fields of the path that only one of two runs requested, or requested in another way."""
+    """Return the fields of the path for which the requests of two runs differ."""
     requests = {(request.field, request.by) for request in there.requested}
     requests ^= {(request.field, request.by) for request in here.requested}
     return {field for field, _ in requests}
@@ -99,7 +99,7 @@ def _change_of_value(
 
 
 def unlike(one: VerdictFile, other: VerdictFile) -> str | None:
-    """Return the first difference of the requests of two runs that makes them incomparable.
+    """Return the first difference in the requests of two runs that makes a comparison impossible.
 
     Args:
         one: The earlier run.

@@ -1,4 +1,4 @@
-"""`sm121 path`: what a server runs, read from its log, its metrics, a trace or compiled modules."""
+"""`sm121 path`: shows a server's kernel path, from its log, metrics, traces or compiled modules."""
 
 import contextlib
 import json
@@ -37,11 +37,11 @@ from sm121.run import spanning
 from sm121.run.spanning import RanksOfLogs
 
 _STDIN = Path("-")
-#: How each source is made.
+#: For messages: how to make each source.
 _SAVE_LOG = "Save one: docker logs NAME > server.log 2>&1"
 _SAVE_METRICS = "Save it: curl http://localhost:8000/metrics > metrics.txt"
 _RECORD_TRACE = "Record one with the engine's profiler"
-#: Its signatures read a log whose engine is not known, and a path without a log.
+#: The engine whose signatures are used if the engine is not known or if there is no log.
 _DEFAULT_ENGINE = "vllm"
 _DEFAULT_MODEL = "gpt-oss-120b"
 
@@ -52,7 +52,7 @@ class Request:
 
     Attributes:
         logs: The log of each node; one `-` is standard input.
-        container: The container whose log is read in their place.
+        container: The container whose log is read instead.
         libraries: Whether the libraries of an engine are read instead.
         engine: The engine that wrote the log. None: the log shows it.
         metrics: The text of /metrics.
@@ -76,10 +76,10 @@ class Request:
 
 
 def run(request: Request) -> None:
-    """Print what the sources of a request show.
+    """Print what the sources of a request show about the kernel path.
 
     Args:
-        request: The arguments. With `libraries` this only checks them.
+        request: The arguments. With `libraries`, they are only checked.
 
     Raises:
         UsageError: A source is missing, contradicts another one, or shows nothing.
@@ -101,7 +101,7 @@ def run(request: Request) -> None:
 
 @contextlib.contextmanager
 def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
-    """Yield the files of the logs; those of standard input and of a container are copies."""
+    """Yield the log files. Standard input and a container's log are copied to files."""
     if request.container is not None:
         followed = FollowedLog.of_container(
             request.container, follow=False, instead="sm121 path LOG"
@@ -124,12 +124,12 @@ def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
 
 @dataclass
 class _Reading:
-    """What the sources show, as it is read from one after the other."""
+    """Collects what the sources show."""
 
     request: Request
     logs: tuple[Path, ...]
     path: KernelPath = field(default_factory=KernelPath)
-    #: What is printed beside the path, for programs.
+    #: The content of the JSON output, apart from the path.
     answer: dict[str, Any] = field(default_factory=dict)
     cause: Cause | None = None
 

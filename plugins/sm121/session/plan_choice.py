@@ -1,4 +1,4 @@
-"""The plan of a run, and why it has that one: the only place that knows a default."""
+"""Chooses the plan of a run, with the reason. Default plans are defined only here."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from sm121.core.profile import Profile
 from sm121.core.profile_fields import FULL
 from sm121.run.verdict_file import VerdictFile
 
-#: The plan of a run that names nothing.
+#: The plan of a run whose command line names no plan, level or test.
 DEFAULT = "quick"
 
 
 class Reason(StrEnum):
-    """Why a run has its plan, as its header shows it."""
+    """The reason for the plan of a run, as the header shows it."""
 
     NAMED = "named by --plan"
     CERTIFICATE = "a certificate covers every check"
@@ -27,7 +27,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """A plan, and why."""
+    """A plan, and the reason why it was chosen."""
 
     name: str = FULL
     reason: Reason = Reason.NAMED
@@ -51,7 +51,7 @@ def choose(
 
     Args:
         named: The value of ``--plan``, or None.
-        plans: The plans of the profile beside ``full``.
+        plans: The plans of the profile, apart from ``full``.
         certify: Whether ``--certify`` was given.
         shard: Whether ``--shard`` was given.
         names_tests: Whether a path, ``-k`` or ``-m`` names levels or tests.
@@ -85,7 +85,7 @@ def of_options(
     """Choose the plan of a run by its command line.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         profile: The profile that the run will have.
         trusted: The run that ``--against`` names, or None.
         names_tests: Whether the command line names levels or tests.

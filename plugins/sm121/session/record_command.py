@@ -1,4 +1,4 @@
-"""`sm121 record`: the record of a run's environment, without a run."""
+"""`sm121 record`: prints the environment record that a run would have, without a run."""
 
 import os
 import sys
@@ -39,13 +39,13 @@ class Request:
 
 
 def run(request: Request) -> EnvironmentRecord:
-    """Return the record that a run of a configuration would have.
+    """Return the environment record that a run of a configuration would have.
 
     Args:
         request: The arguments.
 
     Raises:
-        UsageError: There is no such profile or configuration.
+        UsageError: The profile or the configuration does not exist.
     """
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     chosen = profiles.load(name)
@@ -62,14 +62,14 @@ def run(request: Request) -> EnvironmentRecord:
             environment=request.environment,
         ),
     )
-    chosen = targets.resolve(settings, ()).profile or chosen  # as this release is judged
+    chosen = targets.resolve(settings, ()).profile or chosen  # as configured for this release
     configuration = targets.configurations(settings, chosen, notify=_say_nothing)[under_test]
     variables = {**os.environ, **dict(configuration.environment)}
     if request.image_id is not None:
         variables[host.IMAGE_ID] = request.image_id
     python = configuration.python
     if isinstance(registry.engine(chosen.engine.name), protocol.Program):
-        python = sys.executable  # a program has no Python packages: those of the suite are recorded
+        python = sys.executable  # a program has no Python packages: record those of the suite
     record = environment.record(
         python,
         arguments=configuration.arguments,
@@ -84,4 +84,4 @@ def run(request: Request) -> EnvironmentRecord:
 
 
 def _say_nothing(_line: str) -> None:
-    """Keep standard output for the record."""
+    """Print nothing, because standard output is for the record."""

@@ -1,17 +1,17 @@
-"""How much of a run is left.
+"""Estimates the remaining time of a run.
 
-The time left is that of the checks which have not ended, less what the check at hand has taken. Two
-things change it:
+The remaining time is the duration of the checks that have not ended, minus the time that the
+running check has already taken. Two events change the estimate:
 
-1. The first start of a server scales what was not timed on this machine. A start that goes on for
-   longer than usual does so before it has ended.
-2. A check that takes longer than expected lets the time left stand, and takes nothing from others.
+1. The first start of a server shows how fast the machine is, and scales all durations that were not
+   measured on this machine. If a start takes longer than usual, it does so before it has ended.
+2. If a check takes longer than expected, the remaining time stands still. The forecasts of other
+   checks do not change.
 
-While the run is within its forecast, what is shown never rises by more than a tenth, and by no more
-than a tenth in ten seconds. A run that takes more than a tenth longer than the forecast said is
-slower than it, and that is shown: a number that climbs by a tenth at a time would be known to be
-too small for minutes. While a start or a check takes longer than expected, nobody knows when it
-ends: the time is then a lower bound.
+As long as the run is within its forecast, the displayed time rises by no more than a tenth in ten
+seconds. If the run takes over a tenth longer than its forecast, it is displayed as slower than the
+forecast, because a slowly rising number would be too small for minutes. While a start or a check
+takes longer than expected, its end is unknown, and the displayed time is a lower bound.
 """
 
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.engines.pool import StartReport
 from sm121.session.forecast import Expected, Forecast
 
-#: What is shown may rise by this factor in so many seconds.
+#: The displayed time may rise by this factor within the number of seconds below.
 _RISE = 1.1
 _RISE_S = 10.0
-#: A run may take so much longer than its forecast before it is slower than it: a tenth, at least
-#: this, since seconds of a short run say nothing.
+#: A run counts as slower than its forecast if it takes over a tenth longer, and at least this many
+#: seconds longer, because a few seconds of a short run are not significant.
 _SLACK_S = 10.0
-#: A start tells how fast the machine is within these bounds; beyond them its disk or a hang.
+#: Bounds of the scale by the first start. A start beyond them shows a slow disk or a hang instead.
 _LEAST_SCALE = 0.5
 _MOST_SCALE = 4.0
 
 
 @dataclass(frozen=True)
 class Left:
-    """The time left as it is shown.
+    """The remaining time, as it is displayed.
 
     Attributes:
         time: The time.
-        is_slower: Whether the run takes more than a tenth longer than its forecast said.
-        is_least: Whether a start or a check takes longer than expected: ``time.low`` is a lower
-            bound, and ``time.high`` says nothing.
+        is_slower: Whether the run takes more than a tenth longer than its forecast.
+        is_least: Whether a start or a check takes longer than expected. Then ``time.low`` is a
+            lower bound, and ``time.high`` has no meaning.
     """
 
     time: TimeRange
@@ -49,11 +49,11 @@ class Left:
 
 
 class Remaining:
-    """The time that a run has left.
+    """The remaining time of a run.
 
     Args:
-        forecast: What is expected of it.
-        starts: The starts of its servers so far; it grows while the run goes on.
+        forecast: The forecast of the run.
+        starts: The starts of the run's servers so far. The list grows during the run.
     """
 
     def __init__(self, forecast: Forecast, starts: Sequence[StartReport] = ()) -> None:
@@ -70,7 +70,7 @@ class Remaining:
         self._latest_end: float | None = None
 
     def begin(self, check: str, now: float) -> None:
-        """Note that a check begins.
+        """Record that a check begins.
 
         Args:
             check: Its id.
@@ -79,7 +79,7 @@ class Remaining:
         self._began[check] = now
 
     def end(self, check: str) -> None:
-        """Note that a check has ended, in whatever way.
+        """Record that a check has ended, with any outcome.
 
         Args:
             check: Its id.
@@ -95,13 +95,13 @@ class Remaining:
 
         Args:
             time: The time.
-            now: The time of the clock, as of `begin`.
+            now: The time, by the clock of `begin`.
         """
         self._look_at_starts()
         return time * self._scale_at(now)
 
     def estimate(self, now: float) -> TimeRange | None:
-        """Return the time left as it is known now; None if nothing is known.
+        """Return the current estimate of the remaining time; None if nothing is known.
 
         Args:
             now: The time, by the clock of `begin`.
@@ -121,7 +121,7 @@ class Remaining:
         return whole
 
     def shown(self, now: float) -> Left | None:
-        """Return the time left as it is shown, without jumps; None if nothing is known.
+        """Return the remaining time for the display, without jumps; None if nothing is known.
 
         Args:
             now: The time, by the clock of `begin`.
@@ -142,7 +142,7 @@ class Remaining:
         return Left(time)
 
     def _is_over(self, now: float) -> bool:
-        """Whether a start or a check that goes on has taken longer than expected."""
+        """Whether a running start or check has already taken longer than expected."""
         scale = self._scale_at(now)
         if self._scale is None and scale > 1.0:
             return True
@@ -153,7 +153,7 @@ class Remaining:
         return False
 
     def _of(self, each: Expected, scale: float) -> TimeRange:
-        """The time of a check with the starts that it still needs."""
+        """Return the duration of a check with the starts that it still needs."""
         assert each.time is not None
         time = each.time
         if not each.timed and each.check.lasts is None:
@@ -166,7 +166,7 @@ class Remaining:
         return time
 
     def _scale_at(self, now: float) -> float:
-        """The scale that is known, or that a start under way shows already."""
+        """Return the scale by the first start, even if that start has not ended yet."""
         if self._scale is not None:
             return self._scale
         scale = 1.0
@@ -183,13 +183,13 @@ class Remaining:
         return min(scale, _MOST_SCALE)
 
     def _look_at_starts(self) -> None:
-        """Note the starts since the last look. The first usual one sets the scale."""
+        """Record the new starts. The first start without compilation sets the scale."""
         for start in list(self._starts[self._starts_seen :]):
             self._starts_seen += 1
             if start.startup_s is None or start.configuration in self._started:
                 continue
             self._started.add(start.configuration)
-            for name in self._began:  # the rest of the check at hand begins after its start
+            for name in self._began:  # the check itself begins after the start
                 self._began[name] += start.startup_s
             usual = self._usual_s.get(start.configuration)
             if self._scale is None and usual and not start.compiled:

@@ -1,8 +1,8 @@
-"""Check a running server again and again: `sm121 run --every 10m --base-url URL`.
+"""`sm121 run --every 10m --base-url URL`: checks a running server at regular intervals.
 
-Each round is a run of its own, of the smoke and correctness checks of the plan `quick`; it measures
-no rates, because other clients use the server too. Between two rounds the server's counters are
-read, so that a minute in which speculation fails is found even if no round falls into it.
+Each round is a separate run of the smoke and correctness checks of the plan `quick`. It measures no
+rates, because other clients use the server, too. Between two rounds the suite reads the server's
+counters, and so detects a minute with low acceptance of draft tokens.
 """
 
 import contextlib
@@ -37,38 +37,38 @@ from sm121.session import own_options
 from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
 from sm121.stress import soak
 
-#: What a round runs.
+#: The arguments of each round.
 _ROUND = ("--plan", "quick", "-m", "smoke or correctness", "-q")
-#: Options of the loop and of a round that a user may not give.
+#: Options that the user may not combine with --every.
 _OWN_OPTIONS = ("--plan", "-m", "--every", "--certify", "--against", "--shard")
 _RECORDS = "rounds.jsonl"
-#: Bytes of a file of records; it then becomes the older one of two.
+#: The maximum size of a file of records in bytes. A full file is renamed, and a new one is begun.
 _LARGEST_FILE = 8 << 20
-#: Reports of red rounds that are kept: the first, and the newest.
+#: How many reports of failed rounds are kept: the first one, and the newest ones.
 _RED_REPORTS = 10
-#: Exit statuses of a run that was refused: a wrong request, and nothing to run.
+#: The exit statuses of a refused run: a usage error, or nothing to run.
 _REFUSED = (4, 5)
-#: How pytest names what is wrong with a request.
+#: The form of pytest's error messages.
 _PYTEST_ERROR = re.compile(r"\b(?:error|ERROR): (?!usage:)(.+)")
-#: A round begins with one token, which has so many seconds.
+#: A round first requests one token, which must come within this many seconds.
 _TOKEN_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round, as `rounds.jsonl` has it.
+    """One round: a line of `rounds.jsonl`.
 
     Attributes:
-        number: From 1, also over restarts in one folder.
-        started: When it began, in ISO 8601.
-        seconds: How long it took.
-        verdict: The verdict of its run, or of the time before it.
-        sentence: One line for a person.
+        number: The number of the round, from 1. After a restart in the same folder, it continues.
+        started: The start of the round, in ISO 8601.
+        seconds: The duration of the round.
+        verdict: The verdict of the round's run, or of the time before the round.
+        sentence: One line for people.
         acceptance: The lowest share of accepted draft tokens of a minute since the round before it.
             None: no minute had enough drafts.
-        report: The folder of its report, if it was kept.
-        missed_readings: How many readings of the server's counters failed since the round before.
-        why_missed: The error of the last of them.
+        report: The folder of the report, if it was kept.
+        missed_readings: The number of failed readings of the counters since the last round.
+        why_missed: The error of the last failed reading.
     """
 
     number: int
@@ -88,20 +88,20 @@ class Round:
 
 
 class Records:
-    """The files of the rounds: one line each, and the reports of red ones; both bounded.
+    """The files of the rounds: one line per round, and the reports of failed rounds.
 
-    A process that finds rounds of earlier processes in its folder numbers on from them, so that no
-    report replaces another, and counts their reports in its bound.
+    Both have a size limit. If the folder contains rounds of earlier processes, their numbers are
+    continued, so that no report replaces another, and their reports count for the limit.
 
     Attributes:
         newest: The number of the newest round in the folder; 0 if there is none.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read which rounds a folder has.
+        """Find the rounds in a folder.
 
         Args:
-            folder: Where the rounds are kept; made if it does not exist.
+            folder: The folder of the rounds. It is created if it does not exist.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -112,14 +112,14 @@ class Records:
         self.newest = max([0, *recorded, *self._reports])
 
     def keep(self, played: Round, report: Path | None) -> Round:
-        """Write a round's line. Keep its report if the round is red.
+        """Write the line of a round. Keep its report if the round failed.
 
         Args:
             played: The round.
-            report: The folder of its report, which the next round replaces.
+            report: The folder of its report. The next round overwrites this folder.
 
         Returns:
-            The round, with the place of its report.
+            The round, with the place of the kept report.
         """
         self.newest = max(self.newest, played.number)
         if played.is_red and report is not None and report.is_dir():
@@ -134,7 +134,7 @@ class Records:
         return played
 
     def _keep_report(self, number: int, report: Path) -> Path:
-        """Copy a report; remove those beyond the bound, except the first."""
+        """Copy a report. Remove the oldest reports beyond the limit, except the first one."""
         kept = self._folder / f"red-{number}"
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(report, kept, symlinks=True)
@@ -172,7 +172,7 @@ def _numbers(file: Path) -> Iterator[int]:
 
 
 def _is_cut(lines: BinaryIO) -> bool:
-    """Whether the last line of a file has no end."""
+    """Whether the last line of a file is incomplete."""
     if lines.seek(0, os.SEEK_END) == 0:
         return False
     lines.seek(-1, os.SEEK_END)
@@ -187,17 +187,17 @@ def repeat(
     *,
     stopped: threading.Event,
 ) -> int:
-    """Play rounds until a signal comes.
+    """Run rounds until a signal comes.
 
     Args:
-        every_s: Seconds from the beginning of one round to that of the next.
-        play: Plays the round of a number; returns it and the folder of its report.
-        records: Where the rounds are kept.
+        every_s: The seconds from the beginning of one round to the beginning of the next.
+        play: Runs the round with a given number; returns the round and the folder of its report.
+        records: The files of the rounds.
         say: Prints one line.
-        stopped: Set by a signal: no other round begins.
+        stopped: Set by a signal. Then no further round begins.
 
     Returns:
-        0 if every round was green, else 1; 5 if no round ended.
+        0 if all rounds passed, 1 if a round failed, 5 if no round ended.
     """
     rounds = 0
     red = 0
@@ -222,7 +222,7 @@ def repeat(
 
 
 def line_of(played: Round) -> str:
-    """Return the line that is printed of a round.
+    """Return the line to print for a round.
 
     Args:
         played: The round.
@@ -243,15 +243,15 @@ def line_of(played: Round) -> str:
 
 
 def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
-    """Check a running server again and again, until SIGINT, SIGTERM or SIGHUP.
+    """Check a running server at regular intervals, until SIGINT, SIGTERM or SIGHUP.
 
     Args:
-        every: The time from one round to the next, as in 10m.
-        words: The other arguments of `sm121 run`; --base-url is among them.
+        every: The time from one round to the next, such as 10m.
+        words: The other arguments of `sm121 run`, including --base-url.
         say: Prints one line.
 
     Returns:
-        The exit status, as of `repeat`.
+        The exit status of `repeat`.
 
     Raises:
         UsageError: An argument is wrong or missing, or the first round selects no checks.
@@ -278,11 +278,11 @@ def judged(verdict: Verdict, sentence: str, taken: Taken) -> tuple[Verdict, str]
 
     Args:
         verdict: The verdict of the round's own run.
-        sentence: Its line for a person.
-        taken: What the watch found since the round before it.
+        sentence: The line of the round's run.
+        taken: What the watch has found since the last round.
 
     Returns:
-        The verdict and the line of both. A deviation is named beside the failure of a red round.
+        The verdict and the line for both. If both have failures, the line has both.
     """
     finding = taken.deviation or taken.not_watched
     if finding is None:
@@ -294,14 +294,14 @@ def judged(verdict: Verdict, sentence: str, taken: Taken) -> tuple[Verdict, str]
 
 
 class _Player:
-    """Runs the suite once a round."""
+    """Runs the suite once for each round."""
 
     def __init__(
         self, words: list[str], folder: Path, endpoint: Endpoint, watch: AcceptanceWatch
     ) -> None:
         self._words = words
         self._report = folder / "latest"
-        self._log = folder / "round.log"  # a report directory has nothing but the report
+        self._log = folder / "round.log"  # a report directory must contain only the report
         self._endpoint = endpoint
         self._watch = watch
         self._process: subprocess.Popen[bytes] | None = None
@@ -309,17 +309,17 @@ class _Player:
         self.stopped = threading.Event()
 
     def play(self, number: int) -> tuple[Round, Path]:
-        """Play one round.
+        """Run one round.
 
         Args:
-            number: Its number.
+            number: The number of the round.
 
         Returns:
             The round, and the folder of its report.
 
         Raises:
-            UsageError: The first run was refused, as for an option that does not exist: every round
-                would be.
+            UsageError: The first run was refused, for example because of an unknown option. All
+                later rounds would be refused, too.
         """
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         began = time.monotonic()
@@ -339,7 +339,7 @@ class _Player:
         return played, self._report
 
     def stop(self) -> None:
-        """End the round that runs, and begin no other."""
+        """End the running round, and begin no other."""
         self.stopped.set()
         if self._process is not None:
             # Python drops an interrupt that comes in a callback of its imports. SIGTERM ends it
@@ -375,7 +375,7 @@ class _Player:
         return verdict, sentence
 
     def _outcome(self, status: int) -> tuple[Verdict, str]:
-        """Return the verdict of a round's run and its line for a person."""
+        """Return the verdict of a round's run, and its line for people."""
         try:
             run = stored_run.file_of(self._report)
         except UsageError:
@@ -403,7 +403,7 @@ def _signals(player: _Player) -> Iterator[None]:
 
 
 def _for_a_round(words: Sequence[str]) -> list[str]:
-    """Return the words of the command line that each round gets: all but --report-dir."""
+    """Return the arguments for each round: those of the user without --report-dir."""
     parser = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
     parser.add_argument("--report-dir")
     return parser.parse_known_args(list(words))[1]

@@ -1,4 +1,4 @@
-"""What the user asked for, validated. A mistake is reported in one line before anything starts."""
+"""The validated settings of a run. A mistake is reported in one line before a server starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ from sm121.session.given_target import GivenTarget
 
 @dataclass(frozen=True)
 class Worker:
-    """This process, as one of several that share a run.
+    """A worker process of a run.
 
     Attributes:
-        id: Its name, as ``gw0``.
+        id: The name of the worker, such as ``gw0``.
         run: The name of the run.
-        count: How many there are.
+        count: The number of workers.
     """
 
     id: str
@@ -45,11 +45,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for, a group for each feature, which reads it from the command line."""
+    """The settings of a run, in groups. The module of each group reads it from the command line."""
 
     target: GivenTarget = field(default_factory=GivenTarget)
     engine: GivenEngine = field(default_factory=GivenEngine)
-    #: The server that somebody else has started; None if the suite starts one.
+    #: The attached server; None if the suite starts one.
     attached: GivenServer | None = None
     kernels: GivenKernels = field(default_factory=GivenKernels)
     measuring: GivenMeasuring = field(default_factory=GivenMeasuring)
@@ -58,11 +58,11 @@ class Settings:
     answers: GivenAnswers = field(default_factory=GivenAnswers)
     judging: GivenJudging = field(default_factory=GivenJudging)
     report_dir: Path = Path("conformance-report")
-    #: The options given that change or add to what is measured, by name.
+    #: The given options that belong to the fingerprint of the run, by name.
     options: Mapping[str, str] = field(default_factory=dict)
-    #: Its `.cache` has the oracle's files and the matrix's durations.
+    #: The root folder. Its `.cache` contains the oracle's files and the durations of the matrix.
     root: Path = Path()
-    #: Which process of several this is; None where it is the only one.
+    #: The worker that this process is; None if the run has only one process.
     worker: Worker | None = None
 
     @property
@@ -84,7 +84,7 @@ class Settings:
         """Return what is measured under a profile.
 
         Args:
-            chosen: The profile in force.
+            chosen: The profile of the run.
         """
         return Plan.of(chosen, plan=self.plan, sizes=self.measuring.sizes)
 
@@ -92,7 +92,7 @@ class Settings:
         """Return the gates of decode rates that ``--depths`` leaves without a number.
 
         Args:
-            chosen: The profile in force.
+            chosen: The profile of the run.
         """
         whole = Plan.of(chosen, plan=self.plan).depths
         missing = {*whole} - {*self.measuring_plan(chosen).depths}
@@ -106,7 +106,7 @@ def read(
     """Read the settings from a command line.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
         started_in: The folder to which paths of options are relative.
         names_tests: Whether the command line names levels or tests.
         marked: Architectures that ``-m`` names.

@@ -1,4 +1,4 @@
-"""FlashInfer's configuration in the record of a run, which is read beside the run."""
+"""Adds FlashInfer's configuration to the environment record, read in a thread during the run."""
 
 import contextlib
 import threading
@@ -10,20 +10,20 @@ from sm121.evidence.flashinfer_config import FlashInferConfig
 from sm121.run.events import EnvironmentNoted
 from sm121.run.record import RunRecord
 
-#: The entry under ``unknown``.
+#: The name of the entry under ``unknown``.
 NAME = "engine_packages.flashinfer_config"
 
 
 def note_later(run: RunRecord, python: str, environment: Mapping[str, str]) -> threading.Thread:
-    """Note the configuration as soon as it is read.
+    """Start to read the configuration, and record it when it is known.
 
     Args:
-        run: The run, whose environment was read.
+        run: The run. Its environment record exists.
         python: The interpreter of the engine.
         environment: The whole environment of the engine.
 
     Returns:
-        The thread, which nobody needs to wait for.
+        The thread. It does not have to be joined.
     """
     _note(run, FlashInferConfig(problem="flashinfer show-config: the run ended before its answer"))
 

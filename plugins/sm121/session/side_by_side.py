@@ -1,4 +1,4 @@
-"""Run the same levels on several engines, one after the other (``sm121 side-by-side``)."""
+"""``sm121 side-by-side``: runs the same levels on several engines, one after the other."""
 
 import os
 import shutil
@@ -16,28 +16,28 @@ from sm121.report import comparison
 from sm121.report.source import Source
 
 _PERFORMANCE = ("performance",)
-#: Exit statuses of runs that came to a verdict, the worst first: FAIL and the like, NOT_RUN, PASS.
+#: The exit statuses of runs with a verdict, the worst first: FAIL and similar, NOT_RUN, PASS.
 _VERDICTS = (1, 5, 0)
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """An engine, and the options of pytest that choose it."""
+    """One of the engines, and pytest's options to select it."""
 
     name: str
     options: tuple[str, ...]
-    #: Its program or interpreter; None: the one that is found.
+    #: The engine's executable or interpreter; None: search the PATH.
     path: str | None = None
 
 
 def parse(text: str) -> Contestant:
-    """Read an engine and what starts it.
+    """Parse the name of an engine with the program that starts it.
 
     Args:
         text: ``vllm``, ``llama-cpp=PROGRAM`` or ``sglang=PYTHON``.
 
     Raises:
-        UsageError: There is no such engine or no such file.
+        UsageError: The engine or the file does not exist.
     """
     name, _, path = text.partition("=")
     engine = registry.engine(name)
@@ -50,13 +50,13 @@ def parse(text: str) -> Contestant:
 
 
 def check(contestant: Contestant) -> None:
-    """Ask the engine's program, or the interpreter that has it, for its version.
+    """Check that an engine is installed, by running its program or interpreter.
 
     Args:
         contestant: The engine.
 
     Raises:
-        UsageError: The program does not exist, or the interpreter has no such engine.
+        UsageError: The program does not exist, or the engine is not installed.
     """
     engine = registry.engine(contestant.name)
     path = contestant.path
@@ -86,21 +86,21 @@ def run(
         arch: The architecture of the target.
         directory: The folder of the reports.
         extra: More arguments of each run.
-        progress: Shows a line of progress.
+        progress: A function that shows a progress line.
         levels: The names of the levels.
 
     Returns:
         The results of each engine, and the worst exit status.
 
     Raises:
-        UsageError: There are fewer than two engines, one is named twice or does not exist, or a run
-            came to no verdict of its own; what an earlier run left is no result.
+        UsageError: There are fewer than two engines, an engine is named twice or does not exist, or
+            a run wrote no verdict. The verdict of an earlier run does not count.
     """
     names = [one.name for one in contestants]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError("expected two or more engines, each once: vllm llama-cpp=PROGRAM")
     modules = [own_tests.located(f"tests/test_{level}.py") for level in levels]
-    for one in contestants:  # all of them, before the first has taken its time
+    for one in contestants:  # check all engines before the first run
         check(one)
     sources = []
     statuses = []
@@ -122,7 +122,7 @@ def run(
 
 
 def _written(report: Path) -> tuple[int, int] | None:
-    """What tells one writing of a report from another; None if there is no report."""
+    """Return a value that changes when a report is written again; None without a report."""
     try:
         seen = (report / "verdict.json").stat()
     except OSError:

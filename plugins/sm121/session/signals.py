@@ -1,4 +1,4 @@
-"""SIGTERM ends a session in the same way as Ctrl-C; SIGALRM ends a test."""
+"""Signals: SIGTERM ends a run in the same way as Ctrl-C; SIGALRM ends a test."""
 
 import contextlib
 import signal
@@ -10,12 +10,12 @@ from typing import Any
 
 from sm121.session.session import Session
 
-#: Seconds after which a signal that came at the wrong moment is sent once more.
+#: The delay in seconds after which a signal is sent again if it came at the wrong moment.
 _A_MOMENT = 0.01
 
 
 def give_time(seconds: float) -> None:
-    """Give more time to the test that runs, if pytest-timeout's alarm is set.
+    """Extend the timeout of the running test, if pytest-timeout's alarm is set.
 
     Args:
         seconds: The added time.
@@ -27,7 +27,7 @@ def give_time(seconds: float) -> None:
 
 @contextlib.contextmanager
 def own_time() -> Iterator[None]:
-    """Stop the time of the test that runs while the block lasts."""
+    """Do not count the time within the block for the running test's timeout."""
     remaining_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         yield
@@ -38,11 +38,11 @@ def own_time() -> Iterator[None]:
 class Signals:
     """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`.
 
-    Later signals are ignored. A signal that Python would drop (in a `__del__`), or with which
-    pytest cannot print the place (a frame without a line), is sent again a moment later.
+    Later signals are ignored. A signal is sent again a moment later if Python would drop it (in a
+    `__del__`), or if pytest could not print its place (a frame without a line).
 
     Args:
-        session: The session that a signal ends.
+        session: The session to end.
     """
 
     def __init__(self, session: Session) -> None:
@@ -64,18 +64,18 @@ class Signals:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     def again(self) -> None:
-        """Raise KeyboardInterrupt if a signal came and other code swallowed it."""
+        """Raise KeyboardInterrupt again if other code caught the exception of a signal."""
         if self._session.interrupted:
             raise KeyboardInterrupt("the run was interrupted, but continued")
 
     def restore(self) -> None:
-        """Put back what handled the signals before."""
+        """Restore the earlier signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
 def _is_wrong_moment(frame: FrameType | None) -> bool:
-    """Whether an exception that is raised in a frame would be dropped, or could not be printed."""
+    """Whether an exception raised in a frame would be dropped or could not be printed."""
     for each, _ in walk_stack(frame):
         if each.f_code.co_name == "__del__" or each.f_lineno is None:
             return True

@@ -1,4 +1,4 @@
-"""Chooses what will be judged, from the request and the machine, before anything starts."""
+"""Chooses the target of a run from the settings and the machine, before a server starts."""
 
 import contextlib
 import dataclasses
@@ -22,9 +22,9 @@ from sm121.machine import roofline
 from sm121.run.record import Target
 from sm121.session.settings import Settings
 
-#: Keys of a model's config.json that together tell one model from another.
+#: The keys of config.json that together distinguish one model from another.
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
-#: Packages that build the canary.
+#: The packages that are needed to build the canary.
 _CANARY_NEEDS = ("torch", "safetensors", "openai_harmony")
 
 
@@ -36,10 +36,10 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
         asked_by_marker: Architectures that ``-m`` names.
 
     Returns:
-        The target. Its profile is None if the machine cannot run it and no profile is named.
+        The target. Its profile is None if the machine cannot run it and no option names a profile.
 
     Raises:
-        UsageError: The choices contradict each other, or there is no profile for the target.
+        UsageError: Settings contradict each other, or the target has no profile.
     """
     arch = _architecture(settings, asked_by_marker)
     obstacle = machine_obstacle(settings, asked_by_marker)
@@ -49,7 +49,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     engine = registry.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
-            with contextlib.suppress(UsageError):  # raised again when the run is opened
+            with contextlib.suppress(UsageError):  # reported when the run is opened
                 engine = installed_engine(settings, chosen)
         chosen = chosen.judging(settings.target.configuration, engine.identity, engine.options)
         obstacle = obstacle or _drafter_obstacle(settings, chosen)
@@ -57,7 +57,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
 
 
 def _drafter_obstacle(settings: Settings, chosen: Profile) -> str | None:
-    """Why the configuration under test cannot be started with its drafter."""
+    """Return why the configuration under test cannot start with its drafter model, or None."""
     configured = chosen.configurations[chosen.under_test]
     arguments = (*chosen.engine.arguments, *configured.arguments, *settings.engine.arguments)
     environment = start_environment(settings, chosen, configured.environment)
@@ -65,7 +65,7 @@ def _drafter_obstacle(settings: Settings, chosen: Profile) -> str | None:
 
 
 def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | None:
-    """The profile that was named, else the architecture's, with the exam that was named."""
+    """Return the named profile, or else that of the architecture, with the named exam."""
     chosen = settings.target.profile
     if chosen is None:
         if has_obstacle and settings.base_url is None:
@@ -79,7 +79,7 @@ def _profile(settings: Settings, arch: str, *, has_obstacle: bool) -> Profile | 
 
 
 def _architecture(settings: Settings, asked_by_marker: tuple[str, ...]) -> str:
-    """The architecture of the target. Raise UsageError if this machine's has no name."""
+    """Return the target's architecture; raise UsageError if this machine's is unknown."""
     if settings.target.arch:
         return settings.target.arch
     if settings.target.profile is not None:
@@ -103,10 +103,10 @@ def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> st
         asked_by_marker: Architectures that ``-m`` names.
 
     Returns:
-        The reason; None if it can run the target, or if an attached server does.
+        The reason; None if it can run the target, or if the server is attached.
 
     Raises:
-        UsageError: This machine's architecture has no name.
+        UsageError: The suite does not know the architecture of this machine.
     """
     arch = _architecture(settings, asked_by_marker)
     detected = architecture.detect()
@@ -120,21 +120,21 @@ def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> st
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
-    """Choose by which configuration of the profile an attached server is judged.
+    """Choose the configuration of the profile for an attached server.
 
-    It is the named one, else the fastest that its build has, else the one that its log shows most
-    of, else the profile's own choice.
+    The first of these that exists is chosen: the configuration that an option names, the fastest
+    one of the server's build, the one that matches the log best, the profile's under_test.
 
     Args:
         settings: The settings of the run.
-        target: The target, which has a profile.
-        attached: The server, probed.
+        target: The target. It has a profile.
+        attached: The server, after it was probed.
 
     Returns:
         The target with that configuration and the server's release.
 
     Raises:
-        UsageError: There is no such configuration, or the release cannot have it.
+        UsageError: The configuration does not exist, or not for this release.
     """
     chosen = target.profile
     assert chosen is not None
@@ -153,7 +153,7 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
 
 
 def _likest(judging: Profile, path: KernelPath, log: Path) -> str:
-    """The first configuration that a path contradicts least, that under test before the others."""
+    """Return the configuration with the fewest contradictions to a path; under_test wins a tie."""
     likest = judging.under_test
     fewest: int | None = None
     for name in dict.fromkeys([judging.under_test, *judging.configurations]):
@@ -169,7 +169,7 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
         The server with its nodes; None if the suite is to start one itself.
@@ -196,12 +196,12 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 
     Args:
         url: Its URL.
-        log: The file that is said to be its log.
+        log: The file that the user has given as its log.
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
-        The server. It has its log only if that is proven to be its own.
+        The server. It has the log only if the log is proven to belong to this server.
 
     Raises:
         UsageError: The server does not answer, or is not the one that was asked for.
@@ -231,7 +231,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 
 
 def _log_name(log: Path, settings: Settings) -> str:
-    """The option that names a log."""
+    """Return the option that has named a log."""
     given = settings.attached
     if given is not None and given.log == log and given.log_name is not None:
         return given.log_name
@@ -239,7 +239,7 @@ def _log_name(log: Path, settings: Settings) -> str:
 
 
 def _names_of(server: Server) -> list[str]:
-    """The names of an attached server's model: served name, root, the model of its proven log."""
+    """Return the names of a server's model: served name, root, and the model in its proven log."""
     names = [server.endpoint.served_name, server.root]
     if server.log is not None and server.reader is not None:
         names.append(kernel_path.read_log(server.log, server.reader).log.model)
@@ -247,9 +247,9 @@ def _names_of(server: Server) -> list[str]:
 
 
 def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
-    """Raise UsageError if a name of the server's model, or its files here, state another model.
+    """Raise UsageError if the names or files of the server's model show another model.
 
-    Nobody has named the model on the command line.
+    This is only called if the command line does not name the model.
     """
     names = _names_of(server)
     expected = chosen.model.served_name
@@ -267,7 +267,7 @@ def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
 
 
 def _of_another_shape(names: Sequence[str], chosen: Profile) -> str | None:
-    """The last name whose config.json shows another model than the profile's; None without one."""
+    """Return the last name whose config.json shows another model than the profile's, or None."""
     own = roofline.read_config(chosen.model.id)
     if own is None:
         return None
@@ -287,9 +287,9 @@ def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | No
     """Return the remark on an attached server whose names do not show the profile's model.
 
     Args:
-        server: The server, which serves one model alone.
+        server: The server. It serves exactly one model.
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
         The remark; None if a name shows the model, or if the user gave the name.
@@ -314,8 +314,8 @@ def configurations(
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
-        notify: Shows a line on the building of the canary.
+        chosen: The profile of the run.
+        notify: A function that shows a line while the canary is built.
 
     Returns:
         The configurations by their names.
@@ -357,17 +357,17 @@ def configurations(
 
 
 def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
-    """Return the machines that a server of the profile is started on.
+    """Return the machines on which a server of the profile is started.
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
-        The machines; None: this one alone.
+        The machines; None: only this one.
 
     Raises:
-        UsageError: No option tells how the other machines are reached.
+        UsageError: No option says how to reach the other machines.
     """
     nodes = chosen.nodes
     if nodes is None:
@@ -385,11 +385,11 @@ def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
 
 
 def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
-    """Return the arguments that all ranks of a server on several machines have.
+    """Return the arguments that are common to all ranks of a server on several machines.
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
         The arguments; empty for a server on one machine.
@@ -409,10 +409,10 @@ def profiler_mode(settings: Settings, chosen: Profile) -> str:
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
-        ``keep``, ``restart`` or ``off``, by the user's option, else by the profile.
+        ``keep``, ``restart`` or ``off``: the user's option, or else the profile's value.
     """
     mode = settings.kernels.trace
     if mode == "auto":
@@ -432,17 +432,17 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
 
 
 def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
-    """Look at the engine that will be started.
+    """Find the release and the options of the installed engine.
 
     Args:
         settings: The settings of the run.
-        chosen: The profile in force.
+        chosen: The profile of the run.
 
     Returns:
-        Its release and its options.
+        The release and the options of the engine.
 
     Raises:
-        UsageError: It is not installed, or does not answer.
+        UsageError: The engine is not installed, or its interpreter does not answer.
     """
     engine = registry.engine(settings.engine.name)
     return registry.installed(engine, settings.engine.python, start_environment(settings, chosen))
@@ -451,7 +451,7 @@ def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
 def start_environment(
     settings: Settings, chosen: Profile, configured: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a start. Later layers win.
+    """Return the environment variables of a start. Later sources replace earlier ones.
 
     Args:
         settings: The settings of the run: the user's variables are the last layer.
@@ -463,7 +463,7 @@ def start_environment(
 
 
 def _canary(twin: str, notify: Callable[[str], None]) -> Path:
-    """The checkpoint of the canary. It is built if it is missing and its packages are here."""
+    """Return the canary checkpoint. It is built if it is missing and its packages are installed."""
     folder = canary.folder()
     if twin == "gguf":
         return _canary_as_gguf(folder)

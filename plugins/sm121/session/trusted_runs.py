@@ -1,6 +1,6 @@
-"""The trusted runs, with which ``--against`` compares: their storage, and which of them count.
+"""Stores the trusted runs for ``--against``, and selects those that count.
 
-``sm121 trust REPORT`` keeps a run in pytest-benchmark's folder, behind those that it kept before.
+``sm121 trust REPORT`` adds a run to the trusted runs in pytest-benchmark's folder.
 """
 
 import shutil
@@ -17,18 +17,18 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import path_changes
 from sm121.session.path_changes import unlike
 
-#: ``--against`` with this word: the newest run that ``sm121 trust`` has kept.
+#: The value of ``--against`` that stands for the newest run of ``sm121 trust``.
 TRUSTED = "trusted"
 _FOLDER = "trusted"
-#: A file in the folder of a kept run: the runs that were kept before it no longer count.
+#: A file in the folder of a trusted run. Earlier trusted runs then no longer count.
 _ANEW = "anew"
-#: Everybody who may read the storage may read a run; mkdtemp makes a folder for one user.
+#: The mode of a run's folder: readable for all, unlike a folder of mkdtemp.
 _MODE = 0o755
 
 
 @dataclass(frozen=True)
 class Trusted:
-    """A run that is trusted, and those that were trusted before it.
+    """The trusted run, and the trusted runs before it.
 
     Attributes:
         runs: The runs, oldest first.
@@ -50,7 +50,7 @@ class Trusted:
 
     @property
     def rated(self) -> StoredRun | None:
-        """The newest run whose rates and times are a baseline; None without one."""
+        """The newest run whose rates and times can be a baseline; None without one."""
         for run in reversed(self.runs):
             if run.rates_unfit is None:
                 return run
@@ -58,21 +58,21 @@ class Trusted:
 
     @property
     def metrics(self) -> dict[str, StoredMetric]:
-        """The trusted metrics by name; a metric is compared with one of the same kind."""
+        """The trusted metrics by name: those of the newest run, else the rates of `rated`."""
         rates = self.rated.metrics if self.rated is not None else {}
         return {**rates, **self.newest.metrics}
 
     def known(self, failure: TestReport) -> str | None:
-        """Return the name of this run if a test failed in it in the same way.
+        """Return the name of the trusted run if the same test failed in it in the same way.
 
-        If several runs in a row had the failure, it must be like that of the first of them, too:
-        then nothing gets worse step by step.
+        If several consecutive trusted runs had the failure, it must also be like the failure in the
+        first of them. This detects a failure that gets worse step by step.
 
         Args:
-            failure: A failed test of the run that is compared.
+            failure: A failed test of the new run.
 
         Returns:
-            The name; None for a new failure.
+            The name of the trusted run; None for a new failure.
         """
         failed: list[TestReport] = []
         for run in reversed(self.runs):
@@ -94,10 +94,10 @@ def load(named: str, storage: Path) -> Trusted:
 
     Args:
         named: A report directory, a verdict.json, or ``trusted``.
-        storage: pytest-benchmark's folder, which has the runs that ``sm121 trust`` kept.
+        storage: The folder of pytest-benchmark, which contains the runs of ``sm121 trust``.
 
     Raises:
-        UsageError: There is no such run, or it cannot be trusted.
+        UsageError: The run does not exist, or cannot be trusted.
     """
     if named == TRUSTED:
         folders = _kept(storage)
@@ -133,20 +133,19 @@ def _read(folder: Path) -> StoredRun:
 def trust(
     report: Path, storage: Path, *, anew: bool = False
 ) -> tuple[Path, VerdictFile, list[str]]:
-    """Keep a run as the one that others are compared with.
+    """Store a run as the trusted run.
 
     Args:
-        report: Its report directory, or its verdict.json.
-        storage: pytest-benchmark's folder.
-        anew: Whether the runs that were kept before no longer count: a run that is worse than they
-            were is accepted.
+        report: The report directory of the run, or its verdict.json.
+        storage: The folder of pytest-benchmark.
+        anew: Whether earlier trusted runs no longer count, so that a worse run is accepted.
 
     Returns:
-        The folder of the kept run, the run, and a line for each kind of check that it has less than
-        the run that was trusted before.
+        The folder of the stored run, the run, and a line for each kind of check of which it has
+        fewer than the last trusted run.
 
     Raises:
-        UsageError: The run cannot be trusted, or it is kept already.
+        UsageError: The run cannot be trusted, or it is already stored.
     """
     report = stored_run.folder_of(report)
     run = _read(report)
@@ -163,7 +162,7 @@ def trust(
 
 
 def _refuse_kept(report: Path, kept: list[Path]) -> None:
-    """Raise UsageError if a run is kept already: it would count as two runs."""
+    """Raise UsageError if a run is already stored, because it would count twice."""
     content = (report / verdict_file.NAME).read_bytes()
     for folder in kept:
         if (folder / verdict_file.NAME).read_bytes() == content:
@@ -171,7 +170,7 @@ def _refuse_kept(report: Path, kept: list[Path]) -> None:
 
 
 def _narrower(run: StoredRun, last: StoredRun) -> list[str]:
-    """The tests and metrics of the last trusted run that a run does not have."""
+    """Return lines on the tests and metrics of the last trusted run that a run does not have."""
     ran = {test.id for test in run.file.tests if test.executed}
     tests = [test.id for test in last.file.tests if test.executed and test.id not in ran]
     measured = run.metrics if run.rates_unfit is None else run.file.metrics
@@ -185,7 +184,7 @@ def _narrower(run: StoredRun, last: StoredRun) -> list[str]:
 
 
 def _store(report: Path, store: Path, *, anew: bool) -> Path:
-    """Copy a run into the next numbered folder. Return the folder."""
+    """Copy a run into the next numbered folder, and return the folder."""
     store.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="new-", dir=store))
     for name in (details.NAME, verdict_file.NAME):
@@ -199,7 +198,7 @@ def _store(report: Path, store: Path, *, anew: bool) -> Path:
 
 
 def _kept(storage: Path) -> list[Path]:
-    """The folders of the kept runs that count, oldest first."""
+    """Return the folders of the trusted runs that count, oldest first."""
     folders = []
     for file in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}"):
         if file.parent.name.isdecimal():

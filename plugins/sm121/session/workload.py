@@ -1,4 +1,4 @@
-"""The timed requests of a run, as its record has them."""
+"""Describes the timed requests of a run for the environment record."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from sm121.session.settings import Settings
 def of(settings: Settings, profile: Profile, *, tokenizer: str | None) -> dict[str, Any]:
     """Return the sizes and the sampling of the requests that time a decode.
 
-    A plan is named unless it is whole: it misses some metrics.
+    The plan is included unless it is full, because other plans leave out some metrics.
 
     Args:
         settings: The settings of the run.
-        profile: The profile in force.
+        profile: The profile of the run.
         tokenizer: The tokenizer of the server; None: not known.
     """
     plan = settings.measuring_plan(profile)
@@ -28,7 +28,7 @@ def of(settings: Settings, profile: Profile, *, tokenizer: str | None) -> dict[s
         "concurrency": sorted({1, *plan.measuring.concurrency}),
         "warm_up_requests": plan.measuring.warm_up_requests,
         "temperature": 0.0,
-        # A greedy request takes the likeliest token: no seed is sent.
+        # Greedy requests use the most likely token, so no seed is sent.
         "top_p": 1.0,
         "seed": None,
         "tokenizer": tokenizer,
@@ -39,7 +39,7 @@ def of(settings: Settings, profile: Profile, *, tokenizer: str | None) -> dict[s
 
 
 def tokenizer_of(configuration: ServerConfiguration) -> str:
-    """Return the tokenizer of a server that the suite starts: its option, else the model.
+    """Return the tokenizer of a server that the suite starts: that of an option, or the model's.
 
     Args:
         configuration: The configuration of the server.
