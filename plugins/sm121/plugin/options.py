@@ -86,14 +86,23 @@ def _refuse_values_in_one_line(parser: pytest.Parser) -> None:
     def refuse_in_one_line(message: str) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, argparse.ArgumentError) and error.argument_name is not None:
-            name = error.argument_name.partition("/")[0]
-            if name in (*own_options.every(), "-n") or name.startswith("--benchmark"):
-                action = arguments._option_string_actions[name]
+            action = _option_of(arguments, error.argument_name)
+            name = action.option_strings[0] if action is not None else ""
+            is_refused = name in (*own_options.every(), "-n") or name.startswith("--benchmark")
+            if action is not None and is_refused:
                 why = error.message.rstrip(".")
                 raise pytest.UsageError(f"{name}: {why}. {_described(name, action)}")
         refuse(message)
 
     arguments.error = refuse_in_one_line
+
+
+def _option_of(parser: argparse.ArgumentParser, names: str) -> argparse.Action | None:
+    """Return the option whose names argparse joined for its error; None for a positional."""
+    for action in parser._actions:
+        if action.option_strings and "/".join(action.option_strings) == names:
+            return action
+    return None
 
 
 def _described(name: str, action: argparse.Action) -> str:

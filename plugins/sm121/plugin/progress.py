@@ -239,7 +239,7 @@ class Progress:
         `say` waits.
         """
         parts = [
-            clock(self._clock() - self._began) + self._left(", {} left"),
+            clock(self._clock() - self._began) + self._left(", ", " left"),
             self._level_line(),
             self._tests(),
             self._waits,
@@ -281,19 +281,19 @@ class Progress:
             text += f" and {others} more"
         return text
 
-    def _left(self, text: str) -> str:
-        """The time left of the run, in a text; empty if it is not known, or over."""
+    def _left(self, before: str, after: str) -> str:
+        """Return the remaining time of the run between two texts; empty if unknown or over."""
         left = self._remaining.shown(self._clock())
         if left is None or (left.time.high < 1.0 and not left.is_least):
             return ""
-        if left.is_least and left.time.low < 1.0:  # that is no news
-            return text.partition("{}")[0] + _SLOWER
+        if left.is_least and left.time.low < 1.0:  # "at least 0 s" says nothing
+            return before + _SLOWER
         time = _between(left.time)
         if left.is_least:
             time = f"at least {clock(left.time.low)}"
         if left.is_slower:
             time = f"{_SLOWER}, {time}"
-        return text.format(time)
+        return f"{before}{time}{after}"
 
     def _counts(self, verdicts: Counter[Verdict], left_out: Collection[Verdict] = ()) -> str:
         parts = []
@@ -311,7 +311,7 @@ class Progress:
         checks = self._levels[level]
         unable = sum(not each.check.can_run for each in checks)
         about = f" ({unable} cannot run)" if unable else ""
-        remaining = self._left("; {} left of the run")
+        remaining = self._left("; ", " left of the run")
         number = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
         self.say(level, f"{number}{about}{remaining}")
 
@@ -319,7 +319,7 @@ class Progress:
         level = self._level
         if level.name and level.verdicts:
             took = clock(self._clock() - level.began)
-            remaining = self._left("; {} left of the run")
+            remaining = self._left("; ", " left of the run")
             self.say(level.name, f"{self._counts(level.verdicts)}, {took}{remaining}")
         level.verdicts.clear()
 
