@@ -13,7 +13,7 @@ def add_options(add: AddOption) -> None:
     """Add the options about answers.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--reference",

@@ -14,7 +14,7 @@ def api_key(option: Option) -> str | None:
     """Read the key of the attached server: from the option, a file, or one of `_KEY_VARIABLES`.
 
     Args:
-        option: Gives the value of an option.
+        option: A function that returns the value of an option.
 
     Returns:
         The key. None: the user gave none.

@@ -8,7 +8,7 @@ def add_options(add: AddOption) -> None:
     """Add the options of the group "engine".
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     _add_started(add)
     _add_image(add)

@@ -8,7 +8,7 @@ def add_options(add: AddOption) -> None:
     """Add the options of the kernel level.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--kernel-provider",

@@ -7,7 +7,7 @@ def add_options(add: AddOption) -> None:
     """Add the options of the group "report".
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--report-dir",

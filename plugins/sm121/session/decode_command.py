@@ -1,4 +1,4 @@
-"""`sm121 profile`: the kernels of a decode, by part, with the host's share and what follows."""
+"""`sm121 profile`: profiles decoding by part of the model, with the host's share of the time."""
 
 import dataclasses
 import json

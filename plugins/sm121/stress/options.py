@@ -7,7 +7,7 @@ def add_options(add: AddOption) -> None:
     """Add the options of the stress level.
 
     Args:
-        add: Adds an option.
+        add: A function that adds an option.
     """
     add(
         "--soak",
