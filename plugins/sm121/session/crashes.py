@@ -1,6 +1,6 @@
-"""The report of an abnormal end: a bundle, one line of output and a fresh server.
+"""Reports an abnormal end: writes a crash bundle, prints one line, and replaces the server.
 
-Where a fresh server is not enough, later results are distrusted.
+If a new server is not sufficient, for example after a GPU error, later results are distrusted.
 """
 
 import errno
@@ -28,18 +28,18 @@ from sm121.session.kernel_judge import KernelBefore
 from sm121.session.settings import Settings
 from sm121.stress.checks import OWNERS, UnderLoad
 
-#: Kinds of failure after which the server no longer works, or may not.
+#: The kinds of failure after which the server is replaced, because it may not work any more.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")
-#: Faults under load after which a server may turn out to be dying.
+#: The faults under load that may come from a dying server.
 _MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
-#: Distinct faults under load that a cause lists.
+#: The maximum number of distinct faults under load that a cause lists.
 _MOST_FAULTS = 20
 _ATTACHED = "the server is attached: its processes are its owner's"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RanOutOfTime(Exception):
-    """A test did not end within its time limit; the message is the first line that says so."""
+    """A test exceeded its timeout. The message is the first line of pytest-timeout's report."""
 
 
 class CrashDesk:
@@ -65,8 +65,8 @@ class CrashDesk:
         self._settings = settings
         self._again = again
         self.before = KernelBefore()
-        #: The causes of servers already reported, by log: all tests that want such a server have
-        #: its error.
+        #: For each log, the cause of the server's end if it was reported. All later tests that need
+        #: this server get the same error.
         self._reported: dict[Path, Cause] = {}
         self._unwritten_reported = False
         self._test_began = 0.0
@@ -76,13 +76,13 @@ class CrashDesk:
         self._test_began = time.monotonic()
 
     def after_error(self, servers: Servers, test: str, error: Exception) -> None:
-        """Report an error of a test which means that its server may have failed.
+        """Report an error of a test that a failed server may have caused.
 
         Args:
             servers: The servers of the run.
             test: The test's id.
-            error: The error, which gets the cause that is found. Errors of a server that was
-                reported already get its cause, and are not reported again.
+            error: The error. The cause that is found is added to it. If the end of this server was
+                already reported, its cause is added, and nothing is reported again.
         """
         if isinstance(error, ServerError) and error.log in self._reported:
             error.cause = self._reported[error.log]
@@ -140,7 +140,7 @@ class CrashDesk:
         self._report(evidence)
 
     def after_abort(self, servers: Servers) -> None:
-        """Report that the machine ended the run, unless a server's death was reported for it.
+        """Report that the run ended for lack of memory, unless a server's death was reported.
 
         Args:
             servers: The servers of the run.
@@ -203,7 +203,7 @@ class CrashDesk:
         *,
         is_dying: bool,
     ) -> Cause:
-        """The cause by the error, the processes, the kernel, and the logs of the nodes."""
+        """Find the cause from the error, the processes, the kernel messages and the nodes' logs."""
         if servers.aborted is not None:
             return Cause(
                 kind="memory_floor",
@@ -255,9 +255,9 @@ class CrashDesk:
         return life.ended_since(self._test_began, wait_s=wait_s)
 
     def _report(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
-        """Write the bundle, note it in verdict.json, and print one line.
+        """Write the bundle, record it in verdict.json, and print one line.
 
-        ``happened``: the end in words without the cause; empty where the cause has them.
+        ``happened``: the end in words, without the cause; empty if the cause includes it.
         """
         record = self._record
         cause = evidence.cause
@@ -385,10 +385,10 @@ def _memory(servers: Servers) -> dict[str, Any] | None:
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
-    """The cause of the node of an attached server that was lost.
+    """Find the cause by the logs of an attached server's nodes.
 
-    It is the cause in the log of a node that has one; else the one in the log of a node whose
-    connection to its peer broke; else the given cause.
+    The result is the first of these: the cause in the log of a node, the lost connection in the log
+    of a node, the given cause.
     """
     of_peer: Cause | None = None
     for node in nodes:

@@ -30,7 +30,7 @@ from sm121.session.given_target import GivenTarget
 from sm121.session.opening import open_session
 from sm121.session.settings import Settings
 
-#: The rows of the table for people.
+#: The titles of the rows in the Markdown table.
 TITLES: Mapping[Row, str] = {
     "moe_fc1": "MoE FC1",
     "moe_fc2": "MoE FC2",
@@ -44,9 +44,9 @@ TITLES: Mapping[Row, str] = {
     "other": "other",
     "host": "host: no kernel runs",
 }
-#: Any model has so many plain tokens.
+#: Every model has at least this many ordinary tokens.
 _VOCABULARY = 30_000
-#: The variable that asks vLLM for a layout of the KV cache.
+#: The variable that sets the layout of vLLM's KV cache.
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 #: Tokens beside the timed and the profiled ones: some pass before the profiler has started.
 _FEWEST_SPARE = 32
@@ -115,14 +115,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Result:
-    """The kernels of a decode, and what follows.
+    """The kernels of decoding, and the conclusions.
 
     Attributes:
         subject: What was profiled.
         profile: The kernels.
         time: Their times by part; None on a CPU.
-        faults: What is not as it must be.
-        follows: What follows by the plan's decision table.
+        faults: The unmet requirements.
+        follows: The conclusions, by the decision table of the guide.
     """
 
     subject: Subject
@@ -164,7 +164,7 @@ def run(request: Request) -> Result:
 
     Raises:
         UsageError: The target is not known, or an argument is wrong.
-        NotRun: The server has no profiler, or wrote no trace; the message has the remedy.
+        NotRun: The server has no profiler, or wrote no trace. The message says what to do.
     """
     token_s: float | None = None
     if request.target.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""Judges what the kernels of a server's machines logged while a run went on."""
+"""Judges the messages that the Linux kernels of a server's machines logged during a run."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -29,24 +29,25 @@ class KernelBefore:
 
 @dataclass
 class KernelJudge:
-    """The messages of the kernels since a run began."""
+    """The messages of the Linux kernels since a run began."""
 
     run: Run
-    #: The launcher of a server that spans machines, by the options; None for the profile's.
+    #: The launcher of a server on several machines; None: that of the profile.
     launcher: str | None
     before: KernelBefore
-    #: The remark on messages that cannot be read; None if they can.
+    #: The remark that messages cannot be read; None if they can.
     unread: str | None = None
 
     def judge(self) -> None:
-        """Judge the messages of the kernels since the run began.
+        """Judge the kernel messages since the run began.
 
-        After an error of the GPU or of memory no result is sure. These are remarks instead:
+        After an error of the GPU or of memory no result can be trusted. In two cases there is only
+        a remark:
 
-        - messages about a GPU in a run on a CPU, which uses none;
-        - messages that cannot be read. A certificate lists them.
+        - a message about a GPU in a run on a CPU, which uses no GPU;
+        - messages that cannot be read. This prevents a certificate.
 
-        The messages of a crash are in its bundle.
+        The messages at a crash are in the crash bundle.
         """
         if self.run.target.obstacle is not None:
             return
@@ -60,7 +61,7 @@ class KernelJudge:
             self.judge_messages(unread, f" of node {rank}")
 
     def _kernel_here(self) -> KernelMessages:
-        """The messages of this machine's kernel, if the server runs on it."""
+        """Return the messages of this machine's kernel, if the server runs on this machine."""
         run = self.run
         attached = run.servers.attached
         if attached is not None and not AttachedProcesses(attached.endpoint.base_url).here:
@@ -69,7 +70,7 @@ class KernelJudge:
         return kernel_messages.since(self.before.at, spans)
 
     def _unread_nodes(self) -> int:
-        """The number of nodes of the server if only the kernel of this machine is read, else 0."""
+        """Return the number of nodes if only this machine's messages are read, else 0."""
         profile = self.run.target.profile
         if profile is None or profile.nodes is None:
             return 0
@@ -83,8 +84,8 @@ class KernelJudge:
 
         Args:
             kernel: The messages.
-            of: Words that name its node, such as " of node 1".
-            faults: Faults that are no message.
+            of: The words that name its node, such as " of node 1".
+            faults: Further faults that are not messages.
         """
         run = self.run
         uses_gpu = run.target.arch != architecture.CPU

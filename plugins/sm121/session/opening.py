@@ -1,4 +1,4 @@
-"""Opens a session: all that can be wrong with the request is found before anything starts."""
+"""Opens a run. All mistakes in the request are reported before a server starts."""
 
 import dataclasses
 import datetime
@@ -65,7 +65,7 @@ def open_session(settings: Settings) -> Session:
         settings: The settings of the run.
 
     Raises:
-        UsageError: As of `prepare`.
+        UsageError: See `prepare`.
     """
     session = prepare(settings)
     session.say_where_the_earlier_report_is()
@@ -144,13 +144,13 @@ def _begin(session: Session, opened: Opened, collected: Collected) -> None:
 
 
 def _log(directory: Path, opened: Opened, *, resume: bool) -> EventLog:
-    """The events of a run; they are written later if another run goes on."""
+    """Return the log of a run's events; it writes nothing yet if another run is continued."""
     path = None if resume else directory / events.NAME
     return EventLog(fold.begun(opened), path)
 
 
 def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
-    """The settings with the copy of a stream as the attached server's log, where there is one."""
+    """Return the settings; if the server's log is a stream, with its copy as the log."""
     if followed is None or settings.attached is None:
         return settings
     given = dataclasses.replace(settings.attached, log=followed.path, log_name=followed.name)
@@ -158,7 +158,7 @@ def _with_log(settings: Settings, followed: FollowedLog | None) -> Settings:
 
 
 def _opened(settings: Settings, chosen: Target, engine: EngineReport) -> Opened:
-    """The first event of a run."""
+    """Return the first event of a run."""
     profile = chosen.profile
     profile_name = "none"
     certificate_levels: list[str] | None = None
@@ -177,7 +177,7 @@ def _opened(settings: Settings, chosen: Target, engine: EngineReport) -> Opened:
 
 
 def _remark_on(session: Session) -> None:
-    """Note faults of the machine, and an engine whose version names no release."""
+    """Add remarks on faults of the machine, and on an engine whose version names no release."""
     run = session.run
     engine = run.record.file.engine
     for line in this_machine.faults(run.target.arch):
@@ -191,7 +191,7 @@ def _remark_on(session: Session) -> None:
 
 
 def _follow(settings: Settings) -> FollowedLog | None:
-    """The log of the attached server that comes as a stream; None where none does."""
+    """Start to copy the attached server's log, if it is a stream; otherwise return None."""
     given = settings.attached
     if given is None:
         return None
@@ -205,7 +205,7 @@ def _follow(settings: Settings) -> FollowedLog | None:
 def _look_at_engine(
     settings: Settings, chosen: Target
 ) -> tuple[Target, Server | None, EngineReport]:
-    """Probe the attached server, or look at the engine; the target is judged as that release is."""
+    """Find the release of the attached or installed engine, and adapt the target to it."""
     report = EngineReport(
         name=settings.engine.name, managed=True, model=settings.target.model or ""
     )
@@ -265,7 +265,7 @@ def _take_directory(
     directory = report_directory.take(settings.report_dir, worker.run)
     folder = directory.path / stored_run.WORKERS / worker.id
     folder.mkdir(parents=True)
-    settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
+    settings = dataclasses.replace(settings, report_dir=folder)  # this worker's own folder
     # The first process of the run says where the earlier report is.
     mine = dataclasses.replace(directory, earlier=None)
     return settings, f"{run_id}-{worker.id}", mine
@@ -281,7 +281,7 @@ def _question(settings: Settings, profile: Profile | None) -> str | None:
 
 
 def _prepare_engine(session: Session) -> None:
-    """Watch the attached server, or prepare to start servers; record what there is."""
+    """Watch the attached server, or prepare to start servers; record the environment."""
     run = session.run
     settings = session.settings
     profile = run.target.profile
@@ -303,7 +303,7 @@ def _prepare_engine(session: Session) -> None:
         _watch_attached(session, run.servers.attached, profile)
     python = settings.engine.python
     if isinstance(registry.engine(settings.engine.name), protocol.Program):
-        python = sys.executable  # a program has no Python packages: those of the suite are recorded
+        python = sys.executable  # a program has no Python packages: record those of the suite
     look = partial(
         environment.record,
         python,
@@ -320,7 +320,7 @@ def _prepare_engine(session: Session) -> None:
 
 
 def _watch_attached(session: Session, attached: Server, profile: Profile) -> None:
-    """Watch the life and the memory of an attached server, and keep a copy of its log."""
+    """Watch whether an attached server is alive, and its memory; keep a copy of its log."""
     run = session.run
     line = targets.name_remark(attached, session.settings, profile)
     if line is not None:
@@ -402,9 +402,9 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
 def _sampler(
     session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
 ) -> resources.ResourceSampler:
-    """Start to sample the memory of a server's processes."""
+    """Start to sample the memory of the server's processes."""
     run = session.run
-    available_elsewhere: Callable[[], dict[str, int]] = dict  # no memory of other nodes is known
+    available_elsewhere: Callable[[], dict[str, int]] = dict  # not known for other nodes
     if run.servers.pool is not None:
         available_elsewhere = run.servers.pool.available_elsewhere
     sampler = resources.ResourceSampler(

@@ -1,4 +1,4 @@
-"""A session: a run from its opening to its end, its verdict, and how it ends."""
+"""A session: one run from its opening to its final report."""
 
 import functools
 import os
@@ -35,15 +35,16 @@ _LATELY_S = 1.0
 
 @dataclass
 class SelectedTests:
-    """The tests of a run, as the judges at its end need to know them."""
+    """What is known about the tests of a run for the decisions at its end."""
 
     #: Ids of the collected tests, selected or not.
     collected: Collection[str] = ()
     #: Ids of tests that -m, -k or --deselect removed.
     deselected: Sequence[str] = ()
-    #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
+    #: Ids of tests that no certificate requires: for other architectures, or beyond the model's
+    #: abilities.
     inapplicable: set[str] = field(default_factory=set)
-    #: Returns whether this run selects a test that it does not have.
+    #: Returns whether this run would select a test that it does not have.
     asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
 
 
@@ -53,22 +54,22 @@ class Session:
 
     run: Run
     settings: Settings
-    #: Its lock is held open during the session: no second run writes into the same directory.
+    #: The report directory. It stays locked during the session, so that no other run writes to it.
     report: ReportDirectory
-    #: Another run has the report directory. This one has a folder that is thrown away: it only
-    #: finds out whether its request is right.
+    #: Set if another run is using the report directory. Then this run only validates its request,
+    #: in a temporary folder.
     in_use: InUse | None = None
     run_id: str
     #: Reports abnormal ends, and writes their bundles.
     crashes: CrashDesk
     selected: SelectedTests = field(default_factory=SelectedTests)
-    #: Judges the messages of the kernels.
+    #: Judges the messages of the Linux kernels.
     kernel: KernelJudge = field(init=False)
     interrupted: bool = False
-    #: Makes the fingerprint of now; None if nothing can be started.
+    #: Computes the current fingerprint; None if no server can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
     box: RunBox | None = None
-    #: The attached server's log, if it comes as a stream.
+    #: The attached server's log, if it is a stream.
     followed_log: FollowedLog | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +77,7 @@ class Session:
 
     @functools.cached_property
     def recorder(self) -> Recorder:
-        """Records measurements, and has those made so far."""
+        """The recorder of measurements; it contains all measurements so far."""
         return Recorder(self.run, self.settings.target.model)
 
     @property
@@ -96,7 +97,7 @@ class Session:
         """The interpreter that imports the engine.
 
         Raises:
-            NotRun: The engine is a program.
+            NotRun: The engine is a program without a Python package.
         """
         engine = registry.engine(self.settings.engine.name)
         if isinstance(engine, protocol.Program):
@@ -145,14 +146,14 @@ class Session:
             run.record.cannot_write(error)
 
     def note_resources(self) -> None:
-        """Note the memory of the server and of the machine so far."""
+        """Record the memory of the server and of the machine so far."""
         sampler = self.run.servers.sampler
         if sampler is not None:
             resources = sampler.resources.model_dump(mode="json")
             self.run.record.emit(events.EnvironmentNoted("resources", resources))
 
     def _end(self, *, finished: bool) -> None:
-        """Decide on the run, and write it down. A report that cannot be written is never PASS."""
+        """Set the verdict of the run and write it. If writing fails, the run is not PASS."""
         run = self.run
         self.note_resources()
         for _attempt in range(2):
@@ -179,11 +180,11 @@ class Session:
                 return
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
-        """Judge what a stopped server left, the kernels of its nodes, and its whole path.
+        """Judge what a stopped server left behind, the kernel messages, and its complete log.
 
         Args:
-            configuration: The name of its configuration.
-            report: What its stop found.
+            configuration: The name of the server's configuration.
+            report: The report of the stop.
         """
         self.run.servers.note_stop(configuration, report)
         for node, kernel in report.kernels.items():
@@ -191,9 +192,9 @@ class Session:
         self.run.paths.judge_again()
 
     def close(self) -> None:
-        """Stop what runs and write the final report.
+        """Stop the server, and write the final report.
 
-        The run has finished if every selected test was decided and nobody interrupted it.
+        The run has finished if every selected test has a verdict and the run was not interrupted.
         """
         run = self.run
         if run.servers.sampler is not None:
@@ -220,9 +221,9 @@ class Session:
         self._end(finished=finished)
 
     def _judge_what_was_started(self) -> None:
-        """Decide INVALID if what computes, or the checkpoint, changed since the run began.
+        """Make the run INVALID if the engine's packages or the checkpoint changed during the run.
 
-        A part of the run was then judged of another build than its report tells.
+        A part of the run has then tested another build than the report names.
         """
         run = self.run
         before = run.record.file.fingerprint
@@ -244,7 +245,7 @@ class Session:
             run.record.emit(events.Decided(decision))
 
     def _hold_against(self) -> None:
-        """Decide what is worse than in the run that this one is compared with."""
+        """Record everything that is worse than in the trusted run."""
         run = self.run
         settings = self.settings
         if settings.judging.against is None or run.target.obstacle is not None:
@@ -255,12 +256,12 @@ class Session:
         run.record.emit(events.Compared(compared.against))
         run.record.emit(events.Changed(compared.changes))
         for entry in worse:
-            # A certificate is absolute, and says how the run compares.
+            # A certificate does not depend on the comparison, and only reports it.
             if not settings.judging.certify:
                 run.record.emit(events.Decided(entry))
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
-        """Return what is worse than in the trusted run and shows in no test.
+        """Return the deteriorations since the trusted run that no test shows.
 
         Args:
             file: A copy of this run's verdict file. Its ``against`` and ``changes`` are set.
@@ -272,26 +273,26 @@ class Session:
         return against.judge(file, trusted, self.run.profile, metrics, self.selected.asks_for)
 
     def release(self) -> None:
-        """Stop a server that was started after the end, and free the report directory."""
+        """Stop a server that was started after the end, and unlock the report directory."""
         finished = self.run.record.file.finished
         if self.run.servers.stop() is not None:
             self._end(finished=finished)
         self.report.lock.close()
 
     def say_where_the_earlier_report_is(self) -> None:
-        """Show where the report of the run before was moved to."""
+        """Show where the earlier report was moved to."""
         earlier = self.report.earlier
         if earlier is not None:
             self.run.record.say("report", f"the earlier one is kept in {earlier}")
 
     def withdraw(self) -> None:
-        """End a run that has begun nothing: its request is refused, and it leaves no report."""
+        """End a refused run that has not begun. It leaves no report."""
         run = self.run
         if run.servers.sampler is not None:
             run.servers.sampler.stop()
         if run.servers.kept_log is not None:
             run.servers.kept_log.close(run.record.secrets)
-        if run.record.log.path is not None:  # otherwise the report is of the run to be resumed
+        if run.record.log.path is not None:  # otherwise the folder belongs to the run to resume
             report_directory.restore(run.record.directory, self.report.earlier)
         self.report.lock.close()
         if self.in_use is not None:
@@ -308,14 +309,14 @@ class Session:
 
 
 def _is_of_the_judged(difference: Difference, before: Fingerprint) -> bool:
-    """Whether a difference is one of the build or of the checkpoint."""
+    """Whether a difference concerns the build or the checkpoint."""
     if difference.field == "sources":
         return difference.key in before.sources and difference.key != "suite"
     return difference.field == "model" and not identity.is_name(difference.one or "")
 
 
 def secrets_given(settings: Settings) -> set[str]:
-    """Return the values of the environment and of the settings that no report may show.
+    """Return the secrets in the environment and the settings, which no report may contain.
 
     Args:
         settings: The settings of the run.
