@@ -238,7 +238,7 @@ class Servers:
         if self.pool is None:
             if life is not None and not life.answers():
                 self._distrust(
-                    "the attached server answers no more, and is not the suite's to restart"
+                    "the attached server no longer answers, and the suite cannot restart it"
                 )
             return
         if life is not None:
@@ -246,8 +246,8 @@ class Servers:
         report = self.pool.stop()
         if report is not None and not report.clean:
             self._distrust(
-                "the machine is not as it was before the crash: "
-                f"{len(report.survivors)} processes left, port free: {report.port_free}, "
+                f"the crash left something behind on the machine: {len(report.survivors)} "
+                f"processes left, port free: {report.port_free}, "
                 f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
             )
         if self.aborted is None:

@@ -34,7 +34,7 @@ _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "
 _MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
 #: The maximum number of distinct faults under load that a cause lists.
 _MOST_FAULTS = 20
-_ATTACHED = "the server is attached: its processes are its owner's"
+_ATTACHED = "the server is attached: the suite does not inspect its processes"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -134,7 +134,7 @@ class CrashDesk:
         evidence.cause = Cause(
             kind=kind,
             summary=f"{self._record.directory}: {self._record.unwritten}",
-            owner="whoever keeps this disk: what is not written is lost",
+            owner="the owner of this disk: the report is lost",
             remedy="make room, or give another --report-dir",
         )
         self._report(evidence)
@@ -149,7 +149,7 @@ class CrashDesk:
             return
         if all(crash.kind != servers.aborted[0] for crash in self._record.file.crashes):
             evidence = self._gather(servers, None, None)
-            evidence.what = "the machine, with no server of the suite to blame"
+            evidence.what = "the machine; no server of the suite was running"
             self._report(evidence)
 
     def _gather(
@@ -270,7 +270,7 @@ class CrashDesk:
                 record.redact,
             )
         except OSError as error:
-            elsewhere = f"no bundle could be written: {error}"
+            elsewhere = f"the crash bundle could not be written: {error}"
         crash = CrashReport(
             kind=cause.kind,
             summary=printable(record.redact(cause.summary)),
@@ -321,9 +321,9 @@ class CrashDesk:
             )
         return Cause(
             kind="timeout",
-            summary=f"the test did not end in its time ({error}){aside}",
-            owner="the engine, if requests were under way (in-flight.json); else the test",
-            remedy="raise [test_timeout_s] of the profile only when the server was making progress",
+            summary=f"the test exceeded its timeout ({error}){aside}",
+            owner="the engine, if requests were in flight (in-flight.json); otherwise the test",
+            remedy="raise [test_timeout_s] of the profile only if the server was making progress",
         )
 
     def _metrics(self, servers: Servers) -> str | None:
@@ -359,8 +359,8 @@ def _stop_crashed(servers: Servers, evidence: crash_bundle.Evidence) -> None:
     why_distrusted = None
     if xids:
         why_distrusted = (
-            f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): nothing "
-            "measured or computed after it can be trusted; reset the GPU or reboot"
+            f"the driver reported an error of the GPU ({xids[0].strip()[:120]}): later "
+            "measurements and answers cannot be trusted. Reset the GPU, or reboot"
         )
     servers.stop_crashed(why_distrusted)
 
@@ -416,7 +416,7 @@ def _happened(error: Exception | Dead, *, ended: bool) -> str:
     if isinstance(error, ServerError | Dead) or ended:
         return "the server died"
     if isinstance(error, RanOutOfTime):
-        return "a test ran out of time"
+        return "a test exceeded its timeout"
     return "the server failed"
 
 
@@ -425,4 +425,4 @@ def _subject(error: Exception | Dead | None) -> str:
         return f"under load ({error.what})"
     if isinstance(error, ServerError | Dead):
         return error.what
-    return "a test ran out of time"
+    return "a test exceeded its timeout"
