@@ -273,9 +273,7 @@ def _side(
     middle = float(np.median(rounds))
     level = over_time(series) if passing_rate else middle
     if passing_rate and level <= threshold:
-        return None, (
-            "the rate over the whole time is on the other side of the threshold than the median"
-        )
+        return None, "rate over the time and median are on different sides of the threshold"
     margin = min(sign * (middle / threshold - 1.0), sign * (level / threshold - 1.0))
     required = required_margin(count, passing=above == is_rate)
     if margin <= required:
@@ -434,9 +432,7 @@ def decide_measurement(
             return decision, measurement
         rounds = measurement.rounds
         if more is None:
-            observed = (
-                f"{rounds} rounds are too few for a verdict; a gate needs at least {FIRST_LOOK}"
-            )
+            observed = f"{rounds} rounds are too few for a verdict; it needs {FIRST_LOOK}"
             fact = Fact("", observed, gate.metric, evidence="--rounds")
             estimate = statistics.estimate(measurement.samples)
             return Decision(Verdict.INCONCLUSIVE, None, estimate, fact), measurement
