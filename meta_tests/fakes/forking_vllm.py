@@ -1,7 +1,9 @@
-"""vLLM's API server, whose engine core and workers are forks of it.
+"""vLLM's API server, whose engine core is a fork of it.
 
-On a CPU vLLM starts each of them as a new interpreter, which imports torch and vLLM anew: that is
-most of what a start costs. A fork has them. `fake_python.py` runs this file for ``-m vllm...``.
+On a CPU vLLM starts it as a new interpreter, which imports torch and vLLM anew: that is most of
+what a start costs. A fork has them. `fake_python.py` runs this file for ``-m vllm...``. The worker
+must be in the engine core: a worker that is a fork of it keeps the pipe open by which the API
+server sees that the core is dead.
 """
 
 import multiprocessing

@@ -20,7 +20,7 @@ import pytest
 
 from meta_tests.faults import catalogue_rows
 from meta_tests.faults.protocol_faults import PROFILE, record_environment_once, vllm_serving
-from meta_tests.folders import DATA, IN_VLLM, ROOT
+from meta_tests.folders import DATA, FAKES, IN_VLLM, ROOT
 from sm121.checkpoint import canary
 from sm121.core.server import Server
 
@@ -70,7 +70,13 @@ class SabotagedServer:
         # less.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         arguments += ["--distributed-executor-backend", "uni"]
-        self.managed = vllm_serving(checkpoint, directory, configuration, *arguments, **environment)
+        # The engine core is a fork of the API server.
+        python = str(FAKES / "fake_python.py")
+        environment["SM121_META_PYTHON"] = sys.executable
+        environment["SM121_META_SERVER"] = "forking_vllm.py"
+        self.managed = vllm_serving(
+            checkpoint, directory, configuration, *arguments, python=python, **environment
+        )
         self.configuration = configuration
         self.reference = reference or checkpoint
         self.server: Server | None = None

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from meta_tests.fakes.fault_proxy import FAULTS, Fault, FaultProxy
 from meta_tests.faults import catalogue_rows
-from meta_tests.folders import FAKES, ROOT
+from meta_tests.folders import ROOT
 from sm121.checkpoint import canary
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, environment_items
@@ -31,8 +31,6 @@ from sm121.evidence import environment
 
 PROFILE = profile.load("cpu-tiny-gpt-oss")
 NO_FAULT = Fault("none", "")
-#: With these, `fake_python.py` starts vLLM as `forking_vllm.py` does.
-FORKING = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "forking_vllm.py"}
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,17 @@ class Outcome:
 
 
 def vllm_serving(
-    model: Path, directory: Path, name: str = PROFILE.under_test, *more: str, **variables: str
+    model: Path,
+    directory: Path,
+    name: str = PROFILE.under_test,
+    *more: str,
+    python: str = sys.executable,
+    **variables: str,
 ) -> ManagedServer:
-    """The real vLLM as the profile starts it, on some checkpoint; with further arguments. Its
-    processes are forks: new interpreters would each import vLLM (`forking_vllm.py`)."""
+    """The real vLLM as the profile starts it, on some checkpoint; with further arguments."""
     settings = PROFILE.configurations[name]
     arguments = (*PROFILE.engine.arguments, *settings.arguments, *more)
-    environment_ = environment_items(PROFILE.engine.environment, {**FORKING, **variables})
-    python = str(FAKES / "fake_python.py")
+    environment_ = environment_items(PROFILE.engine.environment, variables)
     fields = (name, "vllm", python, str(model), PROFILE.model.served_name, arguments)
     configuration = ServerConfiguration(*fields, environment_, speaking_worker=True)
     limits = StartLimits(ready_s=600, stalled_s=180, stop_s=20)

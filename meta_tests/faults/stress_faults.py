@@ -194,16 +194,14 @@ def _status(
     """The exit status of the run."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
-    variables["SM121_META_PYTHON"] = sys.executable
     arguments = ["-p", "no:cacheprovider", "--arch", "cpu", f"--profile={profile}",
-                 f"--report-dir={report}", "--engine-python", str(FAKES / "fake_python.py"),
-                 *case.tests]  # fmt: skip
-    if case.fault is None:
-        variables["SM121_META_SERVER"] = "forking_vllm.py"
-    else:
+                 f"--report-dir={report}", *case.tests]  # fmt: skip
+    if case.fault is not None:
+        variables["SM121_META_PYTHON"] = sys.executable
         variables["SM121_META_FAULT"] = case.fault
         variables["SM121_META_FILL"] = str(report)
-        arguments += ["--kernel-trace", "off"]
+        python = str(FAKES / "fake_python.py")
+        arguments += ["--engine-python", python, "--kernel-trace", "off"]
     output.touch()
     process = template.start(arguments, output, variables)
     try:
