@@ -237,7 +237,7 @@ def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_see
     assert len(remarks) == 1 and "cannot tell which process" in remarks[0]
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of())
     mine.read_before()
-    assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason
+    assert file.box.state == "DEGRADED" and "other processes use the GPU: [4711]" in file.box.reason
     assert file.box.remedy == "end the other work on this machine"
 
 
