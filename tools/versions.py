@@ -184,7 +184,7 @@ def _failed(run: VerdictFile) -> list[dict[str, str]]:
 
 def _said(message: str) -> dict[str, str]:
     """What a failure says, and what is known of it."""
-    seen, _, known = message.partition("; known of ")
+    seen, _, known = message.partition("; known bug of ")
     return {"message": _plain(seen), "known": known}
 
 

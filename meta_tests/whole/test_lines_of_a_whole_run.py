@@ -58,7 +58,7 @@ def test_a_kernel_compiled_in_a_timed_request_makes_its_number_invalid(
     if verdict == "INVALID":
         said = "compiled_meanwhile: the engine compiled kernels while timed requests ran (1 lines "
         assert f"{said}in its log): {line}" in test["message"]
-        assert "known of >=0.20: " in test["message"]
+        assert "known bug of >=0.20: " in test["message"]
         assert "vllm/issues/43009" in test["message"]
         assert line in done.stdout
 
