@@ -113,7 +113,7 @@ def test_vllms_own_parser_takes_what_the_axes_give():
 
 
 def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match="cannot be asked"):
+    with pytest.raises(UsageError, match="cannot be run"):
         Vllm().check_arguments("/nowhere/python", [[]], {})
 
 

@@ -357,7 +357,7 @@ def test_only_processes_of_the_engine_are_named_as_killed() -> None:
     ]
     cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={4783})
     assert cause.kind == "killed"
-    assert cause.summary.startswith("VLLM::EngineCore (4783) ended without a word")
+    assert cause.summary.startswith("VLLM::EngineCore (4783) ended without a message")
 
 
 def test_a_process_without_an_engines_name_is_named_as_killed() -> None:
@@ -365,4 +365,4 @@ def test_a_process_without_an_engines_name_is_named_as_killed() -> None:
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [{"pid": 7, "name": "python3", "status": None}]
     cause = death.cause_of(logged, exits=exits, kernel=KernelMessages(), kills=0, pids={7})
-    assert cause.summary.startswith("python3 (7) ended without a word")
+    assert cause.summary.startswith("python3 (7) ended without a message")

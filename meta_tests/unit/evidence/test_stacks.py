@@ -144,5 +144,5 @@ def test_processes_that_have_ended_have_no_stacks(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     entry = {"pid": ended.pid, "name": "python", "status": "running"}
-    with pytest.raises(stacks.NoStacks, match="no process of the tree"):
+    with pytest.raises(stacks.NoStacks, match="no process of the server"):
         stacks.take([entry], tmp_path)

@@ -116,7 +116,7 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
     run._visit = Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         run.judge()
-    with pytest.raises(NotRun, match="broken off"):
+    with pytest.raises(NotRun, match="interrupted"):
         run.judge()
 
 
