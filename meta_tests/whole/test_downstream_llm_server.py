@@ -135,6 +135,7 @@ def test_has_another_bug(mortal):
 """
 
 
+@pytest.mark.slow("another way to the same verdict")
 def test_a_server_that_dies_under_xfail_is_red(project):
     (project / "test_xfail.py").write_text(XFAIL)
     done = run(project, *ENGINE, "-rA", "--runxfail", "test_xfail.py::test_has_another_bug")
@@ -222,6 +223,7 @@ def test_an_option_of_theirs_with_a_name_of_the_plugin_is_one_line(project):
     assert done.returncode == 4 and line.startswith(expected), line
 
 
+@pytest.mark.slow("as of pytest_gpu_arch")
 def test_an_option_of_theirs_in_a_folder_below_is_one_line(project):
     (project / "below").mkdir()
     (project / "below" / "conftest.py").write_text(THEIRS.replace("--base-url", "--llm-model"))
@@ -232,6 +234,7 @@ def test_an_option_of_theirs_in_a_folder_below_is_one_line(project):
     assert f"\n{line}" in done.stdout and "argparsing.py" not in done.stdout, done.stdout
 
 
+@pytest.mark.slow("as of the suite")
 def test_a_password_in_the_address_is_one_line(project):
     done = run(project, f"--base-url=http://me:{SECRET}@127.0.0.1:9")
     (line,) = done.stderr.strip().splitlines()

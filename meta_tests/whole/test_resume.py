@@ -268,6 +268,7 @@ def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(r
     assert "has not finished" in file.reason, file.reason
 
 
+@pytest.mark.slow("starts two servers; the others attach")
 def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):
     """The supervisor has ended the server of the killed process; its log stays."""
     environment = {**scripted_sessions.VARIABLES, "SM121_META_RAN": str(tmp_path / "ran")}

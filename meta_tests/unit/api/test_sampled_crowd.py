@@ -59,7 +59,7 @@ def noticed(fault: str, run: int) -> list[str]:
         "temperature 1",
         pytest.param("greedy", marks=pytest.mark.slow),
         pytest.param("top_p ignored", marks=pytest.mark.slow),
-        "a tighter top_p",
+        pytest.param("a tighter top_p", marks=pytest.mark.slow),
         "seed ignored",
         pytest.param("one seed for all", marks=pytest.mark.slow),
     ],

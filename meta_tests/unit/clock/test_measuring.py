@@ -38,6 +38,15 @@ def test_a_failed_request_is_in_the_numbers(timed_server):
     assert len(rows) == 1 and "±" not in rows[0]
 
 
+@pytest.mark.parametrize("known", [151_000, 1024])
+def test_a_model_with_a_smaller_vocabulary_is_measured(timed_server, known):
+    """Qwen3 has 151,669 ids, gpt-oss 199,998."""
+    server = timed_server("--rate", "2000", "--known-ids", str(known))
+    result = clock.measure(server.base_url, prompt_tokens=64, tokens=(16,), rounds=2)
+    assert result.numbers["tg16@d0"].value, result.problems()
+    assert not any("vocabulary" in problem for problem in result.problems())
+
+
 def test_the_names_are_unique_by_depth(timed_server):
     server = timed_server("--rate", "2000")
     result = clock.measure(

@@ -368,6 +368,7 @@ def test_two_runs_into_the_same_memory_are_compared():
     assert "as declared, seen: two runs differ" in str(line)
 
 
+@pytest.mark.slow("several processes with torch")
 def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
     """Before, one abort ended pytest, and one fault of the device left the rest NOT_RUN."""
     kernels = kernels_of("faulty")

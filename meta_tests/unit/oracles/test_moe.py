@@ -244,6 +244,7 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
     assert all(scale.least > 1.5 for scale in scales)
 
 
+@pytest.mark.slow("every kernel")
 def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
     """Half as much again as what its roundings make. Without them in the oracle there is none."""
     limit = comparison.tolerance("fused_moe", torch.bfloat16, Declaration(activations="mxfp8"))

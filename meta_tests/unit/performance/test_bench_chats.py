@@ -211,6 +211,7 @@ def sample(timed_server, tmp_path):
     return sample_them
 
 
+@pytest.mark.slow("the slow sampler has both rates, too")
 def test_sampled_answers_stand_beside_greedy_ones(sample):
     measurement = sample()
     assert measurement.valid and measurement.name == "tg32_sampled@d0"

@@ -43,7 +43,7 @@ def share_of(verdict: Verdict, build: float, stored: int) -> float:
     return [judged(build, stored, chance) for _ in range(2000)].count(verdict) / 2000
 
 
-@pytest.mark.parametrize("stored", [5, 12])
+@pytest.mark.parametrize("stored", [5, pytest.param(12, marks=pytest.mark.slow("easier than 5"))])
 @pytest.mark.parametrize(
     ("build", "wrong"),
     [(53.0, Verdict.FAIL), (51.0, Verdict.PASS), (51.99, Verdict.PASS), (52.01, Verdict.FAIL)],

@@ -303,7 +303,14 @@ def rises(seen: list[Left]) -> float:
 
 @pytest.mark.parametrize("start_s", [100.0, 200.0, 600.0], ids=["short", "usual", "three-times"])
 @pytest.mark.parametrize("factor", [0.3, 1.0, 4.0], ids=["faster", "as-recorded", "slower"])
-@pytest.mark.parametrize("share_known", [0, 2, 1], ids=["untimed", "half-timed", "timed"])
+@pytest.mark.parametrize(
+    "share_known",
+    [
+        pytest.param(0, id="untimed"),
+        pytest.param(2, id="half-timed", marks=pytest.mark.slow("between the two others")),
+        pytest.param(1, id="timed"),
+    ],
+)
 def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_known):
     """Checks of uneven length; expected by the range that ships, by what a run took, or by both."""
     recorded = {test["id"]: test["seconds"] for test in RECORDED["tests"] if test["seconds"]}

@@ -23,6 +23,8 @@ _PROBE_TOKENS = 2
 #: Lengths of the probe's prompts: of ids in tokens, of text in words.
 _PROBE_PROMPT_TOKENS = 8
 _PROBE_WORDS = 32
+#: Smaller vocabularies to try if the server says that an id is out of its own.
+_VOCABULARIES = (30_000, 900)
 
 
 @dataclass
@@ -140,7 +142,12 @@ class MeasuredServer:
 
     def _probe(self) -> None:
         """Find out whether the server accepts token ids, and how to count its answers' tokens."""
-        answer = self._answer(self.request(_PROBE_PROMPT_TOKENS, _PROBE_TOKENS))
+        answer = self._answer_to_the_largest_id()
+        for vocabulary in _VOCABULARIES:
+            if answer.ok or "vocab" not in (answer.error or "").lower():
+                break
+            self.prompts.vocabulary = min(self.prompts.vocabulary, vocabulary)
+            answer = self._answer_to_the_largest_id()
         if answer.ok or answer.status not in (400, 422):
             self.needs_ids = answer.ok and answer.clock() != "usage"
             needs_tokenizer = answer.ok and self.prompts.natural
@@ -148,6 +155,20 @@ class MeasuredServer:
                 return
         refusal = answer.error or "of a text, which its /tokenize does not tell"
         self._probe_text(refusal)
+
+    def _answer_to_the_largest_id(self) -> TimedAnswer:
+        """Send a prompt with the largest id of the vocabulary; texts are sent as they are."""
+        prompt = self.prompts.make(_PROBE_PROMPT_TOKENS, "")
+        if isinstance(prompt, list):
+            prompt[0] = self.prompts.vocabulary - 1
+        return self._answer(
+            completion(
+                self.endpoint.served_name,
+                prompt,
+                prompt_tokens=_PROBE_PROMPT_TOKENS,
+                tokens=_PROBE_TOKENS,
+            )
+        )
 
     def _probe_text(self, refusal: str) -> None:
         """Find out how to make texts of a given length. `refusal`: why ids are not accepted."""

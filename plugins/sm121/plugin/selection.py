@@ -86,8 +86,9 @@ def place_of_level(item: pytest.Item) -> int:
 
 
 def _level_of(item: pytest.Item) -> str | None:
+    marked = {mark.name for mark in item.iter_markers()}
     for name in LEVELS:
-        if item.get_closest_marker(name):
+        if name in marked:
             return name
     return None
 

@@ -147,7 +147,7 @@ class Draft:
         rate = None
         if self.measured is not None:
             number = self.measured.numbers.get(f"pp{self.prompt_tokens}@d0")
-            rate = number.value if number is not None else None
+            rate = number.value if number is not None and number.valid else None
         fitting = [0]
         for depth in _DEPTHS:
             if depth <= room and (rate is None or depth / rate <= _LONGEST_PREFILL_S):
