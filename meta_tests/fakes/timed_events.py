@@ -2,10 +2,13 @@
 it decide a token; at one place of 64 two are equally likely, and the first is generated."""
 
 import itertools
+import json
 import random
 import re
 from collections.abc import Iterator
 from typing import Any
+
+from aiohttp import web
 
 VOCABULARY = 199_998
 #: States of the engine by script, what a token does to one, places to a tie.
@@ -110,3 +113,13 @@ def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any
     names = [f"token_id:{step[0]}" for step in steps]
     values = [step[2] for step in steps]
     return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}
+
+
+async def out_of_vocabulary(request: web.Request, token: int) -> web.StreamResponse:
+    """Refuse an id as vLLM does a streamed request: in an event, with status 200."""
+    error = {"message": f"Token id {token} is out of vocabulary", "code": 400}
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+    await response.write_eof()
+    return response

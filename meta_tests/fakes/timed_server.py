@@ -210,7 +210,7 @@ class TimedServer(VllmPages):
         if isinstance(prompt, list) and not pace.accepts_ids:
             return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
         if isinstance(prompt, list) and max(prompt) >= pace.known_ids:
-            return await _out_of_vocabulary(request, max(prompt))
+            return await timed_events.out_of_vocabulary(request, max(prompt))
         failing = number == pace.fail_number
         if failing or (pace.fail_every and number % pace.fail_every == 0):
             return web.json_response({"error": {"message": "engine is busy"}}, status=500)
@@ -399,15 +399,6 @@ class Plan:
 
     tokens: int
     at: list[int]
-
-
-async def _out_of_vocabulary(request: web.Request, token: int) -> web.StreamResponse:
-    error = {"message": f"Token id {token} is out of vocabulary", "code": 400}
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
-    await response.write_eof()
-    return response
 
 
 def _choice(

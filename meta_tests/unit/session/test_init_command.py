@@ -157,6 +157,15 @@ def test_gates_of_a_cpu_are_comments(draft, tmp_path):
     assert '#     { metric = "tg32@d0"' in made.text("canary")
 
 
+def test_a_fallback_that_the_shipped_profile_accepts_is_accepted(draft, tmp_path):
+    """Another one stays a comment, for the reader of the profile to decide."""
+    path = KernelPath(fallbacks=["runner_v2_to_v1", "marlin_fallback"], log=LogStart(asked=ASKED))
+    mine = tmp_path / "mine.toml"
+    mine.write_text(draft("cpu", path).text("exam.jsonl"))
+    assert list(profile.load(str(mine)).kernel_path.accepted_fallbacks) == ["runner_v2_to_v1"]
+    assert "The log reports the fallback marlin_fallback" in mine.read_text()
+
+
 def test_arguments_and_path_are_those_of_the_log(draft, tmp_path):
     line = "Using CPU_ATTN backend"
     path = KernelPath(attention="CPU_ATTN", evidence={"attention": line}, log=LogStart(asked=ASKED))

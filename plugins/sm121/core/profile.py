@@ -18,21 +18,10 @@ from sm121.core import architecture, builds, data_file, engine_settings, extendi
 from sm121.core.architecture import NAMES
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
-from sm121.core.engine_settings import (
-    Configuration,
-    KernelPathRequirement,
-    PathRule,
-    values_set,
-)
+from sm121.core.engine_settings import Configuration, KernelPathRequirement, PathRule, values_set
 from sm121.core.errors import UsageError
 from sm121.core.measuring_settings import Count, Positive
-from sm121.core.profile_fields import (
-    FULL,
-    LEVELS,
-    ConfigurationName,
-    Gate,
-    Level,
-)
+from sm121.core.profile_fields import FULL, LEVELS, ConfigurationName, Gate, Level
 from sm121.core.suggestion import did_you_mean
 
 SCHEMA_VERSION = 1

@@ -128,6 +128,12 @@ class Draft:
         return required
 
     @property
+    def accepted_fallbacks(self) -> dict[str, str]:
+        """The fallbacks of the log that the shipped profile of this machine accepts, with why."""
+        accepted = self.base.kernel_path.accepted_fallbacks
+        return {name: accepted[name] for name in self.facts.path.fallbacks if name in accepted}
+
+    @property
     def missing_path(self) -> list[str]:
         """The values of the kernel path that nothing shows."""
         missing = [name for name in ("attention", "moe", "dtype") if name not in self.required_path]
