@@ -61,7 +61,7 @@ def judged(checkpoints, tmp_path_factory):
             except AssertionError as error:
                 failures.append(f"{test.__name__}: {error}")
             except NotRun as error:
-                assert "can be told from rounding" in str(error)
+                assert "can be distinguished from rounding" in str(error)
         print(dict(server), dtype, failures or "green")
         return failures
 

@@ -329,8 +329,8 @@ def test_an_empty_storage_is_one_line(project):
     ("options", "expected"),
     [
         pytest.param((f"{COMPARE}=0099",), "the latest is 0001", id="no-such-run"),
-        pytest.param((COMPARE, TESTS), "takes the word behind it", id="a-path-taken-for-a-number"),
-        pytest.param((COMPARE, "no/such/file.py"), "takes the word", id="a-path-that-is-not-there"),
+        pytest.param((COMPARE, TESTS), "takes the next word", id="a-path-taken-for-a-number"),
+        pytest.param((COMPARE, "no/such/file.py"), "takes the next", id="a-path-that-is-not-there"),
         pytest.param((f"{COMPARE}=",), "expected the number of a stored run", id="no-number"),
         pytest.param((COMPARE, "--benchmark-disable"), "times nothing", id="nothing-timed"),
         pytest.param((COMPARE, "--benchmark-skip"), "measures nothing", id="nothing-measured"),

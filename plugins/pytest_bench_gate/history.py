@@ -184,7 +184,7 @@ def require(config: pytest.Config) -> None:
     there = f"the latest is {known[-1]}" if known else "it has none"
     raise pytest.UsageError(
         f"{OPTION} {str(named)!r}: expected the number of a stored run with gates in {storage}, "
-        f"{there}. The option takes the word behind it: write paths first, or {OPTION}=0001"
+        f"{there}. The option takes the next word as its value: write paths first, or {OPTION}=0001"
     )
 
 

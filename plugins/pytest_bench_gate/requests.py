@@ -62,7 +62,7 @@ def refuse_what_crashes(config: pytest.Config) -> None:
     if len(Path(named).parts) > 2 or Path(named).is_absolute():
         raise pytest.UsageError(
             f"{OPTION} {named!r}: expected the number of a stored run or its file, got neither. "
-            f"The option takes the word behind it: write paths first, or {OPTION}=0001"
+            f"The option takes the next word as its value: write paths first, or {OPTION}=0001"
         )
 
 

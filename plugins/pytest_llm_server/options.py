@@ -164,7 +164,8 @@ def _refuse_options_of_a_start(config: pytest.Config) -> None:
     for name in ("--llm-args", "--llm-engine"):
         if config.getoption(name):
             raise pytest.UsageError(
-                f"{name} with {_BASE_URL}: a running server is never started. Leave out one of them"
+                f"{name} with {_BASE_URL}: {name} only applies to a server that the plugin starts. "
+                "Leave out one of them"
             )
 
 

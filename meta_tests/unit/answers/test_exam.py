@@ -195,7 +195,7 @@ def test_arguments_that_are_not_json_are_the_servers_fault():
 def test_what_an_engine_cannot_is_not_run_and_the_rest_is_judged_all_the_same():
     """SGLang knows no `choice`."""
     for text, error, reason in (
-        ("1989-11-09", NotRun, r"1 of 5 .*\(4 of 4 right\): a-mammal: SGLang .*choice"),
+        ("1989-11-09", NotRun, r"1 of 5 .* 4 of 4 right\. .* a-mammal: SGLang .*choice"),
         ("9 November 1989", AssertionError, "whole answers, .*a-date"),
     ):
         script = script_of(EXAM.formats, {**healthy("formats"), "a-date": [text]})

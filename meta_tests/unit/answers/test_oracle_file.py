@@ -276,7 +276,7 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
                     log_probabilities.mistake_is_absent(Asked(part), oracle, name)
         else:
             assert rounding is not None
-            with pytest.raises(NotRun, match="cannot be told from rounding"):
+            with pytest.raises(NotRun, match="cannot be distinguished from rounding"):
                 log_probabilities.mistake_is_absent(Asked(right), oracle, name)
 
 
@@ -355,7 +355,7 @@ def test_another_rounding_is_named(made):
     assert "1 other roundings are absent" in absent(served, {})
     with pytest.raises(AssertionError, match=r"rounded as kv=fp8, .* kv=checkpoint"):
         absent(served, others["kv=checkpoint"])
-    with pytest.raises(NotRun, match="none of kv=checkpoint can be told from rounding"):
+    with pytest.raises(NotRun, match="none of kv=checkpoint can be distinguished from rounding"):
         absent(wide(served), {}, "bf16")
     with pytest.raises(Inapplicable, match="nothing beyond the checkpoint"):
         absent(made, {})

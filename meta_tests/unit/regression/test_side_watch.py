@@ -33,7 +33,7 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         run._check(Visit(name), server, side)
     assert len(unproven) == 2, "the path of either is called unproven, once"
     assert "http://a:1 --server-log PATH" in next(iter(unproven))
-    with pytest.raises(Invalid, match="another process answers at http://a:2"):
+    with pytest.raises(Invalid, match="process that answered at http://a:2 was replaced"):
         run._check(Visit("B"), server, sides[1])
 
 

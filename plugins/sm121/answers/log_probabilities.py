@@ -167,8 +167,9 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
     noise = pattern.noise()
     if not _SIGMAS * noise < _HALF:
         raise NotRun(
-            f"{mistake} cannot be told from rounding on this checkpoint: rounding alone gives a "
-            f"share of up to {_SIGMAS * noise:.2g} of it; an engine in float32 would tell"
+            f"{mistake} cannot be distinguished from rounding on this checkpoint: rounding alone "
+            f"can cause up to {_SIGMAS * noise:.2g} of the mistake's effect. Run the engine in "
+            "float32"
         )
     observed = _of_prompts(asker, oracle_texts.SMALL_MISTAKES[mistake].prompts)
     share = pattern.share(observed)
@@ -213,7 +214,9 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
         else:
             hidden.append(name)
     if not clear:
-        raise NotRun(f"none of {', '.join(others)} can be told from rounding on this checkpoint")
+        raise NotRun(
+            f"none of {', '.join(others)} can be distinguished from rounding on this checkpoint"
+        )
     observed = _of_prompts(asker, oracle_texts.ROUNDING_PROMPTS)
     shares = {}
     for name, pattern in clear.items():
@@ -228,7 +231,10 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
             fact = Fact(required, name, reference.dtype, value=shares[name], limit=limit)
             facts.append(fact)
         raise Unmet(*facts)
-    return f"{len(clear)} other roundings are absent; cannot be told: {', '.join(hidden) or 'none'}"
+    return (
+        f"{len(clear)} other roundings are absent; cannot be distinguished: "
+        f"{', '.join(hidden) or 'none'}"
+    )
 
 
 def generations_agree(
@@ -282,8 +288,8 @@ def generations_agree(
     requested = len(chosen) * oracle_texts.GENERATED
     if judged < requested / 2:
         raise NotRun(
-            f"of {requested} generated tokens {judged} could be judged: then the server went "
-            "on with others, as likely within the tolerance"
+            f"only {judged} of {requested} generated tokens could be compared with the oracle's: "
+            "the server chose other, equally likely tokens, after which nothing is compared"
         )
     tokens_judged = f"{judged} generated tokens, {reference.dtype}"
     if not effects:

@@ -86,7 +86,8 @@ class Candidate:
         self.remark("; ".join([f"exam {self.exam.name}: {name}: {right}", *missed]))
         if unasked:
             raise NotRun(
-                f"{len(unasked)} of {len(outcomes)} cannot be asked ({right}): {unasked[0]}"
+                f"{len(unasked)} of {len(outcomes)} questions cannot be asked; of the "
+                f"others, {right}. The first: {unasked[0]}"
             )
 
     def recalls(self, tokens: int) -> None:

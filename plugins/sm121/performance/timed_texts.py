@@ -28,11 +28,11 @@ from sm121.core.unmet import Fact, Unmet, facts_of, require
 from sm121.core.verdict import NotRun
 from sm121.measure.cells import MeasuredCell
 
-#: The most tokens of a character of several bytes, which is shown with the last of them.
+#: Maximum number of tokens of a character of several bytes. A text shows it with its last token.
 _TOKENS_OF_A_CHARACTER = 4
-#: The parts of a prompt; each look changes the next one.
+#: The number of parts of a prompt. Each comparison changes the next part.
 _PARTS = 4
-#: The characters of a text in a message.
+#: Maximum number of characters of a text that a message quotes.
 _SHOWN = 60
 #: A log-probability below that of any token.
 _IMPOSSIBLE = -1e9
@@ -57,11 +57,11 @@ class TimedTexts:
     def check_cell(self, cell: MeasuredCell) -> None:
         """Repeat some of a cell's new timed requests, and compare the answers.
 
-        A long request is drawn at random, and at the first look a short one too. A difference makes
-        each number of the cell invalid.
+        A long request is drawn at random, and for the first comparison a short one too. If an
+        answer differs, each number of the cell is invalid.
 
         Args:
-            cell: The cell. Its doubts get the reason.
+            cell: The cell. The reason is added to its ``doubts``.
         """
         key = (cell.depth, cell.concurrency)
         pairs = [pair for pair in cell.unread if pair.answer.ok]
@@ -92,11 +92,11 @@ class TimedTexts:
         Args:
             prompt: The prompt of the timed request, as text or as ids.
             answer: The timed answer.
-            look: The number of the look, which chooses the part of the prompt that is changed.
+            look: The number of earlier comparisons, which chooses the changed part of the prompt.
 
         Raises:
             Unmet: The timed answer is not an untimed answer.
-            NotRun: The server gives no means to compare them.
+            NotRun: The server does not return what the comparison needs.
             Refused: An untimed request is refused.
             HTTPError: An untimed request fails.
         """
@@ -135,10 +135,10 @@ class TimedTexts:
     def _follow(
         self, prompt: Prompt, before: Ids, timed: TimedAnswer, salt: str, forks: int = 0
     ) -> tuple[Ids, Position]:
-        """Return the ids of a timed text after the first ones, and the position of the next.
+        """Return the ids of a timed text after the ids ``before``, and the position of the first.
 
-        An equally likely token is tried at the place where the untimed answer parts from the timed
-        text. ``forks`` is the number of such tokens before.
+        Where the untimed answer deviates from the timed text, an equally likely token is tried.
+        ``forks`` is the number of such tokens in ``before``.
         """
         tokens = timed.asked_tokens - len(before)
         begun_prompt = prompt if isinstance(prompt, str) else prompt + before
@@ -177,13 +177,13 @@ class TimedTexts:
         raise Unmet(Fact(f"as untimed {expected!r}", f"{observed!r}", about))
 
     def _untimed(self, prompt: Prompt, tokens: int, salt: str) -> Completion:
-        """Return the rest of an answer, with the end of a text banned as in a timed request."""
+        """Return the rest of an answer. As in a timed request, it cannot end early."""
         fields: dict[str, Any] = {"ignore_eos": True, "min_tokens": tokens}
         if isinstance(prompt, str):
             fields["add_special_tokens"] = False
         answer = self.asker.ask(Request(prompt, tokens, salt=salt, fields=fields))
         if len(self.asker.ids(answer)) != tokens:
-            raise NotRun("the engine ends an answer where its text ends")
+            raise NotRun("untimed answer: expected as many tokens as requested, got another number")
         ids = self.asker.ids(answer)
         for at, position in enumerate(self.asker.positions(answer)):
             self._require_likeliest(ids[at], position, 0.0, f"token {at}, untimed")
@@ -196,7 +196,7 @@ class TimedTexts:
         return self.bound.fork or self.bound.max_abs
 
     def _as_likely(self, token: int, position: Position) -> list[int]:
-        """Return the tokens that are as likely as a token, by the noise of the arithmetic."""
+        """Return the tokens that are as likely as a token within the noise of the arithmetic."""
         values = _by_id(position)
         least = values[token] - self._equal_within
         return [other for other, value in values.items() if other != token and value >= least]
@@ -225,5 +225,5 @@ def _by_id(position: Position) -> dict[int, float]:
 
 
 def _plain(text: str) -> str:
-    """Return a text with one mark for each run of bytes that are no character, none at its ends."""
+    """Return a text without U+FFFD at both ends, and with adjacent U+FFFD merged into one."""
     return re.sub("\ufffd+", "\ufffd", text).strip("\ufffd")

@@ -334,7 +334,7 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
     is_divided = workers.is_parallel(config)
     if is_divided and is_asked(config):
         raise UsageError(
-            f"{asked} with -n: no time is measured beside other workers. Leave out -n."
+            f"{asked} with -n: the suite measures no times while other workers run. Leave out -n."
         )
     is_disabled = config.getoption("benchmark_disable", False) and not is_divided
     if is_disabled and not config.getoption("benchmark_enable", False):
@@ -394,7 +394,7 @@ def _refuse_missing(folder: Path, named: str | None) -> None:
 def _no_number(named: str) -> UsageError:
     return UsageError(
         f"{_COMPARE} {named!r}: expected the number of a stored run or its file, got neither. The "
-        f"option takes the word behind it: write paths first, or {_COMPARE}=0001"
+        f"option takes the next word as its value: write paths first, or {_COMPARE}=0001"
     )
 
 

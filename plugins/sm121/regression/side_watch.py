@@ -15,13 +15,13 @@ from sm121.run.run import Run
 
 @dataclass
 class SideWatch:
-    """Compares the servers of both sides with those of their first visits."""
+    """Compares the server of each side with the one at the side's first visit (`ab.Visit`)."""
 
     run: Run
     sides: tuple[Side, Side]
-    #: By side: the watch of the process at its URL, since the first visit.
+    #: By side: watches the process at the side's URL since the first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
-    #: By side: the reader of its server's log.
+    #: By side: reads the log of the side's server.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
     #: The prompts that A continued correctly at its first visit.
     _answered: frozenset[str] | None = None
@@ -29,14 +29,15 @@ class SideWatch:
     def forgotten(self, name: str, server: Server) -> str | None:
         """Return a message about a wrong answer to a prompt that A first answered correctly.
 
-        None if there is none. The rate of a server whose answers are noise must not count.
+        Returns None if there is no such answer. The rate of a server whose answers are noise must
+        not count.
 
         Args:
             name: The side, ``A`` or ``B``.
             server: Its server.
 
         Raises:
-            Invalid: The wrong answer is A's own.
+            Invalid: A itself gave the wrong answer.
         """
         questions = exam.load(self.run.profile.correctness.exam).completions
         mistakes = exam.unknown(server.endpoint, questions)
@@ -71,7 +72,7 @@ class SideWatch:
         beside.decide_silent(self.run.record, errors, f"log of {name}")
 
     def check_process(self, where: str, name: str, server: Server, url: str) -> None:
-        """Check that a side's server is still that of its first visit, and is not the other side's.
+        """Check that a side's server is the one of its first visit, and not the other side's.
 
         Args:
             where: The side and the visit, as the message names them.
@@ -80,7 +81,7 @@ class SideWatch:
             url: Its URL.
 
         Raises:
-            Invalid: The server was replaced, or both URLs are of one server.
+            Invalid: The server was replaced, or both URLs belong to one server.
         """
         if name not in self._lives:
             self._lives[name] = AttachedLife(server)
@@ -91,7 +92,7 @@ class SideWatch:
         state = life.state()
         if isinstance(state, Dead):
             raise Invalid(
-                f"{where}: another process answers at {url} than at the first visit: {state.detail}"
+                f"{where}: the process that answered at {url} was replaced: {state.detail}"
             )
         life_of_a = self._lives.get("A")
         if life_of_a is None or name == "A":

@@ -474,8 +474,9 @@ def _canary(twin: str, notify: Callable[[str], None]) -> Path:
         return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
     if not (folder / twin / "config.json").is_file():
         raise UsageError(
-            f"the profile's model is the canary, which {', '.join(missing)} would build: "
-            "`sm121 canary` builds it where they are installed, or give --model"
+            "the profile's model is the canary, which is not built, and building it needs packages "
+            f"that are missing: {', '.join(missing)}. Install them, or run `sm121 canary` where "
+            "they are installed, or give --model"
         )
     return folder / twin
 
@@ -484,8 +485,8 @@ def _canary_as_gguf(folder: Path) -> Path:
     file = folder / "canary.gguf"
     if not file.is_file():
         raise UsageError(
-            f"the profile's model is the canary as GGUF, expected at {file}: `sm121 canary "
-            "--gguf LLAMA_CPP` makes it, in a checkout of the suite, LLAMA_CPP being one of "
-            "llama.cpp"
+            f"the profile's model is the canary as GGUF: expected it at {file}, got no file. Build "
+            "it in a checkout of the suite: `sm121 canary --gguf LLAMA_CPP`, where LLAMA_CPP is a "
+            "checkout of llama.cpp"
         )
     return file
