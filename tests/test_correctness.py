@@ -106,7 +106,7 @@ def test_samples_of_chats_keep_the_cut(sampler, cut):
     sampler.chats_obey(cut)
 
 
-# Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.
+# Compare with the oracle (`sm121 golden`). docs/tables/ablation.md lists the detected defects.
 
 
 @pytest.mark.ability("oracle")
@@ -147,7 +147,7 @@ def test_generation_past_the_original_context_agrees_with_the_oracle(asker, refe
     log_probabilities.generations_agree(asker, reference, [oracle_texts.long_prompt()])
 
 
-# The same request, asked in another way: equal tokens where the engine promises it, or noise.
+# The same request, sent in another way: equal tokens if the engine guarantees them, or noise.
 
 
 def test_alone_equals_in_a_batch(continuations):
@@ -195,7 +195,7 @@ def test_before_equals_after_an_aborted_request(continuations):
     continuations.equal_after_aborted_requests()
 
 
-# Speculative decoding: where the server speculates, it is faster and nothing else is different.
+# Speculative decoding: if the server speculates, it is faster, and nothing else is different.
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
@@ -302,7 +302,7 @@ def test_tools_are_called_as_published(api, profile, conformance, remark):
 
 
 # The protocol: parameters are obeyed, and answers say what they are.
-# `api` checks every answer by the published schema, and by what must hold in any answer.
+# `api` checks each answer against the published schema and the rules for all answers.
 
 
 @contract
@@ -455,7 +455,7 @@ def test_first_token_is_the_channel_token(api, profile):
     endings.begins_with_the_channel_token(api, profile.correctness)
 
 
-# What a chat becomes: fixtures/api/chats.toml against oss-harmony's own rendering.
+# Compare the server's prompt for each chat of fixtures/api/chats.toml with oss-harmony's.
 
 
 @pytest.mark.ability("harmony")

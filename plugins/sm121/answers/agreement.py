@@ -42,7 +42,8 @@ class TokenAgreement:
     forks: int
     #: The first disagreement; None if the runs agree.
     disagreement: Fact | None
-    #: The number of tokens after a fork that were not judged (the engine accepts no token ids).
+    #: The number of tokens after a fork that could not be compared, because the engine accepts no
+    #: token ids.
     unjudged: int = 0
 
     @property

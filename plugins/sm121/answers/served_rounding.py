@@ -1,6 +1,8 @@
-"""The rounding of a server beyond the checkpoint, from its kernel path and its arguments.
+"""Determines how a server rounds values, in addition to the checkpoint's own quantisation.
 
-The oracle then rounds in the same way. Formats that neither of the two shows are not guessed.
+The formats come from the server's kernel path, its arguments, or the required path of its
+configuration. The oracle then rounds in the same way. A format that none of them shows is not
+guessed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -54,8 +56,8 @@ def served_rounding(
 ) -> Rounding:
     """Return the formats that a server computes with; the arithmetic itself counts as exact.
 
-    A format comes from the kernel path if that shows it, else from the server's arguments, else
-    from the required path of the profile's configuration.
+    A format comes from the kernel path. If the kernel path does not show it, it comes from the
+    server's arguments, or else from the required path of the profile's configuration.
 
     Args:
         server: The server.

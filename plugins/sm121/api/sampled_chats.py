@@ -1,6 +1,7 @@
-"""Checks of sampled chats: servers parse their sampling parameters separately from completions'.
+"""Checks of the sampling parameters of chats.
 
-Each token of a chat serves as one sample.
+Servers parse the sampling parameters of a chat in other code than those of a completion. Each token
+of a chat serves as one sample.
 """
 
 import functools

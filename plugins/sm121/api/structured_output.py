@@ -106,7 +106,7 @@ def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctnes
 
 
 def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) -> None:
-    """Require sampled texts that match a regex or are one of several choices.
+    """Require that sampled texts match a regex, or are one of several choices.
 
     Args:
         api: The API of the server.

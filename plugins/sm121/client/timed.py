@@ -79,9 +79,9 @@ class TimedBatch:
     cpu_s: float
     #: The largest delay of the event loop.
     worst_lag_ns: int
-    #: The drift in seconds of other clocks of the machine against the client's; see `steps`.
+    #: The drift in seconds of the machine's other clocks from the client's clock; see `steps`.
     clock_steps: dict[str, float] = field(default_factory=dict)
-    #: The package of the event loop: uvloop, or asyncio where that is not installed.
+    #: The package of the event loop: uvloop, or asyncio if uvloop is not installed.
     event_loop: str = ""
 
 
@@ -116,7 +116,7 @@ class LagWatch:
         self.start()
 
     def at(self, stamp_ns: int) -> int:
-        """Return the delay that a timestamp may contain.
+        """Return by how much a timestamp may be late, because the event loop was busy.
 
         Args:
             stamp_ns: The timestamp, of ``time.perf_counter_ns``.
@@ -344,7 +344,7 @@ def _clocks() -> dict[str, int]:
 
 
 def steps(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
-    """Return how far other clocks of the machine drifted against the client's clock.
+    """Return how far the machine's other clocks drifted from the client's clock.
 
     Args:
         before: The nanoseconds of each clock at the start; ``used`` is the client's.

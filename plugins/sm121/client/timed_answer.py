@@ -88,7 +88,7 @@ class TimedAnswer:
         return self.error is None
 
     def clock(self) -> Clock | None:
-        """Return the most exact clock of this answer, or None if it has no token."""
+        """Return the most exact way to count this answer's tokens; None if it has no token."""
         with_text = [chunk for chunk in self.chunks if chunk.text]
         with_ids = [chunk for chunk in self.chunks if chunk.ids]
         if with_ids and all(chunk.ids for chunk in with_text):
@@ -125,7 +125,7 @@ class TimedAnswer:
         return arrivals
 
     def tokens(self, clock: Clock) -> int:
-        """Return the number of generated tokens, as a clock counts them."""
+        """Return the number of generated tokens, counted in the given way."""
         arrivals = self.arrivals(clock)
         return arrivals[-1].tokens if arrivals else 0
 

@@ -205,7 +205,8 @@ class Correctness(DataTable):
     #: The server's rounding beyond the checkpoint's own, in the syntax of ``--rounding``. None: it
     #: is derived from the server's kernel path.
     rounding: str | None = Field(default=None, min_length=2)
-    #: The accepted costs of rounding. A rounding without a row is measured but not judged.
+    #: The accepted accuracy costs of roundings. The cost of any other rounding is measured but not
+    #: judged.
     prices: tuple[Price, ...] = ()
     #: Configurations that must give the same answers (``--slow``; each needs a start).
     same_answers: tuple[ConfigurationName, ...] = ()

@@ -12,7 +12,8 @@ from sm121.engines.signs import CLOCK_SLACK_S
 from sm121.evidence import metrics
 
 _ANSWER_WITHIN_S = 10.0
-#: If two processes answer in turn by chance, one of them is missed once in 128 times.
+#: The number of requests to each page. If each request reaches one of two processes at random, all
+#: of them reach the same process in 1 of 128 cases.
 _REQUESTS = 8
 
 

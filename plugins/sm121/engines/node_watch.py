@@ -1,4 +1,4 @@
-"""The other nodes of a server that spans machines: who of them is lost, and why."""
+"""The other nodes of a server that spans machines: which of them are lost, and why."""
 
 import contextlib
 import math
@@ -70,13 +70,13 @@ class NodeWatch:
     """The other nodes of a server, and this machine's end of their links."""
 
     others: list[NodeProcess] = field(default_factory=list)
-    #: The first fault of a node in this attempt; it stands.
+    #: The first fault of a node in this attempt; later faults do not replace it.
     fault: ServerError | None = None
     #: When the server was ready (``time.monotonic``); minus infinity before.
     ready_at: float = -math.inf
-    #: Set once the server is asked to end.
+    #: Set when the server is stopped.
     is_over: threading.Event = field(default_factory=threading.Event)
-    #: When each connection of rank 0 was first found without an answer.
+    #: When each connection of rank 0 was first found without an answer from the other node.
     unanswered_since: dict[Connection, float] = field(default_factory=dict)
     #: The nodes connect to it to test whether they reach this machine.
     _beacon: socket.socket | None = None

@@ -46,8 +46,8 @@ def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[Node
         ranks: The number of ranks of each node.
 
     Raises:
-        UsageError: There is no cluster, it has other nodes or versions, or an earlier server is
-            there. The message is one line.
+        UsageError: There is no cluster, it has other nodes or versions, or an earlier server
+            still uses it. The message is one line.
     """
     cluster = _ask(configuration)
     key = _KEYS.get(arch, "GPU")
@@ -136,15 +136,15 @@ class RayPlaces:
 
     configuration: ServerConfiguration
     nodes: tuple[Node, ...] = field(init=False, default=())
-    #: Shared memory of its ranks: Ray ends them by SIGKILL.
+    #: Shared memory of the ranks, which Ray ends by SIGKILL.
     segments: list[str] = field(init=False, default_factory=list)
-    #: The fault of a node that the cluster has lost; the first one stands.
+    #: The first loss of a node by the cluster; later ones do not replace it.
     _found: ServerError | None = field(init=False, default=None)
     #: The NCCL that the ranks of each node mapped, by the node.
     _nccl: dict[str, list[MappedLibrary]] = field(init=False, default_factory=dict)
 
     def place(self, _launch: Launch) -> Placement:
-        """Return the variables by which vLLM finds the cluster.
+        """Return the environment variables with which vLLM finds the cluster.
 
         Raises:
             UsageError: The cluster does not answer.
@@ -163,7 +163,7 @@ class RayPlaces:
         """Start nothing: Ray starts the ranks."""
 
     def ready(self, launch: Launch) -> tuple[Node, ...]:
-        """Return all nodes, and note what the ranks have there.
+        """Return all nodes, and record the shared memory and the NCCL of their ranks.
 
         Args:
             launch: The launch on this machine.
@@ -176,7 +176,7 @@ class RayPlaces:
         return (first, *self.nodes[1:])
 
     def note_ranks(self) -> None:
-        """Note the shared memory of the nodes, and the NCCL that the ranks mapped.
+        """Record the shared memory of the nodes, and the NCCL that the ranks mapped.
 
         Raises:
             UsageError: The cluster does not answer.
@@ -194,7 +194,7 @@ class RayPlaces:
 
         Args:
             launch: The launch on this machine.
-            settle_s: More than 0 if something is amiss; only then the cluster is asked.
+            settle_s: More than 0 if a fault is suspected; only then is the cluster queried.
         """
         if settle_s and self._found is None and not launch.was_stopped:
             self._found = self._find_fault(launch.log)
@@ -225,13 +225,13 @@ class RayPlaces:
         return self._nccl
 
     def stopping(self) -> None:
-        """Note the shared memory of a start that has failed, while its ranks are there."""
+        """Record the shared memory of a failed start, while its ranks still run."""
         if self.nodes and not self.segments:
-            with contextlib.suppress(UsageError):  # `stopped` tells it
+            with contextlib.suppress(UsageError):  # `stopped` reports it
                 self.note_ranks()
 
     def stopped(self, report: StopReport) -> StopReport:
-        """Remove the shared memory of the ranks, and report what still holds the cluster.
+        """Remove the shared memory of the ranks, and report what still occupies the cluster.
 
         Args:
             report: The report of the stop on this machine.
@@ -243,7 +243,7 @@ class RayPlaces:
         return dataclasses.replace(report, survivors=(*report.survivors, *remains))
 
     def _clean(self) -> list[str]:
-        """Remove the server's shared memory, and return what still holds the cluster."""
+        """Remove the server's shared memory, and return what still occupies the cluster."""
         deadline = math.inf
         left = ["the cluster does not answer"]
         while left and time.monotonic() < deadline:

@@ -1,8 +1,8 @@
 """The other ranks of a server that vLLM's own ``--nnodes`` spreads over machines.
 
-Rank 0 runs here, under this suite's supervisor, and the other ranks run through their nodes'
-commands, under one of their own. The server ends with the first of its ranks: the others would wait
-for it for minutes, while /health answers with status 200.
+Rank 0 runs on this machine, under this suite's supervisor. The command of each other node starts
+the rank of that node, under a supervisor there. If one rank ends, the suite ends the whole server:
+the other ranks would wait for minutes, while /health answers with status 200.
 """
 
 import dataclasses
@@ -39,17 +39,17 @@ _SILENT_REPORT_WITHIN_S = 5.0
 
 @dataclass
 class RankNodes:
-    """The other ranks of a server; implements `OtherNodes`."""
+    """The ranks of a server on other machines than rank 0; implements `OtherNodes`."""
 
     configuration: ServerConfiguration
     #: How long a rank gets between SIGTERM and SIGKILL, in seconds.
     stop_s: float
-    #: In the environment of each process.
+    #: The id of the run, which is in the environment of each process.
     run_id: str
     #: Added to the environment of each rank.
     added: Mapping[str, str] = field(default_factory=dict)
     watch: NodeWatch = field(init=False, default_factory=NodeWatch)
-    #: The part of rank 0 in this attempt.
+    #: Rank 0 in this attempt to start the server.
     _rank_0: Rank = field(init=False)
     #: The variables of this machine's end of the link.
     _bound: Mapping[str, str] = field(init=False, default_factory=dict)
@@ -102,7 +102,7 @@ class RankNodes:
         return (this_machine(launch), *(other.node for other in self.watch.others))
 
     def fault(self, launch: Launch, settle_s: float) -> ServerError | None:
-        """Return the first fault of a node, or None. The first fault stands.
+        """Return the first fault of a node, or None. Later faults do not replace it.
 
         Args:
             launch: The launch of rank 0.
@@ -169,7 +169,7 @@ class RankNodes:
     ) -> NodeProcess:
         log = log_of_rank_0.with_name(f"{log_of_rank_0.stem}-node-{rank}.log")
         log.write_text("", "utf-8")
-        # Each node has an end of the link of its own.
+        # `_bound` describes this machine's end of the link; each other node has its own end.
         added = {name: value for name, value in self.added.items() if name not in self._bound}
         request = node_process.question(
             self.configuration,
@@ -188,7 +188,7 @@ class RankNodes:
             raise NodeLoss(node, str(error)).error(ServerExited, log) from error
 
     def _watch(self, launch: Launch) -> None:
-        """End the server with its first rank, so that every client has an answer or an error."""
+        """End the server when a rank ends, so that each client gets an answer or an error."""
         while not self.watch.is_over.wait(_WATCH_EVERY_S):
             fault = self.fault(launch, settle_s=0.0)
             if fault is not None and not self.watch.is_over.is_set():
@@ -204,8 +204,8 @@ def _with_node(
     Args:
         report: The report so far.
         node: The node.
-        answer: Its own report; None if it gave none.
-        served_s: How long the server had been ready when the node was heard last.
+        answer: The node's own report; None if it sent none.
+        served_s: Seconds from the time when the server was ready to the node's last message.
     """
     if answer is None:
         lost = Survivor(0, "unknown", f"{node} did not report what is left there")

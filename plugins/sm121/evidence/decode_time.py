@@ -243,7 +243,7 @@ def faults(profile: KernelProfile, time: DecodeTime, *, backends: Sequence[str] 
 
 
 def _of_others(profile: KernelProfile, backends: Sequence[str]) -> list[str]:
-    """Return the experts' kernels that only another backend runs, one for each kind."""
+    """Return a line for each kind of MoE kernel that no requested backend runs."""
     found: dict[str, str] = {}
     for kernel in profile.kernels:
         entry = entry_of(kernel.name)

@@ -35,8 +35,8 @@ _LEAST = 2.0**-9
 #: A divisor for contributions of size zero, whose quotient is not used.
 _TINY = 1e-300
 
-#: For each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks'
-#: contributions in the error.
+#: For each expert that has tokens: its number, and the shares [rows, K / 32]. A share is how much
+#: of the error the contribution of a block explains.
 Shares = Iterator[tuple[int, Tensor]]
 
 
@@ -59,7 +59,7 @@ class Projection:
     block: int = -1
 
     def beyond(self) -> list[Fact]:
-        """Return one fact if the share exceeds `LIMIT` or is NaN."""
+        """Return a `Fact` about the block if its share exceeds `LIMIT` or is NaN."""
         if abs(self.share) <= LIMIT:
             return []
         return [
@@ -151,8 +151,8 @@ def of_first_matrix(
         **swiglu: The keywords alpha and limit of `oracles.moe.fused_moe`.
 
     Yields:
-        The number of each expert that has tokens, and its shares [2I, H/32]: the larger share of
-        the two wrong exponents.
+        The number of each expert that has tokens, and its shares [2I, H/32]: for each block,
+        the larger of the shares for the two wrong exponents.
     """
     _, weights, ids, _, _, w2, _ = arguments
     for group in _token_groups(ids, weights):
@@ -260,14 +260,14 @@ class Moved:
         return self._by_block((self.right * _LEAST).square_())
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
-        """Return the shares of a wrong scale's effects in an error.
+        """Return how much of an error a wrong scale would explain, for each row and block.
 
         Args:
             error: [n, I].
-            factor: The multiple of each block's contribution that the wrong scale adds.
+            factor: A wrong scale adds this multiple of the block's contribution.
 
         Returns:
-            [2I, blocks].
+            The shares [2I, blocks].
         """
         gate = self.share(error, factor, 0)
         up = self.share(error, factor, 1)
@@ -278,11 +278,11 @@ class Moved:
 
         Args:
             error: [n, I].
-            factor: The multiple of each block's contribution that the wrong scale adds.
+            factor: A wrong scale adds this multiple of the block's contribution.
             part: 0 for the gate rows, 1 for the up rows.
 
         Returns:
-            [I, blocks].
+            The shares [I, blocks].
         """
         effect = self.hidden(factor, part) - self.right
         along = self._by_block(error * effect)

@@ -146,7 +146,10 @@ ACTIVATIONS: dict[Operation, tuple[int, ...]] = {
 def prepared(
     provider: Any, operation: Operation, *arguments: Any, **keywords: Any
 ) -> Callable[[], Any]:
-    """Return the provider's prepared call, or the plain operation on these arguments.
+    """Return a callable that runs an operation on these arguments.
+
+    It is the result of the provider's ``prepare``. If there is no ``prepare``, or if the result is
+    None, the callable calls the operation itself.
 
     Args:
         provider: A kernel provider.

@@ -29,8 +29,8 @@ class Space:
     #: The engine's `sm121.core.builds.identity`. If it names neither a release nor a build, the
     #: settings of all releases apply whose options the engine's parser accepts.
     version: str | None = None
-    #: The options of the engine's parser, for such a version. None: unknown; all settings then
-    #: apply, as for ``sm121 matrix`` without an engine.
+    #: The options of the engine's parser, if ``version`` names neither. None: unknown; all settings
+    #: then apply, as for ``sm121 matrix`` without an engine.
     options: Collection[str] | None = None
     #: The engine's settings, by axis and value.
     settings: Mapping[str, Mapping[str, Setting]] = field(init=False)
@@ -158,7 +158,7 @@ class Space:
         return tuple(self.settings[axis])
 
     def value(self, axis: str, name: str) -> AxisValue:
-        """Return the file's entry of a value."""
+        """Return the entry of the axes file for a value of an axis."""
         return self.file.axes[axis].values[name]
 
     def excluded(self, cell: Cell) -> Incompatible | None:
@@ -208,7 +208,7 @@ class Space:
         return tuple(arguments), variables
 
     def differences(self, cell: Cell) -> Choice:
-        """Return the values of a cell that are not the baseline's."""
+        """Return the values of a cell that differ from those of the baseline."""
         return tuple((a, cell[a]) for a in self.axes if cell[a] != self.baseline[a])
 
 

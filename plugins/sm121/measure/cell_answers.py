@@ -36,7 +36,7 @@ class CellAnswers:
 
     @property
     def clock(self) -> Clock | None:
-        """The most exact clock that all answers allow; None if no answer has a token."""
+        """How the tokens of all answers are counted; None if no answer has a token."""
         return timing.clock_of(self.all_answers)
 
     @property

@@ -1,4 +1,4 @@
-"""One measured quantity: raw samples, their clock, and the reasons why they are invalid."""
+"""One measured quantity: raw samples, how tokens were counted, and why it is invalid."""
 
 import numbers
 from dataclasses import dataclass, field

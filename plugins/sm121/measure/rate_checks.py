@@ -51,7 +51,7 @@ def check_server_clock(
     Args:
         delta: The change of the server's counters; None if it has none.
         answers: All answers between the two readings of the counters.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         bound: The tolerated relative difference.
         findings: Receives the reason.
     """
@@ -102,7 +102,7 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
 
     Args:
         answers: The answers.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         findings: Receives the reason.
     """
     pauses_ns = []
@@ -136,7 +136,7 @@ def check_start(
 
     Args:
         answers: The answers.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         tokens: The number of first tokens.
         findings: Receives the reason.
     """
@@ -166,7 +166,7 @@ def check_beginning(
 
     Args:
         answers: The answers.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         tokens: The number of first tokens.
         bound: The tolerated relative difference.
         findings: Receives the reason.
@@ -196,7 +196,7 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 
     Args:
         answer: The answer.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
         tokens: The number of first tokens.
 
     Returns:

@@ -13,10 +13,10 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """Return the clock that all answers allow: the least exact of their own clocks.
+    """Return how the tokens of all answers are counted: by the least exact clock of an answer.
 
-    If an answer's final usage equals its number of chunks, each chunk was one token, and the
-    answer's clock counts as ``usage``.
+    A clock is a way to count tokens. If an answer's final usage equals its number of chunks, each
+    chunk was one token, and the answer's clock counts as ``usage``.
 
     Args:
         answers: The answers; failed ones are ignored.
@@ -41,8 +41,8 @@ def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
 
     Args:
         answer: The answer.
-        clock: The clock. If it is ``usage`` and the answer has usage only at its end, each chunk
-            counts as one token.
+        clock: How its tokens are counted. If this is ``usage`` and the answer has usage only at its
+            end, each chunk counts as one token.
     """
     if clock == "usage" and answer.clock() == "chunks":
         return answer.arrivals("chunks")
@@ -54,7 +54,7 @@ def ttft_ms(answer: TimedAnswer, clock: Clock) -> float:
 
     Args:
         answer: The answer.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
 
     Returns:
         Milliseconds since the request was sent; infinite for a failed request.
@@ -85,7 +85,7 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
 
     Args:
         answer: The answer.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
 
     Returns:
         The gaps in milliseconds. Chunks that came together count as one. A failed request has one
@@ -102,7 +102,7 @@ def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> deco
 
     Args:
         answer: The answer.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
         tokens: Use the answer up to the chunk with this token; None for the whole answer.
 
     Returns:
@@ -117,7 +117,7 @@ def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) ->
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
         tokens: Use the answer up to the chunk with this token; None for the whole answer.
     """
     part = window(answer, clock, tokens)
@@ -131,7 +131,7 @@ def bunched(answers: Sequence[TimedAnswer], clock: Clock) -> int:
 
     Args:
         answers: The answers.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
 
     Returns:
         The median over the answers, rounded down.

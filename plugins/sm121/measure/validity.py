@@ -62,7 +62,7 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
 
     Args:
         answers: The answers.
-        clock: The clock that all answers allow; None if no answer has a token.
+        clock: How the tokens of all answers are counted; None if no answer has a token.
         findings: Receives the reasons.
     """
     failed = [answer for answer in answers if not answer.ok]
@@ -134,7 +134,7 @@ def tokens_of(answer: TimedAnswer, clock: Clock) -> int:
 
     Args:
         answer: The answer.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
     """
     counted = arrivals(answer, clock)
     return counted[-1].tokens if counted else 0
@@ -262,7 +262,7 @@ def check_counters(
     Args:
         delta: The change of the counters; None if the server has none.
         answers: All answers between the two readings of the counters.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         findings: Receives the reasons.
     """
     if delta is None:
@@ -330,7 +330,7 @@ def check_drafts(
     Args:
         delta: The change of the counters; None if the server has none.
         answers: All answers between the two readings of the counters.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         findings: Receives the reasons.
     """
     # The number of tokens that came together with another token.
@@ -388,7 +388,7 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: MeasuringSettings) -
 
     Args:
         answer: The answer with its delays; a failed one is not disturbed.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
         measuring: The bounds of the profile.
     """
     chunks = arrivals(answer, clock) if answer.ok else []

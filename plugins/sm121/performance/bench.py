@@ -26,11 +26,11 @@ from sm121.run.events import EnvironmentNoted
 from sm121.run.record import ProgressLine
 from sm121.run.run import Run
 
-#: Rounds of a cell at its first visit. The others follow later.
+#: Number of rounds when a cell is first measured. The others follow later.
 _FIRST_VISIT = 2
-#: Extra rounds of a cell in the last look.
+#: Number of extra rounds of a cell in the last test of the level.
 _LAST_LOOK = 3
-#: Characters of the contradictions of a kernel path in the reason of an INVALID number.
+#: Maximum number of characters that an INVALID number's reason quotes on its kernel path.
 _MOST_EVIDENCE = 500
 
 
@@ -45,13 +45,13 @@ class Bench:
     plan: Plan
     #: Whether tails are measured with as many requests as their gates need.
     tails: bool = False
-    #: Returns why the numbers are off the required kernel path, by the log of now.
+    #: Returns why the current log contradicts the required kernel path.
     off_path: Callable[[], list[Invalidity]] = list
     #: The recorded rates by name: the metric and its cell.
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
-    #: Compares the texts of timed answers with untimed ones; None: nothing does.
+    #: Compares the texts of timed answers with untimed ones; None: they are not compared.
     texts: TimedTexts | None = None
-    #: Returns the known answers of the profile that the server no longer gives, with its own.
+    #: Returns the profile's known answers that the server no longer gives, and what it answers.
     forgotten: Callable[[], dict[str, str]] = dict
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
@@ -140,7 +140,7 @@ class Bench:
         return self._latest.gather(rounds)
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
-        """Return a metric of a cell, checked against the kernel path of now.
+        """Return a metric of a cell, checked against the current kernel path.
 
         Args:
             metric: The metric.

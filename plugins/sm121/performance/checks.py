@@ -81,14 +81,14 @@ class PerformanceChecks:
         )
 
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
-        """Record ttft_visible_p50: the time to the first text of the answer proper (ms).
+        """Record ttft_visible_p50: the time to the first text after the reasoning, in ms.
 
         The questions are real ones, since a model does not answer random tokens. Their prefix may
-        come from a cache; the saved time is small beside the reasoning.
+        come from a cache; the saved time is small compared with the time for the reasoning.
 
         Args:
-            questions: The questions, asked in turns.
-            tokens: Most tokens of an answer.
+            questions: The questions, which are sent in turn.
+            tokens: The maximum number of tokens of an answer.
         """
         server = self.bench.server
         rounds = self.bench.plan.measuring.concurrency_rounds
@@ -128,11 +128,11 @@ class PerformanceChecks:
         )
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
-        """Record tg_chat: tokens a second of chats, from the request to its end, by usage.
+        """Record tg_chat: a chat's tokens by usage, over the time from request to end of answer.
 
-        A server can be fast only for greedy completions of fixed length, or only for streams. A
-        round of the plan's first cell goes before each chat, since the machine may have changed.
-        For a server that drafts, the rate on random ids is no reference.
+        A server can be fast only for greedy completions of fixed length, or only for streams.
+        Before each chat, a round of the plan's first cell is measured, since the machine may have
+        changed. For a server that drafts, the rate on random ids is no reference.
 
         Args:
             chats: The profile's chats; None: it has none.
@@ -140,8 +140,9 @@ class PerformanceChecks:
                 reach.
 
         Raises:
-            Unmet: Chats, or the best of those that are streamed or not, are slower than their share
-                of the decode rate beside them, or than that gate.
+            Unmet: The median chat, the fastest streamed chat or the fastest other chat is slower
+                than the required share of the decode rate measured between the chats, or than that
+                gate.
             NotRun: The profile has no chats to time.
             Inconclusive: Too few answers are long enough, or have a usage.
         """
@@ -169,7 +170,7 @@ class PerformanceChecks:
             )
         )
         if findings.invalid:
-            return  # measured on a busy machine: it holds for nothing
+            return  # measured on a busy machine: the rate is not judged
         rate = min(median(samples), max(samples[::2]), max(samples[1::2]))
         decoding = median(beside)
         text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
@@ -223,9 +224,9 @@ class PerformanceChecks:
     def sampled_rate(self, tokens: int) -> None:
         """Record tgN_sampled@dD: the decode rate at temperature 1.0, in tokens a second.
 
-        It is the plan's workload: each request has the cell's prompt and a fixed length, and goes
-        behind a greedy round of the cell. The rate has no gate. `chat_rate` finds a server that
-        samples slowly.
+        It is the plan's workload: each request has a prompt of the cell's length, generates a fixed
+        number of tokens, and follows a greedy round of the cell. The rate has no gate. `chat_rate`
+        finds a server that samples slowly.
 
         Args:
             tokens: Tokens of the answer.
@@ -252,7 +253,7 @@ class PerformanceChecks:
     def _sampled_answers(
         self, tokens: int, cell: MeasuredCell, findings: validity.Findings
     ) -> list[timed_answer.TimedAnswer]:
-        """Return sampled answers but the first, each behind a greedy round of the cell."""
+        """Return the sampled answers except the first; a greedy round of the cell precedes each."""
         server = self.bench.server
         rounds = self.bench.plan.measuring.concurrency_rounds + 1
         texts = server.prompts.texts
@@ -310,7 +311,7 @@ class PerformanceChecks:
         self.once("accepted_length", "tokens", length, higher_is_better=True)
 
     def once(self, name: str, unit: Unit, value: float, *, higher_is_better: bool = False) -> None:
-        """Record a value that exists once in a run: a start, a peak.
+        """Record a value that exists once in a run, such as a startup time or a peak of memory.
 
         Args:
             name: The name in verdict.json.

@@ -38,7 +38,7 @@ class Recorded:
 
     @property
     def reason(self) -> str:
-        """The fact for people; empty without one."""
+        """The fact as a text; empty if there is none."""
         return str(self.fact or "")
 
     @property
@@ -53,9 +53,9 @@ class _Decisions:
 
     #: The measurement with all rounds that the decisions took.
     measurement: Measurement
-    #: By the gate in force; None without one.
+    #: The decision of the gate in force; None if there is none.
     in_force: gate.Decision | None = None
-    #: By the configuration's own gate, which is only evaluated if the gate in force fails.
+    #: The decision of the configuration's own gate; None unless the gate in force fails.
     own: gate.Decision | None = None
 
 
@@ -84,7 +84,7 @@ class Recorder:
     box: RunBox | None = None
     #: The earlier starts of the build; None without a storage.
     starts: EarlierStarts | None = None
-    #: The gates of prices, which depend on the server's rounding, beside those of the profile.
+    #: Gates on the accuracy cost of the server's rounding, besides the profile's gates.
     gates: dict[str, Gate] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
 
@@ -100,7 +100,8 @@ class Recorder:
 
         Args:
             measurement: The measurement with its first rounds, or with all.
-            more: Measures until there are that many rounds in all; None: there are no more.
+            more: Measures until the given number of rounds is reached. None: no further rounds can
+                be measured.
             maximum_rounds: The largest number of rounds; None: those of the measurement.
             store: Called with the recorded measurement, whatever the verdict.
 
@@ -166,7 +167,7 @@ class Recorder:
     def _decide(
         self, measurement: Measurement, threshold: Gate | None, more: gate.More | None, bound: int
     ) -> _Decisions:
-        """Decide by the gate in force, and by the configuration's own if that one fails."""
+        """Judge by the gate in force; if it fails, judge by the configuration's own gate, too."""
         if threshold is None or not measurement.valid or not measurement.samples:
             return _Decisions(measurement)
         own_gate = self._configuration_gate(measurement.name, threshold)
@@ -370,7 +371,7 @@ def _samples(recorded: Recorded) -> details.Samples:
 
 
 def _raise_unless_holding(recorded: Recorded) -> None:
-    """Raise the error of a verdict that is no success."""
+    """Raise the error for the verdicts INVALID, INCONCLUSIVE and FAIL."""
     fact = recorded.fact
     if recorded.verdict is Verdict.INVALID:
         raise Invalid(fact)
@@ -419,6 +420,6 @@ def host_of(url: str | None) -> str | None:
     """Return the machine of an attached server, without the port, which may change.
 
     Args:
-        url: The server's URL; None without one.
+        url: The server's URL; None if there is none.
     """
     return urlsplit(url).hostname if url else None

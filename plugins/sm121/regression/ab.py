@@ -176,7 +176,7 @@ class MetricOfStart:
 
 @dataclass
 class Visit:
-    """One start of a side, or one visit to its server, with its measurements or its failure."""
+    """One start of a side, or one measurement of its running server; with the results."""
 
     #: "A" or "B".
     side: str

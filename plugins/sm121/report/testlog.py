@@ -41,7 +41,7 @@ def log(
         report: The run.
         feature: The name of the feature.
         branch: The name of the branch. None for the engine's commit or version.
-        baseline: The run with which the values are compared, in a column of their own.
+        baseline: The run with which the values are compared. Its values get a separate column.
     """
     run = report.run
     return templates.rendered(
@@ -129,7 +129,7 @@ def _run_id(run: VerdictFile, feature: str) -> str:
 
 
 def _metric(run: VerdictFile, kind: str) -> MetricReport | None:
-    """Return a metric by its name, or a rate by its kind at the smallest measured depth."""
+    """Return a metric by its name; ``tg32`` without a depth means the smallest measured depth."""
     if kind in run.metrics:
         return run.metrics[kind]
     depths = {}

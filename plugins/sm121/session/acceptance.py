@@ -181,7 +181,7 @@ class AcceptanceWatch:
     """A thread that reads a server's counters until it is stopped."""
 
     def __init__(self, read: Callable[[], counters.Counters]) -> None:
-        """Make a watch. `running` starts it.
+        """Create the watch. `running` starts it.
 
         Args:
             read: A function that reads the counters. Any exception counts as a failed reading.

@@ -72,7 +72,7 @@ def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
     """
     first_ms = timing.ttft_ms(answer, clock)
     if first_ms >= timing.NEVER:
@@ -86,7 +86,7 @@ def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
     Args:
         answers: The answers of one round.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
 
     Returns:
         All prompt tokens over the time until each stream has its first token, in tokens per second;

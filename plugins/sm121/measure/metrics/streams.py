@@ -115,7 +115,7 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decodin
 
     Args:
         answers: The answers of one round.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
 
     Returns:
         One window per stream; None if the streams never decode together or a request failed.
@@ -142,7 +142,7 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
     Args:
         answers: The answers of one round.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
 
     Returns:
         All tokens after the first chunk, over the time from the first to the last chunk, in tokens

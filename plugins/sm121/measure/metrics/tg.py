@@ -230,7 +230,7 @@ def textbook_rate(answer: TimedAnswer, clock: Clock) -> float:
 
     Args:
         answer: The answer; a failed one has the rate 0.
-        clock: The clock that counts its tokens.
+        clock: How its tokens are counted.
     """
     chunks = timing.arrivals(answer, clock) if answer.ok else []
     if len(chunks) < 2 or chunks[-1].at_ns <= chunks[0].at_ns:
@@ -255,7 +255,7 @@ def second_clock(
     Args:
         long: The long answers.
         short: The short answers.
-        clock: The clock that counts their tokens.
+        clock: How their tokens are counted.
         tokens: The number of tokens of the long answers that are used. If it is their whole length,
             the second clock uses the wall times of whole requests.
     """
