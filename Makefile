@@ -47,10 +47,10 @@ ifdef K
 	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' --durations=10 $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
-	$(PY) -m pytest $(MEASURING) -m alone -n 5 $(PYTEST_ARGS)
+	$(PY) -m pytest $(MEASURING) -m alone -n 4 $(PYTEST_ARGS)
 endif
 
-# The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how five run at once.
+# The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how four run at once.
 MEASURING = $(shell grep -rlE 'pytest.mark.alone\b' meta_tests --include='test_*.py')
 
 # The tests that measure no time. Many of them wait for a server, so lint and five workers share two cores.

@@ -1,5 +1,5 @@
 """Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a
-second. Five of them run beside each other in workers of xdist, because most wait for a slow server.
+second. Four of them run beside each other in workers of xdist, because most wait for a slow server.
 A test that failed while others used the machine, or beside another test, is run again by itself; a
 failure by itself on a quiet machine stands. The summary names each test that was run again, with
 its first failure: a check that fails one time in three is seen there, although the run is green."""

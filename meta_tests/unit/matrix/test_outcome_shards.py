@@ -44,6 +44,7 @@ def sets_of(report) -> list:
     return [(one["values"], one["outcome"], one["confirmed"]) for one in matrix["failing_sets"]]
 
 
+@pytest.mark.slow("shards of a run of the other levels are merged in test_resume")
 def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path, capsys):
     faults = {"faults": "fallback:triton"}
     _, whole, _ = run_matrix("--matrix", "1", **faults)
