@@ -30,16 +30,21 @@ def refusal(output: str) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(("--arch", "sm121", *DEAD, "tests/test_smoke.py"), id="dead-url"),
+        pytest.param(
+            ("--arch", "sm121", *DEAD, "tests/test_smoke.py"),
+            id="dead-url",
+            marks=pytest.mark.slow("refused by the suite, as a misspelt marker is"),
+        ),
+        pytest.param(("--arch", "cpu", "-m", "sm12", "tests/test_smoke.py"), id="misspelt-marker"),
         pytest.param(
             ("--arch", "cpu", "--matrix=99", "tests/test_matrix.py"),
             id="too-many-axes",
-            marks=pytest.mark.slow("refused by the suite, as a dead URL is"),
+            marks=pytest.mark.slow("refused by the suite, as a misspelt marker is"),
         ),
         pytest.param(
             ("--arch", "cpu", "--engine", "sglang", "tests/test_smoke.py"),
             id="engine-without-a-profile",
-            marks=pytest.mark.slow("refused by the suite, as a dead URL is"),
+            marks=pytest.mark.slow("refused by the suite, as a misspelt marker is"),
         ),
         pytest.param(("--arch", "cpu", "tests/no_such_file.py"), id="no-such-path"),
     ],
@@ -54,3 +59,13 @@ def test_the_line_and_the_status_are_those_of_a_run_without_workers(
     assert status == 4, divided.output
     assert refusal(divided.output) == refusal(alone.output) != []
     assert "INTERNALERROR" not in divided.output
+
+
+def test_nothing_can_be_compared_with_workers(run_pytest, begins, tmp_path):
+    """Workers time nothing, so the first process refuses the option, whichever run it names."""
+    words = ("-n", "2", "--arch", "cpu", "--benchmark-compare=0099", "tests/test_performance.py")
+    status, run = run_pytest(*begins, *words)
+    assert not (tmp_path / "begun").exists(), "no worker starts"
+    assert status == 4, run.output
+    (line,) = refusal(run.output)
+    assert "--benchmark-compare with -n: the suite measures no times" in line

@@ -89,7 +89,7 @@ from sm121.cli import OF_A_CHECKOUT
         ),
         pytest.param(
             ("path", "--libraries", "/nonexistent/x.so"),
-            "expected a file or a folder",
+            "expected a file or a folder, got no such path. Give --libraries without a path",
             id="path --libraries /nonexistent/x.so, expected a file or",
         ),
         pytest.param(
@@ -120,8 +120,8 @@ from sm121.cli import OF_A_CHECKOUT
         ),
         pytest.param(
             ("path", "--jit-cache", "/nowhere"),
-            "/nowhere",
-            id="path --jit-cache /nowhere, /nowhere",
+            "got no such path. By default, FlashInfer uses",
+            id="path --jit-cache /nowhere, got no such path",
         ),
         pytest.param(
             ("compare", "/nowhere"),

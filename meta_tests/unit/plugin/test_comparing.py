@@ -160,12 +160,6 @@ def test_a_limit_that_is_no_expression_is_refused(stored):
     assert status == 4 and "Could not parse value: 'five'" in run.output, run.output
 
 
-@pytest.mark.slow("two workers")
-def test_workers_time_nothing_so_that_nothing_is_compared(stored):
-    line = refused(*stored(SLOWER, "-n", "2", SCENARIO, LEVEL, COMPARE))
-    assert "--benchmark-compare with -n" in line
-
-
 # What is judged
 
 

@@ -284,7 +284,7 @@ def test_runs_without_a_rate_are_rows(tmp_path, capsys):
 def test_a_page_has_a_folder(base, tmp_path, capsys):
     plant(base, tmp_path, {"a1": healthy(1)})
     assert cli.main(["history", str(tmp_path), "--html", str(tmp_path)]) == 4
-    assert "expected a file in a folder" in capsys.readouterr().err
+    assert "expected a file, got a folder. Name a file in it: " in capsys.readouterr().err
 
 
 def test_two_runs_are_one_page(base, tmp_path, capsys):

@@ -295,7 +295,10 @@ def write_report(
     """
     for root in paths:
         if not root.exists():
-            raise errors.UsageError(f"{root}: expected a file or a folder")
+            raise errors.UsageError(
+                f"--libraries {root}: expected a file or a folder, got no such path. Give "
+                "--libraries without a path to check the engine's packages and caches."
+            )
     counts: Counter[CodeState] = Counter()
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')

@@ -48,7 +48,10 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     chosen = list(places)
     for folder in chosen:
         if not folder.exists():
-            raise errors.UsageError(f"{folder}: expected a folder of compiled modules")
+            raise errors.UsageError(
+                f"--jit-cache {folder}: expected a folder of compiled modules, got no such path. "
+                "By default, FlashInfer uses ~/.cache/flashinfer, and Triton ~/.triton/cache."
+            )
     modules: list[JitModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":

@@ -85,6 +85,22 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         raise _no_number(named)
 
 
+def refuse_beside_workers(config: pytest.Config) -> None:
+    """Refuse a comparison with ``-n``.
+
+    Args:
+        config: The configuration of pytest.
+
+    Raises:
+        UsageError: An option requests a comparison, and there are workers.
+    """
+    if workers.is_parallel(config) and is_asked(config):
+        asked = _FAIL if _given(config, "benchmark_compare_fail") else _COMPARE
+        raise UsageError(
+            f"{asked} with -n: the suite measures no times while other workers run. Leave out -n."
+        )
+
+
 def store_nothing(config: pytest.Config) -> None:
     """Keep pytest-benchmark from storing a refused run, which would only print a warning.
 
@@ -330,13 +346,10 @@ def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) 
             f"--benchmark-group-by {wrong[0]}: expected one of {', '.join(sorted(_GROUPS))}: the "
             "tests of the levels have no parameter in common."
         )
+    refuse_beside_workers(config)
     asked = _FAIL if _given(config, "benchmark_compare_fail") else _COMPARE
-    is_divided = workers.is_parallel(config)
-    if is_divided and is_asked(config):
-        raise UsageError(
-            f"{asked} with -n: the suite measures no times while other workers run. Leave out -n."
-        )
-    is_disabled = config.getoption("benchmark_disable", False) and not is_divided
+    is_parallel = workers.is_parallel(config)  # then the suite itself has disabled the timing
+    is_disabled = config.getoption("benchmark_disable", False) and not is_parallel
     if is_disabled and not config.getoption("benchmark_enable", False):
         for name in ("benchmark_compare", "benchmark_compare_fail", *_STORING):
             if _given(config, name):

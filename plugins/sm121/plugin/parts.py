@@ -16,6 +16,7 @@ from sm121.core.printable import printable
 from sm121.core.unmet import Fact
 from sm121.plugin import (
     answers,
+    comparing,
     expressions,
     matrix,
     opening,
@@ -53,8 +54,9 @@ def refuse(config: pytest.Config) -> None:
         config: The configuration of the first process; nothing happens without ``-n``.
 
     Raises:
-        pytest.UsageError: A path or a file is not there, the target cannot be resolved, or the
-            server of ``--base-url`` does not answer.
+        pytest.UsageError: A path or a file is not there, a marker is misspelt, nothing can be
+            compared, the target cannot be resolved, or the server of ``--base-url`` does not
+            answer.
     """
     is_first = workers.is_parallel(config) and not hasattr(config, "workerinput")
     if not is_first or status.only_shows(config):
@@ -63,12 +65,16 @@ def refuse(config: pytest.Config) -> None:
         for argument, path in zip(config.args, expressions.files(config), strict=True):
             if not path.exists():
                 raise pytest.UsageError(f"file or directory not found: {argument}")
-    if not any(own_tests.has_levels(path) for path in expressions.files(config)):
+    have_levels = [own_tests.has_levels(path) for path in expressions.files(config)]
+    if not any(have_levels):
         return
     settings = config.stash[SETTINGS]
     asked_by_marker = architectures_asked_for(expressions.marker_expression(config))
     with opening.refusing():
         workers.refuse_other_ways(config, grouped=workers.is_grouped(config))
+        comparing.refuse_beside_workers(config)
+        if all(have_levels):  # other tests may have markers that only the collection shows
+            expressions.refuse_misspelt_marker(config, ())
         matrix.refuse_wrong_options(config)
         chosen = target.resolve(settings, asked_by_marker)
         session_opening.refuse_attached(settings, chosen)

@@ -366,7 +366,10 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
     if not runs:
         paths = some_of([str(path) for _, path in arguments], 3)
         why = f" ({left_out[0]})" if left_out else ""
-        raise UsageError(f"{paths}: expected report directories or files of results{why}")
+        raise UsageError(
+            f"{paths}: expected report directories or files of results, got none{why}. Name a "
+            "folder in which a run has written its verdict.json."
+        )
     ordered = sorted(runs.values(), key=lambda past: past.when)
     return History(tuple(ordered), tuple(left_out))
 
@@ -397,8 +400,17 @@ def write(history: History, target: Path) -> list[Path]:
     Raises:
         UsageError: The target is a folder, or its folder does not exist.
     """
-    if target.is_dir() or not target.absolute().parent.is_dir():
-        raise UsageError(f"--html {target}: expected a file in a folder that is there")
+    if target.is_dir():
+        raise UsageError(
+            f"--html {target}: expected a file, got a folder. Name a file in it: "
+            f"{target / 'history.html'}"
+        )
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"--html {target}: expected a file in a folder that exists, got no folder {folder}. "
+            "Create it, or name another one."
+        )
     links = {}
     for past in history.runs:
         report = past.path / page.NAME
