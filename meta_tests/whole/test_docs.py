@@ -18,6 +18,7 @@ import yaml
 
 from meta_tests.folders import ROOT
 from sm121 import cli
+from sm121.core import described_schema
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.run import verdict_file
@@ -79,7 +80,10 @@ def test_generated_pages_are_up_to_date(name):
 
 
 def test_schemas_are_up_to_date():
-    models = {"verdict": verdict_file.json_schema(), "profile": Profile.model_json_schema()}
+    models = {
+        "verdict": verdict_file.json_schema(),
+        "profile": described_schema.json_schema(Profile, "validation"),
+    }
     for name, model in models.items():
         assert json.loads((DOCS / f"{name}.schema.json").read_text()) == model, name
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from sm121.core import described_schema
 from sm121.core.profile import Profile
 from sm121.run import verdict_file
 from tools.reference.markdown import MADE_BY, cell, table
@@ -19,7 +20,7 @@ def page() -> str:
     ]
     for title, schema in (
         ("verdict.json", verdict_file.json_schema()),
-        ("A profile", Profile.model_json_schema()),
+        ("A profile", described_schema.json_schema(Profile, "validation")),
     ):
         lines += ["", f"## {title}", *_tables(schema, title)]
     return "\n".join(lines) + "\n"

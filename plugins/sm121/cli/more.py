@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from sm121.cli.command import Commands, command, progress
-from sm121.core import profile, templates
+from sm121.core import described_schema, profile, templates
 from sm121.core.errors import UsageError
 from sm121.core.files import refuse_unwritable
 
@@ -276,5 +276,5 @@ def _schema(options: argparse.Namespace) -> None:
     if options.what == "verdict":
         schema = verdict_file.json_schema()
     else:
-        schema = profile.Profile.model_json_schema()
+        schema = described_schema.json_schema(profile.Profile, "validation")
     print(json.dumps(schema, indent=2, sort_keys=True))

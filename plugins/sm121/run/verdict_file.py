@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sm121.core import lenient, templates
+from sm121.core import described_schema, lenient, templates
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.json_text import json_text
@@ -438,7 +438,7 @@ def _how_excused(test: TestReport) -> str:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of verdict.json, as published in docs/."""
-    schema = VerdictFile.model_json_schema(mode="serialization")
+    schema = described_schema.json_schema(VerdictFile, "serialization")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
