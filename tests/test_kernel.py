@@ -1,7 +1,8 @@
-"""Kernel: the kernels that ran are those that were asked for, and their results are right.
+"""Kernel: the requested kernels ran, and their results are right.
 
-When the kernel path contradicts what was asked for, numbers of that configuration are INVALID. The
-numerics compare each operation of a kernel provider with the float64 oracle, at gpt-oss's shapes.
+If the kernel path differs from the requested one, the numbers of that configuration are INVALID.
+The numerics compare each operation of a kernel provider with the float64 oracle, at gpt-oss's
+shapes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 @pytest.mark.never_waived("the kernel path")
 def test_kernel_path_is_the_required_one(paths, server):
-    """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
-    variable. On several machines: equal on all ranks, whose bytes go as the profile requires."""
+    """Attention, MoE and KV layout are as the profile requires, without fallbacks or unknown
+    variables. All ranks have the same path and a required transport."""
     if server.log is None:
         raise NotRun(server.why_no_log)
     wrong = paths.contradictions(server)
@@ -40,7 +41,7 @@ def test_kernel_path_is_the_required_one(paths, server):
 
 @pytest.mark.never_waived("the kernel path")
 def test_kernel_path_of_the_baseline_is_the_required_one(servers, paths, profile):
-    """The kernel path of the baseline is the required one, too."""
+    """The kernel path of the baseline is as the profile requires."""
     server = servers.last(profile.baseline)
     if server is None:
         raise NotRun("the smoke level starts the baseline, and it was not started")
@@ -51,8 +52,8 @@ def test_kernel_path_of_the_baseline_is_the_required_one(servers, paths, profile
 
 @pytest.mark.never_waived("the kernel path")
 def test_what_was_asked_for_is_what_ran(server, kernel_path):
-    """The evidence shows what arguments and variables asked for. With any difference, numbers are
-    INVALID."""
+    """Each value that arguments and variables request is the value that ran. Otherwise all numbers
+    are INVALID."""
     if server.configuration is None:
         raise NotRun("what the attached server was started with is not known")
     requested.require_as_asked(server.configuration, kernel_path, server.log)
@@ -60,7 +61,7 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
 
 @pytest.mark.never_waived("the kernel path")
 def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configurations, profile):
-    """The evidence of the baseline shows what its arguments and variables asked for, too."""
+    """Each value that the baseline's arguments and variables request is the value that ran."""
     server = servers.last(profile.baseline)
     if server is None:
         raise NotRun("the smoke level starts the baseline, and it was not started")
@@ -70,8 +71,8 @@ def test_what_was_asked_of_the_baseline_is_what_ran(servers, paths, configuratio
 
 @pytest.mark.never_waived("the kernel path")
 def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_profile, profile):
-    """Profiled decode steps run kernels of the backends that the log names, and of no others; the
-    layers that are quantised beyond the checkpoint are those of the configuration."""
+    """The profiled decode steps run only kernels of the logged backends, and quantise the layers
+    that the configuration quantises."""
     required = profile.path_of(server.configuration.name)
     judged = (required, kernel_path, decode_profile, paths.layers)
     wrong = kernel_requirement.kernel_contradictions(*judged)
@@ -81,13 +82,14 @@ def test_decode_runs_the_kernels_of_its_path(paths, server, kernel_path, decode_
 
 
 # Numerics. Each test runs an operation twice, on fresh inputs, into memory poisoned with NaN and
-# with a finite value. Inputs must not change. What is declared deterministic must be so.
+# with a finite value. Inputs must not change. If the provider declares an operation
+# deterministic, both results must be equal.
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
-    """Rows, blocks of 32 a row, and the bytes of all of them."""
+    """Return the number of rows, the blocks of 32 in a row, and the bytes of all blocks."""
     sizes = st.tuples(st.integers(0, 5), st.integers(1, 5))
     return sizes.flatmap(
         lambda size: st.tuples(
@@ -103,14 +105,14 @@ def blocks(bytes_per_block: int) -> st.SearchStrategy[tuple[int, int, bytes]]:
 
 @pytest.mark.kernel_cases("mxfp4_dequantisation")
 def test_mxfp4_decodes_exactly(kernels, case):
-    """Every byte with every scale decodes to its one value. Scale 0xFF makes a block NaN."""
+    """Each byte with each scale decodes to the exact value. With scale 0xFF, the block is NaN."""
     require_none(kernels.wrong(case))
 
 
 @PROPERTY
 @given(blocks(17))
 def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
-    """Random bytes in random shapes decode exactly."""
+    """Random bytes in random shapes decode to the exact values."""
     rows, count, data = drawn
     case = BytesCase("bytes", codec="mxfp4-decode", rows=rows, blocks=count, data=data)
     require_none(kernels.wrong(case))
@@ -118,13 +120,14 @@ def test_mxfp4_decodes_any_bytes_exactly(kernels, drawn):
 
 @pytest.mark.kernel_cases("mxfp4_quantisation")
 def test_mxfp4_encodes_by_its_rule(kernels, case):
-    """Scales follow the declared rule, or one rule throughout. Each element is the nearest."""
+    """Scales follow the declared rule, or the same rule everywhere. Each element is rounded to the
+    nearest value."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("mxfp8_quantisation")
 def test_mxfp8_encodes_by_its_rule(kernels, case):
-    """Scales and elements follow the same rules as in MXFP4, with E4M3 elements."""
+    """Scales and elements follow the rules of MXFP4, with elements in E4M3."""
     require_none(kernels.wrong(case))
 
 
@@ -132,7 +135,8 @@ def test_mxfp8_encodes_by_its_rule(kernels, case):
 @PROPERTY
 @given(blocks(64))
 def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
-    """Random bfloat16 values are encoded by the rule, with subnormal beside huge ones."""
+    """Random bfloat16 values are encoded by the rule, also subnormal values beside very large
+    ones."""
     rows, count, data = drawn
     case = BytesCase("values", codec=codec, rows=rows, blocks=count, data=data)
     require_none(kernels.wrong(case))
@@ -140,42 +144,42 @@ def test_any_finite_values_are_encoded_by_the_rule(kernels, codec, drawn):
 
 @pytest.mark.kernel_cases("routing")
 def test_routing_takes_top_k_then_softmax(kernels, case):
-    """Routing takes the k largest of 128 logits, then the softmax over those. Ties may go either
-    way."""
+    """Routing takes the k largest of 128 logits, then the softmax over them. Ties may be broken
+    either way."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_token_counts")
 def test_moe_at_every_token_count(kernels, case):
-    """The MoE is right for 0 and 1 to 16 tokens, and around the tile edges 32, 128 and 320."""
+    """The MoE is right for 0 to 16 tokens, and around the tile edges 32, 128 and 320."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_routing")
 def test_moe_under_every_routing(kernels, case):
-    """The MoE is right when all tokens go to one expert. Experts without tokens hold NaN and are
-    not read."""
+    """The MoE is right if all tokens go to one expert. The weights of unused experts are NaN and
+    must not be read."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_block_scales")
 def test_moe_reads_every_block_scale(kernels, case):
-    """Every block scale is read. Each token uses one block of 32 of one expert, so no sum hides a
-    scale."""
+    """The MoE reads each block scale. Each token uses one block of 32 of one expert, so that a sum
+    cannot hide a wrong scale."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_activation")
 def test_moe_activation_is_the_clamped_swiglu(kernels, case):
-    """The activation is right beyond the limit, near zero, with and without biases, on strided
-    inputs."""
+    """The activation is the clamped SwiGLU beyond its limit and near zero, with and without biases,
+    and on strided inputs."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("moe_ranges")
 def test_moe_in_the_ranges_of_its_format(kernels, case):
-    """Activations beyond E4M3 saturate where scales are one. Those below its normals stay. Alpha is
-    exact. Sums lose nothing."""
+    """Activations beyond E4M3's range saturate if all scales are one. Subnormal activations and
+    sums lose nothing, and alpha is exact."""
     require_none(kernels.wrong(case))
 
 
@@ -187,46 +191,47 @@ def test_mxfp4_linear(kernels, case):
 
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
-    """Ragged batches are right with and without the window of 128, also with an empty sequence."""
+    """Prefill of ragged batches is right with and without the window of 128, also with an empty
+    sequence."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("prefill_sinks")
 def test_prefill_attention_sinks(kernels, case):
-    """Prefill is right without sinks, with sinks that take everything or nothing, and with both
-    together."""
+    """Prefill is right without sinks, with sinks near 0 and 1, and with both in one batch."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("prefill_fp8")
 def test_prefill_attention_of_an_fp8_cache(kernels, case):
-    """Keys and values become E4M3 with scales of one and saturate. Window and sinks are as ever."""
+    """Prefill writes keys and values as saturated E4M3 with scale one, and is right with window and
+    sinks."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("decode_fp8")
 def test_decode_attention_of_an_fp8_cache(kernels, case):
-    """Decode reads what prefill has written to an FP8 cache."""
+    """Decode is right with the FP8 cache that prefill has written."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("decode")
 def test_decode_attention(kernels, case):
-    """Lengths at the edges of pages and of the window are right. Values after the last token are
-    ignored."""
+    """Decode is right for lengths at the edges of pages and of the window. Values after the last
+    token are ignored."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.kernel_cases("decode_sinks")
 def test_decode_attention_sinks(kernels, case):
-    """Decode is right with the same sinks as prefill."""
+    """Decode is right with the sinks of the prefill tests."""
     require_none(kernels.wrong(case))
 
 
 @pytest.mark.applies_to("gpu")
 @pytest.mark.kernel_cases("graph_replay")
 def test_cuda_graph_replay_equals_eager(kernels, case):
-    """A graph captured on other values follows its inputs when replayed, and writes the whole
+    """A replayed CUDA graph uses its current inputs, not those of the capture, and writes the whole
     output."""
     require_none(kernels.wrong_replayed(case))
 
@@ -236,29 +241,30 @@ def test_cuda_graph_replay_equals_eager(kernels, case):
 @pytest.mark.timeout(7200)
 @pytest.mark.kernel_cases("tactics")
 def test_every_autotune_tactic(kernels, case):
-    """Every tactic is right. Each runs in its own process, so one that crashes or hangs is
-    named."""
+    """Each tactic of the autotuner is right. Each runs in its own process, so that a crash or a
+    hang names its tactic."""
     require_none(kernels.wrong_with_a_tactic(case))
 
 
 # ------------------------------------------------------------------------------------- Benchmarks
-# pytest-benchmark's --benchmark-save and --benchmark-compare work. The number is INVALID when the
-# call computed something else or was faster than memory.
+# pytest-benchmark's --benchmark-save and --benchmark-compare work. A time is INVALID if the result
+# was wrong, or if the call was faster than the memory allows.
 
 
 @pytest.mark.kernel_benchmarks
 def test_kernel_speed(kernels, case, time_kernel):
-    """Records microseconds from a cold cache, and the share of the measured bandwidth."""
+    """Measure the time of a kernel with a cold cache, in microseconds, and its share of the
+    measured bandwidth."""
     time_kernel(kernels, case)
 
 
 # ------------------------------------------------------------------------------------ Compilation
-# For GB10, on any machine with nvcc. Machine instructions decide. The exit status does not: it is 0
-# also for code that was replaced by software or by a trap.
+# For GB10, on any machine with nvcc. The tests read the machine instructions, because nvcc's exit
+# status is 0 even if it replaced an instruction by software or by a trap.
 
 
 def test_flashinfer_compiles_for_gb10(compilation):
-    """FLASHINFER_CUDA_ARCH_LIST resolves to architectures that have FP4 instructions."""
+    """FLASHINFER_CUDA_ARCH_LIST resolves to architectures with FP4 instructions."""
     installed = compilation.flashinfer
     compiler = compilation.tools.compiler
     require_none(flashinfer.contradictions(installed, compiler))
@@ -266,14 +272,14 @@ def test_flashinfer_compiles_for_gb10(compilation):
 
 @pytest.mark.parametrize("probe", probes.names("probes"))
 def test_fp4_instruction(compilation, probe):
-    """FP4 is hardware on 120a, 121a, 120f and 121f. Plain 120 and 121 refuse it or show
-    software."""
+    """Code for 120a, 121a, 120f and 121f contains FP4 instructions. Plain 120 and 121 are refused,
+    or emulate FP4."""
     require_none(compilation.wrong_outcomes(probe))
 
 
 @pytest.mark.parametrize("probe", probes.names("headers"))
 def test_flashinfer_header(compilation, probe):
-    """FlashInfer's own conversion and multiplication compile to the hardware's instructions."""
+    """FlashInfer's conversion and multiplication of FP4 compile to hardware instructions."""
     require_none(compilation.wrong_outcomes(probe))
 
 
@@ -281,14 +287,15 @@ def test_flashinfer_header(compilation, probe):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("module", modules.names())
 def test_flashinfer_module(compilation, module):
-    """The SASS of gpt-oss's attention, quantisation and MoE has what it must have, and no trap."""
+    """The machine code of gpt-oss's attention, quantisation and MoE has the required instructions,
+    and no trap."""
     chosen = modules.module(module)
     require_none(modules.contradictions(chosen, compilation.flashinfer, compilation.tools))
 
 
 @pytest.mark.applies_to("gpu")
 def test_engine_has_code_for_this_gpu(conformance, configurations, profile):
-    """The engine's libraries have machine code for this GPU."""
+    """The engine's libraries contain machine code for this GPU."""
     configuration = configurations.managed(profile.under_test)
     imported = interpreter.imports(
         conformance.engine_interpreter,

@@ -1,8 +1,8 @@
-"""Regression: nothing is worse than in stored runs of the same machine, profile, plan and path.
+"""Regression: no metric is worse than in stored runs of the same machine, profile, plan and path.
 
 --benchmark-autosave adds this run to the history, which is pytest-benchmark's storage.
---benchmark-compare=NUM names the run to compare with. This level measures nothing itself: it
-compares what the other levels measured in this run.
+--benchmark-compare=NUM names the stored run. This level measures nothing itself: it compares the
+metrics that the other levels measured in this run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.regression, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_no_metric_is_missing(measured_history):
-    """Every metric that was measured before is measured now."""
+    """Each metric of the stored runs is measured in this run."""
     missing = measured_history.missing
     assert not missing, "; ".join(missing)
 
@@ -31,12 +31,14 @@ def test_no_level_came_down(measured_history):
 @pytest.mark.ab_run
 @pytest.mark.timeout(0)  # as many starts as it takes to decide, each with its own limit
 def test_b_is_not_worse_than_a(ab_run):
-    """--ab A B: started in turns, no metric of B is worse than A's by more than its threshold."""
+    """With --ab A B, no metric of B is worse than A's by more than its threshold. The two servers
+    start in turn."""
     ab_run.judge()
 
 
 @pytest.mark.ab_run
 @pytest.mark.timeout(0)
 def test_the_hypothesis_holds(ab_run):
-    """--hypothesis FILE: B shows what the feature promised. review.md has the table."""
+    """With --hypothesis FILE, B has the improvement that the file states. review.md contains the
+    table."""
     ab_run.review()

@@ -1,6 +1,6 @@
-"""Smoke: the server starts as configured, on the software it should run, and answers.
+"""Smoke: the server starts as configured, with the expected software, and answers.
 
-When a test of this level fails, no other level runs.
+If a test of this level fails, no other level runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_machine_is_fit_for_a_start(configurations):
-    """Memory, disk, architecture list, JIT cache and MAX_JOBS are fit, and no setting is known to
-    fail."""
+    """Memory, disk, architecture list, JIT cache and MAX_JOBS allow a start, and no setting is
+    known to fail."""
     unfit = [
         f"{finding.message} Remedy: {finding.remedy}"
         for finding in configurations.findings
@@ -29,7 +29,8 @@ def test_machine_is_fit_for_a_start(configurations):
 
 
 def test_imports_come_from_where_they_should(conformance, configurations, profile):
-    """The engine's interpreter imports its own engine, or the checkout that the profile expects."""
+    """The engine's interpreter imports its own packages, or the checkouts that the profile
+    names."""
     engine = conformance.settings.engine.name
     configuration = configurations.managed(profile.under_test)
     imported = interpreter.imports(
@@ -54,7 +55,7 @@ def test_baseline_starts_and_answers(servers, profile):
 
 
 def test_stop_leaves_nothing_behind(servers, profile):
-    """After a stop no process of the run is left, the port is free, and the memory is back."""
+    """After a stop, no process of the run remains, the port is free, and the memory is released."""
     servers(profile.baseline)
     report = servers.stop()
     survivors = [str(survivor) for survivor in report.survivors]
@@ -71,7 +72,7 @@ def test_stop_leaves_nothing_behind(servers, profile):
 
 
 def test_server_is_ready_in_time(server, profile):
-    """The server is ready in time: /health answers and a token was served."""
+    """Within its time limit, the server answers /health and generates a token."""
     if not server.managed:
         raise NotRun("the suite did not start the attached server")
     limit = profile.engine.ready_within_s.value
@@ -82,7 +83,7 @@ def test_server_is_ready_in_time(server, profile):
 
 
 def test_version_is_known(conformance, server):
-    """The engine's version is known. Without it a result cannot be compared with anything."""
+    """The engine reports its version. Without it, a result cannot be compared with any other."""
     version = conformance.run.record.file.engine.version
     if not server.managed and not version:
         raise NotRun("the attached server has no /version; give its log: --server-log PATH")
@@ -90,7 +91,7 @@ def test_version_is_known(conformance, server):
 
 
 def test_start_up_log_shows_no_failure(kernel_path, server):
-    """The start-up log shows no CUDA initialisation error, no failed JIT build and no dead
+    """The start-up log shows no CUDA initialisation error, no failed JIT compilation and no dead
     engine."""
     if server.log is None:
         raise NotRun(server.why_no_log)
@@ -99,7 +100,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
 
 
 def test_every_variable_is_known_to_the_engine(kernel_path, server):
-    """The engine knows every VLLM_* variable that is set. An unknown one has no effect."""
+    """The engine knows each VLLM_* variable that is set. An unknown variable has no effect."""
     if server.log is None:
         raise NotRun(server.why_no_log)
     unknown = mistaken_environment(kernel_path)
@@ -107,7 +108,7 @@ def test_every_variable_is_known_to_the_engine(kernel_path, server):
 
 
 def test_health(http, server):
-    """GET /health answers 200."""
+    """GET /health returns status 200."""
     status = http.get("/health").status_code
     if not server.managed and status == 404:
         raise NotRun("the attached server has no /health; other engines may not need one")
@@ -115,7 +116,7 @@ def test_health(http, server):
 
 
 def test_requests_without_the_key_are_refused(server):
-    """A server that the suite started refuses requests without its key."""
+    """A server that the suite started refuses requests without its API key."""
     if not server.managed:
         raise NotRun("whether the attached server has a key is its owner's choice")
     stranger = dataclasses.replace(server.endpoint, api_key="none")
@@ -125,13 +126,13 @@ def test_requests_without_the_key_are_refused(server):
 
 
 def test_models_lists_the_model(client, model):
-    """GET /v1/models names the model that is served."""
+    """GET /v1/models lists the served model."""
     names = [entry.id for entry in client.models.list()]
     require(model in names, model, names)
 
 
 def test_one_completion(client, model):
-    """A completion has text and exact usage."""
+    """A completion has text, and its usage is exact."""
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=4)
     choice = answer.choices[0]
     require(choice.text, "some text")
@@ -140,7 +141,7 @@ def test_one_completion(client, model):
 
 
 def test_one_chat(client, model, profile):
-    """A chat ends by itself with a final message."""
+    """A chat ends by itself, with a final message."""
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": profile.correctness.chats[0].question}],

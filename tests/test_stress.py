@@ -1,9 +1,9 @@
-"""Stress: the server withstands what users do to it, and is the same afterwards.
+"""Stress: the server withstands the load of its users, and works as before afterwards.
 
-Every answer is checked. Its tokens are those of the same prompt asked alone: equal where the
-arithmetic promises that, else within the noise. Their number, the usage and the finish reason are
-right. No request fails, the load never stalls, and the slowest request is no outlier. After each
-load nothing runs, waits or holds the KV cache.
+The suite checks each answer. Its tokens equal those of the same prompt sent alone: exactly if the
+arithmetic guarantees equal tokens, otherwise within the noise. The number of tokens, the usage and
+the finish reason are right. No request fails, the load never stalls, and the slowest request is not
+far slower than the others. After each load, no request runs or waits, and no KV block is used.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ pytestmark = [pytest.mark.stress, pytest.mark.applies_to("cpu", "gpu")]
 
 
 def test_sequential_requests(stress):
-    """Requests one after the other are answered correctly."""
+    """Requests that are sent one after the other are answered correctly."""
     stress.sequential()
 
 
 def test_concurrent_requests(stress):
-    """Requests at the same time are answered correctly."""
+    """Concurrent requests are answered correctly."""
     stress.concurrent()
 
 
 @pytest.mark.parametrize("times", [2, 10])
 def test_crowd(stress, times):
-    """With two and ten times as many requests at once as the server runs, of all kinds that users
-    send, each answer is its own."""
+    """With two and ten times as many requests of all kinds as the server runs at once, each request
+    gets its own answer."""
     stress.crowd(times)
 
 
@@ -38,31 +38,32 @@ def test_sustained_load(stress):
 
 
 def test_memory_does_not_grow(stress):
-    """Memory and open handles do not grow with the requests, by a robust slope and its interval."""
+    """Memory and open handles do not grow with the number of requests, by a robust slope with its
+    interval."""
     stress.afterwards.check_memory()
 
 
 def test_long_generation(stress):
-    """One answer of more than a thousand tokens is right, to its end."""
+    """An answer of more than a thousand tokens is right to its end."""
     stress.long_generation()
 
 
 @pytest.mark.parametrize("arrival", ARRIVALS)
 def test_mixed_lengths(stress, arrival):
-    """Prompts and answers of all lengths are right: in a closed loop, at random moments, in
+    """Prompts and answers of all lengths are right: in a closed loop, at random times, and in
     bursts."""
     stress.arriving(arrival)
 
 
 def test_short_prompts_join_those_that_decode(stress):
-    """A short prompt that joins n requests which decode is answered correctly, and so are they: for
-    each n that the server runs, again and again. Its own counters show each number of them."""
+    """A short prompt that joins n decoding requests is answered correctly, as are the n requests:
+    for each n up to the server's limit. The server's counters show each n."""
     stress.joining()
 
 
 def test_unruly_clients(stress):
-    """Clients that cancel, disconnect or read slowly, and refused requests, do not affect the
-    others."""
+    """Clients that cancel, disconnect or read slowly, and refused requests, do not affect other
+    requests."""
     stress.unruly()
 
 
@@ -72,28 +73,30 @@ def test_context_to_the_brim(stress):
 
 
 def test_preemption_under_kv_pressure(stress):
-    """With more requests than the KV cache holds, some are preempted and have the same answers."""
+    """If the requests need more KV cache than exists, some are preempted, and all have the same
+    answers as before."""
     stress.pressed()
 
 
 def test_nothing_is_kept_after_the_load(stress):
-    """After the load there is no running or waiting request, no used KV block and no zombie."""
+    """After the load there is no running or waiting request, no used KV block and no zombie
+    process."""
     stress.afterwards.check_idle()
 
 
 @pytest.mark.asked_for("--soak")
 @pytest.mark.timeout(0)
 def test_soak(stress, soak_s):
-    """With --soak DURATION, mixed load for hours passes the same checks."""
+    """With --soak DURATION, hours of mixed load pass the checks of the other loads."""
     stress.soak(soak_s)
 
 
 def test_throughput_is_what_it_was_before(stress):
-    """The server is as fast after the load as before it."""
+    """The server is as fast after the loads as before them."""
     stress.afterwards.check_throughput()
 
 
 def test_restart_under_load(stress):
-    """A server that is stopped under load leaves nothing behind. Started again, it answers as
-    before."""
+    """A server that is stopped under load leaves nothing behind. After its next start, it gives the
+    same answers."""
     stress.restarted_under_load()
