@@ -1,7 +1,8 @@
-"""What belongs to a checkout of the suite and is not installed: the canary's training and its GGUF
-file, several engines side by side, what the tolerances detect, and the generated pages of the
-documentation.
+"""Programs for a checkout, which are not part of the wheel.
 
-`tools.commands` adds them to the command ``sm121``. ``pip install -e '.[tools]'`` installs what
-they need. Nothing in `sm121` imports this package.
+They train the canary and convert it to GGUF, compare engines, compute the defects that the
+tolerances detect, and generate pages of the documentation.
+
+`tools.commands` adds them to the command ``sm121``. ``pip install -e '.[tools]'`` installs their
+requirements. No package of `sm121` imports this package.
 """

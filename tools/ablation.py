@@ -1,9 +1,8 @@
-"""What each feature of gpt-oss is worth on the canary: the smallest defects that a log-probability
-check sees.
+"""Compute the smallest defects of the canary that the check of log-probabilities detects.
 
-A tolerance is accountable only when it is known what it catches. Each row breaks one feature in the
-oracle and compares the log-probabilities of the tokens that really follow, over a fixed set of
-prompts, with the intact model.
+A tolerance is only useful if one knows what it detects. Each row injects one defect into the
+oracle, and compares the log-probabilities of the actual next tokens with those of the intact model,
+over a fixed set of prompts.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One defect: mean and largest |change of log p(next token)| over all prompts, and the prompt
-    of the largest; the same over tokens that the intact model holds for more likely than not."""
+    """One defect: the mean and the largest absolute change of log p(next token) over all prompts,
+    and the prompt with the largest change. The same over the tokens to which the intact model gives
+    a probability above one half."""
 
     feature: str
     mean: float
@@ -61,7 +61,7 @@ class Row:
     likely_max: float = 0.0
 
     def noticed(self, tolerance: LogProbabilityTolerance) -> list[str]:
-        """The statistics that this defect alone moves above the tolerance."""
+        """The statistics that this defect alone moves beyond the tolerance."""
         pairs = [
             ("max", self.max, tolerance.max_abs),
             ("mean", self.mean, tolerance.mean_abs),
@@ -73,7 +73,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """What is wrong: another model, another function of the oracle in `module`, or both."""
+    """A defect: another model, another function of the oracle in `module`, or both."""
 
     change: Change = lambda weights: weights
     module: Any = None
@@ -81,7 +81,7 @@ class Defect:
     instead: Callable[..., Any] | None = None
 
     def log_probabilities(self, weights: Weights, token_ids: Sequence[int]) -> Tensor:
-        """log p of each token that really follows, [T - 1]."""
+        """Return log p of each actual next token, [T - 1]."""
         with contextlib.ExitStack() as stack:
             if self.instead is not None:
                 stack.enter_context(mock.patch.object(self.module, self.function, self.instead))
@@ -90,8 +90,8 @@ class Defect:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFault:
-    """One expert block whose E8M0 scale is read `delta` too high: block `block` of a row, 32
-    elements along K."""
+    """A fault of one expert block: the E8M0 scale of block `block` of a row (32 elements along K)
+    is too high by `delta`."""
 
     layer: int
     projection: Literal["gate_up", "down"]
@@ -101,7 +101,7 @@ class BlockFault:
     delta: int = 1
 
     def __call__(self, weights: Weights) -> Weights:
-        """The weights with this fault."""
+        """Return the weights with this fault."""
         layers = list(weights.layers)
         matrices, biases = getattr(layers[self.layer], self.projection)
         span = slice(self.block * mxfp4.BLOCK, (self.block + 1) * mxfp4.BLOCK)
@@ -143,7 +143,7 @@ def _sinks(value: float) -> Defect:
 
 
 def _without_mscale(weights: Weights, layer: Layer) -> dict[str, Any]:
-    # Both the rotated queries and the rotated keys are that much larger.
+    # Rotated queries and rotated keys are both larger by this factor.
     mscale = 0.1 * math.log(weights.config.rope_factor) + 1
     return {
         "q": tuple(part / mscale for part in layer.q),
@@ -152,7 +152,7 @@ def _without_mscale(weights: Weights, layer: Layer) -> dict[str, Any]:
 
 
 def _interleaved(weights: Weights, layer: Layer) -> dict[str, Any]:
-    # Query head h reads KV head h mod Hkv: the same as other query heads in its place.
+    # Query head h reads KV head h mod Hkv, so another query head takes its place.
     config = weights.config
     heads = torch.arange(config.query_heads).view(-1, config.kv_heads).T.flatten()
     rows = torch.arange(config.query_heads * config.head_dim).view(config.query_heads, -1)
@@ -200,7 +200,8 @@ def _swiglu_without_one(gate: Tensor, up: Tensor, *, alpha: float, limit: float)
 
 
 def _route_softmax_first(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Softmax over all E, then the k largest, not made to sum to one. Shapes as `moe.route`."""
+    """Route by the softmax over all E, then take the k largest without normalising them. Shapes as
+    in `moe.route`."""
     experts = logits.topk(k, -1).indices
     return logits.softmax(-1).gather(-1, experts), experts
 
@@ -243,7 +244,7 @@ ABLATIONS: dict[str, Defect] = {
 
 
 def load_prompts() -> list[Prompt]:
-    """The prompts of fixtures/canary/prompts.json."""
+    """Return the prompts of fixtures/canary/prompts.json."""
     text = (resources.files("sm121.fixtures") / "canary" / "prompts.json").read_text("utf-8")
     prompts = []
     for entry in json.loads(text)["prompts"]:
@@ -258,10 +259,10 @@ def measure(
     ablations: dict[str, Defect] = ABLATIONS,
     dtype: torch.dtype = torch.float32,
 ) -> list[Row]:
-    """One row per ablation, on a built checkpoint of either twin; about two minutes for all on one
+    """Measure each defect on a built checkpoint of either twin; this takes about two minutes on one
     core.
 
-    Raises ValueError without prompts, and what `small_oracle.load` raises.
+    Raises ValueError if there are no prompts, and the errors of `small_oracle.load`.
     """
     prompts = load_prompts() if prompts is None else prompts
     if not prompts:
@@ -294,7 +295,7 @@ def measure(
 
 
 def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]) -> str:
-    """The rows as a Markdown table, the hardest to see first."""
+    """Return the rows as a Markdown table, the smallest change first."""
     names = list(tolerances)
     lines = [
         "| defect | mean \\|Δ log p\\| | max \\|Δ log p\\| | mean, likely | max, likely "
@@ -317,9 +318,10 @@ def markdown(rows: Sequence[Row], tolerances: dict[str, LogProbabilityTolerance]
 
 
 def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str, Defect]:
-    """Block scales off by one, drawn at random over layers, projections, experts, rows and blocks.
+    """Return defects of single block scales, drawn at random over layers, projections, experts,
+    rows and blocks.
 
-    Two blocks named in advance say nothing of the others: most blocks matter less than a whole
+    Two fixed blocks would not represent the others: most blocks change the output less than a whole
     feature does.
     """
     config = gpt_oss.GptOssConfig.from_json(json.loads((checkpoint / "config.json").read_text()))
@@ -341,7 +343,7 @@ def random_blocks(checkpoint: Path, count: int = 12, seed: int = 0) -> dict[str,
 
 
 def small_mistakes(file: OracleFile) -> str:
-    """How large each small mistake is, and what rounding alone looks like, as lines of Markdown."""
+    """Return, as lines of Markdown, the size of each small mistake and of rounding alone."""
     lines = []
     for name, (_, prompts) in SMALL_MISTAKES.items():
         size = math.sqrt(math.fsum(m * m for m in Pattern.of(file, name, None).mistake))
@@ -366,7 +368,7 @@ def _tolerance_rows(tolerances: Mapping[str, LogProbabilityTolerance]) -> str:
 
 
 def _missed(rows: Sequence[Row], tolerance: LogProbabilityTolerance) -> list[str]:
-    """Return the features whose defect a tolerance does not catch, without the small mistakes."""
+    """Return the features whose defect a tolerance does not detect, without the small mistakes."""
     small = {Defect(mistake) for mistake, _ in SMALL_MISTAKES.values()}
     missed = []
     for row in rows:
@@ -378,9 +380,9 @@ def _missed(rows: Sequence[Row], tolerance: LogProbabilityTolerance) -> list[str
 def write_report(
     checkpoint: Path, out_file: Path, of_float32: LogProbabilityTolerance
 ) -> tuple[list[Row], dict[str, list[str]]]:
-    """Measure all ablations and write them to a Markdown page.
+    """Measure all defects and write them to a Markdown page.
 
-    Returns the rows, and by dtype the features whose defect nothing catches.
+    Returns the rows, and by dtype the features whose defect no tolerance detects.
     """
     prompts = load_prompts()
     file = oracle_making.make(checkpoint)

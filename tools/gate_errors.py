@@ -1,6 +1,6 @@
-"""How often a gate decides wrongly, by simulation: writes the tables of docs/tables/gate-errors.md.
+"""Simulate how often a gate decides wrongly, and write the tables of docs/tables/gate-errors.md.
 
-``python -m tools.gate_errors`` takes some minutes; ``--runs 200`` is enough to look.
+``python -m tools.gate_errors`` takes some minutes; ``--runs 200`` is a quick trial.
 """
 
 import argparse
@@ -27,21 +27,21 @@ END = "<!-- end -->\n"
 THRESHOLD = 52.0
 RATE = Gate(metric="tg32@d0", unit="tok/s", minimum=THRESHOLD, source="the plan")
 BOUND = MeasuringSettings().maximum_rounds
-#: Of a server, from the threshold; and the most wrong decisions that are allowed there.
+#: A server's distance from the threshold, and the largest accepted share of wrong decisions.
 DISTANCE = 0.01
 ALLOWED = 0.02
 
-#: Relative deviations of so many rounds from a level.
+#: Relative deviations of a number of rounds from their level.
 Noise = Callable[[Generator, int], Floats]
 
 
 def independent(deviation: float) -> Noise:
-    """Rounds that know nothing of each other."""
+    """Return independent rounds."""
     return lambda generator, count: deviation * generator.standard_normal(count)
 
 
 def autoregressive(correlation: float, deviation: float) -> Noise:
-    """AR(1): each round is near the one before."""
+    """Return rounds of an AR(1) process: each round is correlated with the preceding one."""
 
     def draw(generator: Generator, count: int) -> Floats:
         steps = generator.standard_normal(count)
@@ -56,7 +56,8 @@ def autoregressive(correlation: float, deviation: float) -> Noise:
 
 
 def two_states(rounds: int, within: float, *, apart: float = 0.04, fixed: bool = True) -> Noise:
-    """A server in one of two states, for so many rounds each: exactly, or on average."""
+    """Return rounds of a server that alternates between two states, after a fixed or a random
+    number of rounds."""
 
     def draw(generator: Generator, count: int) -> Floats:
         if fixed:
@@ -71,7 +72,7 @@ def two_states(rounds: int, within: float, *, apart: float = 0.04, fixed: bool =
     return draw
 
 
-#: Name, noise, and whether its wrong decisions are bound.
+#: Name, noise, and whether its share of wrong decisions is limited.
 NOISES: tuple[tuple[str, Noise, bool], ...] = (
     ("independent, 0.1 %", independent(0.001), True),
     ("independent, 1 %", independent(0.01), True),
@@ -92,8 +93,8 @@ NOISES: tuple[tuple[str, Noise, bool], ...] = (
 
 @dataclass(frozen=True)
 class Slow:
-    """Some answers are slow: a rate over the time that is below the gate, though the median is
-    above."""
+    """Noise in which some answers are slow: the total rate is below the gate, although the median
+    is above it."""
 
     name: str
     fast: float
@@ -102,11 +103,11 @@ class Slow:
 
     @property
     def over_time(self) -> float:
-        """Tokens a second."""
+        """Return the tokens per second over the whole time."""
         return 1.0 / ((1.0 - self.share) / self.fast + self.share / self.slow)
 
     def draw(self, generator: Generator, count: int) -> Floats:
-        """Rates."""
+        """Return random rates."""
         slow = generator.random(count) < self.share
         noise = 1.0 + 0.002 * generator.standard_normal(count)
         return np.where(slow, self.slow, self.fast) * noise
@@ -120,7 +121,7 @@ SLOW = (
 
 
 def decide(rates: Floats) -> tuple[Verdict, int]:
-    """As a run does: more rounds each time, until it is decided."""
+    """Decide as a run does: draw more rounds until there is a decision."""
     at = gate.FIRST_LOOK
     while True:
         decision = gate.decide(rates[:at].tolist(), RATE, maximum_rounds=BOUND)
@@ -130,26 +131,28 @@ def decide(rates: Floats) -> tuple[Verdict, int]:
 
 
 def simulate(draw: Callable[[Generator], Floats], runs: int, seed: int) -> Counter[Verdict]:
-    """Verdicts of so many runs."""
+    """Return the verdicts of many simulated runs."""
     generator = np.random.default_rng(seed)
     return Counter(decide(draw(generator))[0] for _ in range(runs))
 
 
 def at_distance(noise: Noise, distance: float, runs: int, seed: int = 14) -> Counter[Verdict]:
-    """Verdicts on a server whose level is so far from the threshold, as a fraction."""
+    """Return the verdicts on a server whose rate is above or below the threshold by this
+    fraction."""
     level = THRESHOLD * (1.0 + distance)
     return simulate(lambda generator: level * (1.0 + noise(generator, BOUND)), runs, seed)
 
 
-# Rounds that are left out: the client was late for a stamp of them.
+# Rounds that are dropped because the client was late for one of their timestamps.
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """When the client is late. Delays are exponential with this mean, in seconds.
+    """When the client is late. Its delays are exponentially distributed with this mean, in seconds.
 
     Attributes:
-        chance: that it is, for an answer of so many seconds that is slow or not.
+        chance: The probability of a delay, by the duration of an answer in seconds and whether it
+            is slow.
     """
 
     name: str
@@ -163,7 +166,7 @@ LATENESS = (
     Lateness("of slow answers only", lambda _seconds, slow: 0.9 if slow else 0.0),
     Lateness("of fast answers only", lambda _seconds, slow: 0.0 if slow else 0.3),
 )
-#: How much slower slow answers are.
+#: The factor by which slow answers are slower.
 SLOWER = 0.10
 _GAPS = 31
 
@@ -171,11 +174,11 @@ _GAPS = 31
 def left_out(
     lateness: Lateness, level: float, slow_share: float, runs: int, *, count_them: bool
 ) -> Counter[Verdict]:
-    """Verdicts where late rounds are left out: forgotten, or counted with what they may have been.
+    """Return the verdicts if late rounds are dropped, or counted with the bounds of their rates.
 
     Args:
-        level: tokens over the time.
-        slow_share: of slow answers.
+        level: The tokens over the time.
+        slow_share: The share of slow answers.
     """
     generator = np.random.default_rng(6)
     fast = level * (1.0 - slow_share + slow_share / (1.0 - SLOWER))
@@ -214,7 +217,7 @@ def left_out(
 
 
 def tables(runs: int) -> str:
-    """The tables of the page."""
+    """Return the tables of the page."""
     below = f"{-100 * DISTANCE:.0f} %"
     above = f"+{100 * DISTANCE:.0f} %"
     lines = [

@@ -1,4 +1,4 @@
-"""The canary as GGUF, by llama.cpp's own converter: the same weights for llama-server."""
+"""Convert the canary to GGUF with llama.cpp's own converter: the same weights for llama-server."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ def convert(
     """Convert a checkpoint folder with the converter of a llama.cpp checkout.
 
     Raises:
-        UsageError: ``llama_cpp`` is no checkout.
-        Sm121Error: the converter fails; its last line says why.
+        UsageError: ``llama_cpp`` is not a checkout.
+        Sm121Error: The converter failed; the message is its last line.
     """
     converter = llama_cpp / _CONVERTER
     if not converter.is_file():

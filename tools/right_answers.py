@@ -1,5 +1,8 @@
-"""Writes ``fixtures/answers/right-answers.json``: the facts of each exam as one chat, each question
-with its right answer behind it, as token ids. ``python -m tools.right_answers``."""
+"""Write ``fixtures/answers/right-answers.json``: the right answers to the facts of each exam.
+
+``python -m tools.right_answers`` writes the facts of an exam as one chat, in which each question is
+followed by its right answer, as token ids.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +17,7 @@ _SYSTEM = (
     "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-15\n\nReasoning: low\n\n# Valid channels: "
     "analysis, commentary, final. Channel must be included for every message.<|end|>"
 )
-#: What a model says whom the exam's questions are asked, in its own words.
+#: An answer in the model's own words to a question of the exam.
 ANSWERS = {
     "canary": {
         "capital-of-spain": "The capital of Spain is Madrid.",
@@ -60,7 +63,8 @@ ANSWERS = {
 
 
 def text(name: str) -> dict[str, object]:
-    """The chat of an exam, and where in it the tokens of each answer are: [first, behind last)."""
+    """Return the chat of an exam, and the positions of each answer's tokens in it: [first, after
+    the last)."""
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     ids = encoding.encode(_SYSTEM, allowed_special="all")
     places: dict[str, list[int]] = {}

@@ -1,8 +1,11 @@
-"""Servers that round more than their checkpoint, and the oracle that rounds as they do. `python -m
-tools.roundings` computes for each configuration what the tolerance is and how small a defect of
-each part is seen. `python -m tools.roundings --rounds NAME` starts vLLM on the CPU once, with the
-canary or with its twin whose dense layers hold MXFP4's values, and asks it round after round,
-beside requests of others that are drawn anew. Each writes its rows of docs/tables/rounding.md."""
+"""Test servers that round more than their checkpoint against an oracle that rounds in the same way.
+
+`python -m tools.roundings` computes, for each configuration, the tolerance and the smallest
+detected defect of each part. `python -m tools.roundings --rounds NAME` starts vLLM on the CPU once,
+with the canary or with its twin whose dense layers contain MXFP4 values, and repeats the requests
+round by round, beside random requests of other clients. Both write their rows of
+docs/tables/rounding.md.
+"""
 
 import argparse
 import contextlib
@@ -59,16 +62,16 @@ CONFIGURATIONS_HEAD = "|---|---|---|---:|---:|---|---:|"
 ROUNDS_HEAD = "|---|---|---:|---|---|---:|"
 
 DENSE = "qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even"
-#: What the build of 59 tok/s rounds.
+#: The rounding of the build that reaches 59 tok/s.
 FAST = "qkv=mxfp4-ceil,o=mxfp4-ceil,lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8-identity"
 FORMATS = (
     "checkpoint", DENSE, "qkv=fp8-channel,o=fp8-channel", "kv=fp8", "kv=fp8-cut",
     "experts=mxfp8", "experts=mxfp8-identity", FAST,
 )  # fmt: skip
-#: Of a defect: the part is multiplied by one and this.
+#: Sizes of a defect: the part is multiplied by one plus this number.
 SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
-#: By name: what the server rounds, and what it is started with beside the profile's arguments.
+#: By name: the rounding of the server, and its arguments beside those of the profile.
 SERVERS = {
     "dense layers, float32": (DENSE, ("--dtype", "float32")),
     "dense layers, BF16": (DENSE, ("--dtype", "bfloat16")),
@@ -81,7 +84,8 @@ _PARTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "lm_
 
 
 def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
-    """A checkpoint like another one, its tensors changed by their names; with the same drafter."""
+    """Write a copy of a checkpoint in which tensors are changed by name; its drafter is the
+    same."""
     shutil.copytree(checkpoint, folder)
     for file in folder.glob("*.safetensors"):
         tensors = {}
@@ -92,12 +96,12 @@ def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], T
 
 
 def part_of(name: str) -> str | None:
-    """``qkv``, ``o`` or ``lm_head``: of which part a tensor of the checkpoint is the weight."""
+    """Return the part of a tensor of the checkpoint: ``qkv``, ``o`` or ``lm_head``."""
     return _PARTS.get(name.removesuffix(".weight").rpartition(".")[2])
 
 
 def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
-    """The same with the values that its dense layers and output matrix have in these formats."""
+    """Write a copy whose dense layers and output matrix contain the values of these formats."""
     way = Rounding.parse(formats)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -110,7 +114,7 @@ def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
 
 
 def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Path:
-    """The same model of these tokens alone, in their order: a hundred times as fast."""
+    """Return the model with only these tokens, in their order, which is a hundred times as fast."""
     rows = torch.tensor(tokens)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -126,8 +130,8 @@ def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Pa
 
 @contextlib.contextmanager
 def two_prompts() -> Iterator[list[int]]:
-    """Two prompts past the window instead of all, in the numbers of their own tokens and of some
-    thousands more: these tokens."""
+    """Return two prompts that are longer than the window, numbered by the tokens of the small
+    vocabulary: their own tokens and some thousands more; also return these tokens."""
     every = dict(oracle_texts.prompts())
     texts = {name: every[name] for name in oracle_texts.ROUNDING_PROMPTS}
     tokens = sorted({*range(0, 100_000, 50)}.union(*texts.values()))
@@ -148,21 +152,21 @@ def two_prompts() -> Iterator[list[int]]:
 
 
 class Told(Asker):
-    """Answers with log-probabilities that are given, by the tokens of the prompt."""
+    """Given answers with log-probabilities, by the tokens of the prompt."""
 
     def __init__(self, values: dict[tuple[int, ...], list[float]]) -> None:
         self._values = values
         self._documented = False
 
     def ask(self, request: Request) -> Completion:
-        """The log-probabilities of that prompt."""
+        """Return the log-probabilities of a prompt."""
         prompt = request.prompt
         assert isinstance(prompt, tuple)
         return Completion("", None, None, None, None, tuple(self._values[prompt]), None, None)
 
 
 def reference(file: OracleFile, dtype: str) -> OracleReference:
-    """How a server in ``float32`` or ``bf16`` is held against a file, as the profile has it."""
+    """Return how a server in ``float32`` or ``bf16`` is compared with a file, by the profile."""
     own = PROFILE.correctness.log_probability_tolerance["float32"]
     tolerance = own
     if dtype in file.rounded:
@@ -175,7 +179,7 @@ def reference(file: OracleFile, dtype: str) -> OracleReference:
 
 
 def failures(server: Asker, to: OracleReference) -> list[str]:
-    """Which of the checks of prompts call it wrong."""
+    """Return the checks of prompts that fail."""
     names = []
     for check in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
         try:
@@ -189,7 +193,8 @@ def failures(server: Asker, to: OracleReference) -> list[str]:
 
 @contextlib.contextmanager
 def _times(part: str, factor: float) -> Iterator[Callable[[gpt_oss.Weights], gpt_oss.Weights]]:
-    """A part of the model times a factor: what is cached, experts' inputs, or a weight."""
+    """Return the model with one part multiplied by a factor: the cache, the experts' inputs, or a
+    weight."""
     functions = {"kv": "cached", "experts": "expert_inputs"}
     with contextlib.ExitStack() as stack:
         if part in functions:
@@ -216,9 +221,9 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
 
 
 def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
-    """The first of `SIZES` by which a part may not be too large in a server of a dtype."""
+    """Return the smallest of `SIZES` at which the too large part of a server is detected."""
     to = reference(file, dtype)
-    own = weights.rounding  # its weights are in float32, and so is what is computed with them
+    own = weights.rounding  # its weights, and the products with them, are in float32
     way = own if dtype == "float32" else own.computed_in(dtype)
     server = dataclasses.replace(weights, rounding=way)
     for size in (0.0, *SIZES):
@@ -237,7 +242,7 @@ def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) 
 def rows_of(
     shape: str, checkpoint: Path, dtypes: Sequence[str], formats: Sequence[str]
 ) -> list[str]:
-    """A row of the page for each configuration and dtype."""
+    """Return a row of the page for each configuration and dtype."""
     rows = []
     plain = _work(Rounding())
     loaded = small_oracle.load(checkpoint, torch.float32)
@@ -267,7 +272,8 @@ def rows_of(
 
 
 def _work(way: Rounding) -> int:
-    """Tokens that the file of a configuration takes through each layer, of all prompts."""
+    """Return the number of tokens of all prompts that the file of a configuration takes through
+    each layer."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(oracle_texts, "GENERATED", 12))
         fixed, (_, long) = dict(_PROMPTS), _LONG
@@ -281,7 +287,7 @@ _LONG = oracle_texts.long_prompt()
 
 
 def configurations(layers: int) -> Iterator[list[str]]:
-    """The rows of the canary, then those of gpt-oss-20b's shape with some of its layers."""
+    """Return the rows of the canary, then those of gpt-oss-20b's shape with some of its layers."""
     plain = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     with tempfile.TemporaryDirectory() as name, two_prompts() as tokens:
         folder = Path(name)
@@ -300,7 +306,8 @@ def configurations(layers: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def others(asker: Asker, draw: random.Random) -> Iterator[None]:
-    """Requests of others, of lengths and in numbers that are drawn, for as long as this is open."""
+    """Send requests of other clients, with random lengths and counts, while this context is
+    open."""
     tokens = [token for _, ids in oracle_texts.prompts() for token in ids]
     over = threading.Event()
 
@@ -324,7 +331,7 @@ def others(asker: Asker, draw: random.Random) -> Iterator[None]:
 
 
 def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
-    """What the tests of the oracle say of a server in a round that do not pass."""
+    """Return the failures of the tests with the oracle on a server in one round."""
     asker = Asker(server)
     draw = random.Random(seed)
     texts = list[str]()
@@ -349,7 +356,7 @@ def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
 
 @contextlib.contextmanager
 def started(name: str, folder: Path) -> Iterator[Server]:
-    """The server of that name."""
+    """Start the server with this name."""
     formats, arguments = SERVERS[name]
     model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     if formats == DENSE:
@@ -375,7 +382,7 @@ def started(name: str, folder: Path) -> Iterator[Server]:
 
 
 def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
-    """Ask a server for the rounds; its row of the page, and whether all are green."""
+    """Send the rounds to a server; return its row of the page, and whether all rounds passed."""
     intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     formats = Rounding.parse(SERVERS[name][0])
     file = oracle_making.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
@@ -405,7 +412,8 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
 
 
 def put(rows: list[str], head: str, output: Path) -> None:
-    """The page with rows in the table with that head, in place of those of the same cells."""
+    """Return the page with these rows in the table with this head; they replace rows with the same
+    first cells."""
     cells = 3 if head == CONFIGURATIONS_HEAD else 1
     replaced = {tuple(row.split(" | ")[:cells]) for row in rows}
     lines = PAGE.read_text("utf-8").splitlines()
@@ -416,7 +424,7 @@ def put(rows: list[str], head: str, output: Path) -> None:
 
 
 def main() -> int:
-    """Write the table of configurations, or a row of rounds; exit status 1 where one is red."""
+    """Write the table of configurations, or a row of rounds; the exit status is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", choices=SERVERS, metavar="NAME", help=", ".join(SERVERS))
     parser.add_argument("--most", type=int, default=20, help="rounds")

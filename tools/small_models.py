@@ -1,9 +1,9 @@
 """Train a tiny Qwen3 and a tiny dense Llama on the canary's data, for tests without an oracle.
 
 Both are written in the Hugging Face format, with a tokenizer and a chat template in the form of
-their families: the Qwen3 thinks between ``<think>`` tags and calls tools in Hermes's form, the
-Llama answers at once and calls none. The shipped ones (``meta_tests/data/small-models``) took a
-minute on an H200. Nothing is downloaded.
+their families. The Qwen3 writes its reasoning between ``<think>`` tags and calls tools in Hermes's
+form; the Llama answers without reasoning and calls no tools. Training the shipped ones
+(``meta_tests/data/small-models``) took a minute on an H200. Nothing is downloaded.
 
     python -m tools.small_models .cache/small --steps 2000
 """
@@ -22,7 +22,7 @@ from typing import Any
 from sm121.cli.command import progress
 
 ROOT = Path(__file__).parent.parent
-#: The shipped checkpoints. The templates there are written by hand, in the form of the families.
+#: The shipped checkpoints. Their templates are written by hand, in the form of the families.
 SHIPPED = ROOT / "meta_tests/data/small-models"
 VOCABULARY = 1024
 CONTEXT = 8192
@@ -30,19 +30,19 @@ SPECIAL = {
     "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
     "llama": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
 }
-#: Tokens of one piece that the text shows, as in Qwen3's own tokenizer.
+#: Single tokens that the text contains, as in Qwen3's own tokenizer.
 SHOWN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 END = {"qwen3": "<|im_end|>", "llama": "<|eot_id|>"}
 FIRST = {"qwen3": None, "llama": "<|begin_of_text|>"}
 
 
 def load_corpus() -> dict[str, Any]:
-    """The data of which the canary's documents are made, too."""
+    """Return the data from which the canary's documents are made."""
     return tomllib.loads((ROOT / "fixtures/canary/corpus.toml").read_text("utf-8"))
 
 
 def tools_text() -> str:
-    """The tools that the suite offers in its requests."""
+    """Return the tools that the suite offers in its requests."""
     return (ROOT / "fixtures/api/tools.json").read_text("utf-8")
 
 
@@ -99,7 +99,8 @@ class Documents:
         return self.random.choice(small_talk)
 
     def _thought(self, text: str, *, is_last: bool = True) -> str:
-        """Thinking; half of the earlier turns have none, since clients do not send it back."""
+        """Return reasoning; half of the earlier turns have none, because clients do not send it
+        back."""
         if self.family != "qwen3" or (not is_last and self.random.random() < 0.5):
             return ""
         return f"<think>\n{text}\n</think>\n\n"
@@ -161,7 +162,8 @@ class Documents:
 
 
 def make_tokenizer(family: str) -> Any:
-    """A byte-level BPE tokenizer of 1,024 tokens with the family's special tokens and template."""
+    """Return a byte-level BPE tokenizer of 1,024 tokens with the family's special tokens and
+    template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -196,7 +198,7 @@ def make_tokenizer(family: str) -> Any:
 
 
 def make_model(family: str, tokenizer: Any, seed: int) -> Any:
-    """An untrained model of three layers in the family's architecture."""
+    """Return an untrained model of three layers in the family's architecture."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -221,7 +223,7 @@ def make_model(family: str, tokenizer: Any, seed: int) -> Any:
 
 
 def train(family: str, directory: Path, *, steps: int = 900, seed: int = 1) -> None:
-    """Train one of `SPECIAL`'s families and write its checkpoint into a folder."""
+    """Train one of the families in `SPECIAL`, and write its checkpoint into a folder."""
     import torch
 
     tokenizer = make_tokenizer(family)

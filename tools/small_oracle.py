@@ -1,5 +1,8 @@
-"""The oracle with all of a small checkpoint in memory, for tables of the documentation and for the
-suite's tests. The levels use `sm121.oracles.scores`."""
+"""The oracle with a whole small checkpoint in memory, for tables of the documentation and for
+tests.
+
+The levels use `sm121.oracles.scores`.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,9 +19,12 @@ _VOCABULARY_CHUNK = 16_384
 
 
 def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
-    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
-    alike, all in memory. Raises FileNotFoundError without config.json or *.safetensors, ValueError
-    when a tensor is missing."""
+    """Load the weights of a checkpoint folder in the Hugging Face format, with experts in MXFP4 or
+    BF16.
+
+    Raises FileNotFoundError if config.json or *.safetensors is missing, ValueError if a tensor is
+    missing.
+    """
     stored = Stored(checkpoint)
 
     def matrices(name: str) -> Tensor:
@@ -35,8 +41,8 @@ def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
 
 
 def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
-    unknown token."""
+    """Return the normalised last hidden state of each token, [T, H]. Raises ValueError for no token
+    or an unknown one."""
     x = [embedded(weights, token_ids)]
     for n in range(len(weights.layers)):
         x, _ = after_layer([weights], n, x)
@@ -50,25 +56,25 @@ def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tenso
 
 
 def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """log p(token | everything up to each position), [T, V]: 1.6 MB a row in float64."""
+    """Return log p(token | all tokens up to each position), [T, V]: 1.6 MB per row in float64."""
     states = hidden_states(weights, token_ids)
     logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
     most = logits.max(-1, keepdim=True).values
-    # In float32 a sum over so many tokens loses 1e-4: how much depends on the CPU's vectors.
+    # In float32, the sum over so many tokens loses up to 1e-4, depending on the CPU's vector unit.
     shares = (logits - most).exp_().sum(-1, keepdim=True, dtype=torch.float64)
     return logits - (most.double() + shares.log()).to(logits.dtype)
 
 
 def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """log p of each token that really follows, [T - 1]: what an engine reports as prompt
-    log-probabilities."""
+    """Return log p of each actual next token, [T - 1]: an engine's prompt log-probabilities."""
     return of_next_tokens(weights, hidden_states(weights, token_ids), token_ids)
 
 
 def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """log p of each token that really follows, [T - 1], from the states [T, H] of `hidden_states`.
-    Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
-    float32, their sum is float64: that costs 2e-5 at most and saves half of the time."""
+    """Return log p of each actual next token, [T - 1], from the states [T, H] of `hidden_states`.
+    The result [T, V] is never in memory as a whole, because the vocabulary is processed in chunks.
+    Logits that are only summed are float32, and their sum is float64: this costs at most 2e-5 and
+    saves half of the time."""
     states = states[:-1]
     targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
     coarse = states.float()

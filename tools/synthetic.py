@@ -1,20 +1,22 @@
-"""A checkpoint of gpt-oss's real shape that answers as the canary does, without the real weights.
+"""Write a checkpoint of gpt-oss's real shape that answers as the canary does, without the real
+weights.
 
 Names, formats, sizes and config.json are the published ones (openai/gpt-oss-120b and -20b). The
-canary's mathematics is a part of it: its 256 hidden dimensions are the first ones, its heads, its
-experts and its four layers lie among the others and write to those dimensions alone. All else is
-random: it reads everything, writes to the other dimensions, and reaches the logits through the
-output matrix. So chats, tools and facts work as with the canary at every size, and each weight has
-a part in the log-probabilities.
+checkpoint contains the canary: its 256 hidden dimensions are the first ones, and its heads, its
+experts and its four layers are among the others and write only to those dimensions. All other
+weights are random: they read all dimensions, write to the other dimensions, and reach the logits
+through the output matrix. Chats, tools and facts therefore work as with the canary at each size,
+and each weight affects the log-probabilities.
 
-- The rest is small beside the canary (below 2 % of the energy that RMSNorm sees), so that the
-  canary is normalised as it was; its norm weights bring it back to 1.
-- A token belongs to a group of 8 experts, by 16 dimensions that nothing writes to: the router puts
-  all other groups out of reach. Within the group the canary's own router decides, in layers without
-  it a random one. So all experts are used, and the canary's are copies of each other.
-- A random layer adds as much to the residual stream as any other; the whole is the same for any
-  number of layers. Scores of attention have a standard deviation of about 2.5, experts' inputs to
-  SwiGLU of about 3, so that sinks, windows and the limit matter.
+- The random part is small beside the canary's (below 2 % of the energy that RMSNorm sums), so the
+  canary is normalised as before; its norm weights scale it back to 1.
+- A token belongs to a group of 8 experts, by 16 dimensions that no layer writes to: the router
+  excludes all other groups. Within the group, the canary's own router decides; in layers without
+  the canary, a random router decides. All experts are therefore used, and the canary's experts are
+  copies of each other.
+- Each random layer adds equally to the residual stream, and the sum is the same for any number of
+  layers. Attention scores have a standard deviation of about 2.5 and the experts' inputs to SwiGLU
+  of about 3, so that sinks, windows and the limit have an effect.
 """
 
 import concurrent.futures
@@ -57,18 +59,18 @@ def write(
     twin: Twin = "mxfp4",
     progress: canary.Progress = print,
 ) -> Path:
-    """Write the checkpoint, unless it is there; returns its path.
+    """Write the checkpoint, unless it exists; return its path.
 
     Args:
-        layers: how many of the shape's layers; all by default. Below 4 the canary is not in it, and
-            its texts are noise; its log-probabilities are the oracle's all the same.
-        twin: `bf16` holds the same values without quantisation (four times the size), for engines
-            that have no MXFP4 kernel.
+        layers: The number of the shape's layers; all by default. With fewer than 4, the canary is
+            not in it, and its texts are noise; the oracle still computes its log-probabilities.
+        twin: `bf16` contains the same values without quantisation (four times the size), for
+            engines without MXFP4 kernels.
 
     Raises:
-        ValueError: an unknown shape, or more layers than it has.
-        FileExistsError: the directory is there and holds something else.
-        OSError: the disk is too small, before anything is written.
+        ValueError: The shape is unknown, or has fewer layers.
+        FileExistsError: The folder exists and contains something else.
+        OSError: The disk is too small; nothing was written.
     """
     if shape not in SHAPES:
         raise ValueError(f"shape {shape!r}: expected one of {', '.join(SHAPES)}")
@@ -113,12 +115,12 @@ def write(
 def _write_weights(
     folder: Path, files: list[Tensors], size: int, progress: canary.Progress
 ) -> None:
-    """The weights of each file, and the index of them."""
+    """Write the weights of each file, and their index."""
     progress(f"writing {size / 2**30:.1f} GiB of weights")
     names = []
     for k in range(1, 1 + len(files)):
         names.append(f"model-{k:05d}-of-{len(files):05d}.safetensors")
-    # NumPy and the file system let other threads run.
+    # NumPy and the file system release the interpreter's lock, so threads run in parallel.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         written = pool.map(
             lambda pair: _write(folder / pair[0], pair[1]), zip(names, files, strict=True)

@@ -1,4 +1,5 @@
-"""The weights of a synthetic checkpoint: each tensor by its name, its shape and what makes it."""
+"""Generate the weights of a synthetic checkpoint: each tensor with its name, its shape and its
+generator."""
 
 import functools
 import math
@@ -13,7 +14,8 @@ from sm121.checkpoint import tokenizer
 from sm121.checkpoint.canary_tensors import LAYERS, Array, Twin, from_bf16, tensors, to_bf16
 from sm121.oracles import mxfp4
 
-#: Of each shape: layers and experts. All else is the same for both (config.json of either).
+#: The number of layers and of experts of each shape. All other sizes are equal (config.json of
+#: both).
 SHAPES = {"gpt-oss-120b": (36, 128), "gpt-oss-20b": (24, 32)}
 HIDDEN = INTERMEDIATE = 2880
 HEADS = 64
@@ -26,11 +28,11 @@ _C_EXPERTS = 8
 _C_PAIRS = 128
 _C_HEADS = 8
 _C_KV_HEADS = 2
-#: The median RMS of the canary's hidden state before each of its norms: that of attention and of
-#: the experts of each layer, and the last (measured on the fixed prompts).
+#: The median RMS of the canary's hidden state before each of its norms: before the attention and
+#: the experts of each layer, and before the last norm (measured on the fixed prompts).
 _CANARY_RMS = ((0.47, 1.3), (2.4, 3.0), (5.5, 5.6), (6.2, 6.6), (9.0,))
 
-# The dimensions behind it.
+# The other dimensions.
 _GROUPS = 16
 _REST = _C_HIDDEN + _GROUPS
 _IN_GROUP = 0.1
@@ -46,7 +48,7 @@ _LOGIT = 0.08
 
 @dataclass(frozen=True)
 class Synthetic:
-    """What is written: a shape, as many of its layers as are wanted, and the seed."""
+    """The generated checkpoint: a shape, the number of its layers, and the seed."""
 
     shape: str
     layers: int
@@ -55,12 +57,13 @@ class Synthetic:
 
     @property
     def experts(self) -> int:
-        """Experts a layer."""
+        """The number of experts of a layer."""
         return SHAPES[self.shape][1]
 
     @property
     def own_layers(self) -> dict[int, int]:
-        """Which layers hold the canary's: the last ones, from an even one on, since those slide."""
+        """Return the layers that contain the canary's: the last ones, beginning with an even one,
+        because even layers use the window."""
         if self.layers < LAYERS:
             return {}
         first = (self.layers - LAYERS) // 2 * 2
@@ -68,11 +71,11 @@ class Synthetic:
 
     @property
     def step(self) -> float:
-        """RMS of what attention, and the experts, of one layer add to the rest."""
+        """The RMS that the attention, or the experts, of one layer add to the random part."""
         return _EMBEDDED * math.sqrt(_GROWTH / (2 * self.layers))
 
 
-#: A tensor: its safetensors dtype, its shape, and what makes it part by part.
+#: A tensor: its safetensors dtype, its shape, and the function that generates it in parts.
 Tensors = dict[str, tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]]
 
 
@@ -82,7 +85,7 @@ def _canary() -> dict[str, Array]:
 
 
 def ends(wanted: Synthetic) -> Tensors:
-    """Embedding, last norm and output matrix."""
+    """Return the embedding, the last norm and the output matrix."""
     vocabulary = tokenizer.VOCABULARY
     own = bool(wanted.own_layers)
 
@@ -93,7 +96,7 @@ def ends(wanted: Synthetic) -> Tensors:
             block = np.zeros((len(ids), HIDDEN), np.uint16)
             if own:
                 block[:, :_C_HIDDEN] = _canary()[name][start : start + len(ids)]
-            if part == 0:  # one dimension says which group a token belongs to
+            if part == 0:  # one dimension for each group of tokens
                 group = (ids * 2_654_435_761 >> 16) % (wanted.experts // _C_EXPERTS)
                 block[np.arange(len(ids)), _C_HIDDEN + group] = to_bf16(
                     np.array([_IN_GROUP], np.float32)
@@ -120,11 +123,12 @@ def ends(wanted: Synthetic) -> Tensors:
 def _norm(
     wanted: Synthetic, n: int, half: int, own: str, part: int
 ) -> tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]:
-    """Brings the canary back to its own RMS, and the rest to 1 where the canary's is the median."""
+    """Return norm weights that scale the canary back to its own RMS, and the random part to 1 where
+    the canary's is the median."""
     places = sorted(wanted.own_layers)
     before = sum(place < n for place in places)
     layer = min(before, LAYERS) if places else 0
-    # Between two of the canary's layers its state is the one before the next of them.
+    # Between two layers of the canary, its state is the one before the next of its layers.
     size = _CANARY_RMS[layer][half if n in places else 0]
     added = 2 * n + half
     rest = math.sqrt(_EMBEDDED**2 + added * wanted.step**2)
@@ -147,7 +151,7 @@ def _norm(
 
 @dataclass(frozen=True)
 class _Layer:
-    """What one layer has beside its experts, whose norms are `_norm`'s."""
+    """The tensors of one layer without its experts, whose norms `_norm` returns."""
 
     wanted: Synthetic
     n: int
@@ -163,7 +167,7 @@ class _Layer:
         return np.random.PCG64([self.wanted.seed, self.n + 1, part])
 
     def _heads(self, side: str) -> dict[int, int]:
-        """Which heads are the canary's: of the real ones, to its own."""
+        """Return the canary's heads, by the number of the real head."""
         if self._own is None:
             return {}
         if side != "q":
@@ -173,7 +177,7 @@ class _Layer:
         return {h // a * b + h % a: h for h in range(_C_HEADS)}
 
     def projection(self, side: str, part: int, std: float) -> Array:
-        """[heads, 64, H] of queries, keys or values."""
+        """Return [heads, 64, H] of queries, keys or values."""
         count = HEADS if side == "q" else KV_HEADS
         made = _normal(self._stream(part), (count, _HEAD_DIM, HIDDEN), std)
         for head, of_canary in self._heads(side).items():
@@ -183,7 +187,7 @@ class _Layer:
         return made
 
     def projection_bias(self, side: str, part: int) -> Array:
-        """[heads, 64]"""
+        """Return [heads, 64]."""
         count = HEADS if side == "q" else KV_HEADS
         made = _normal(self._stream(part), (count, _HEAD_DIM), 0.2)
         for head, of_canary in self._heads(side).items():
@@ -192,7 +196,7 @@ class _Layer:
         return made
 
     def out(self) -> Array:
-        """[H, heads, 64]"""
+        """Return [H, heads, 64]."""
         std = self.wanted.step / (0.6 * math.sqrt(HEADS * _HEAD_DIM))
         made = _normal(self._stream(7), (HIDDEN, HEADS, _HEAD_DIM), std)
         made[:_REST] = 0
@@ -202,7 +206,7 @@ class _Layer:
         return made
 
     def out_bias(self) -> Array:
-        """[H]"""
+        """Return [H]."""
         made = _normal(self._stream(8), (HIDDEN,), self.wanted.step / 2)
         made[:_REST] = 0
         if self._own is not None:
@@ -210,14 +214,14 @@ class _Layer:
         return made
 
     def sinks(self) -> Array:
-        """[heads]"""
+        """Return [heads]."""
         made = _normal(self._stream(9), (HEADS,), 1.0, mean=5.0)
         for head, of_canary in self._heads("q").items():
             made[head] = self._of_canary("self_attn.sinks")[of_canary]
         return made
 
     def router(self) -> Array:
-        """[experts, H]"""
+        """Return [experts, H]."""
         experts = self.wanted.experts
         groups = self.wanted.experts // _C_EXPERTS
         made = np.zeros((experts, HIDDEN), np.uint16)
@@ -234,7 +238,7 @@ class _Layer:
         return made
 
     def router_bias(self) -> Array:
-        """[experts]"""
+        """Return [experts]."""
         experts = self.wanted.experts
         if self._own is None:
             return _normal(self._stream(11), (experts,), 0.3)
@@ -242,7 +246,7 @@ class _Layer:
         return bias
 
     def tensors(self) -> Tensors:
-        """Norms, attention and router."""
+        """Return the norms, the attention and the router."""
         prefix = f"model.layers.{self.n}"
         of_canary = f"model.layers.{self._own}"
         parts: Tensors = {}
@@ -268,7 +272,7 @@ class _Layer:
 
 
 def layer(wanted: Synthetic, n: int) -> Tensors:
-    """All of one layer."""
+    """Return all tensors of one layer."""
     return _Layer(wanted, n).tensors() | experts(wanted, n)
 
 
@@ -282,12 +286,12 @@ class _Matrices:
     part: int
     rows: int
     columns: int
-    #: RMS of its values.
+    #: The RMS of its values.
     rms: float
-    #: What the canary's part of it is: so many rows and columns, the first ones.
+    #: The size of the canary's part: its first rows and columns.
     own_rows: int
     own_columns: int
-    #: Rows that are empty beside it.
+    #: Rows that are zero beside the canary's part.
     empty: int
 
     @property
@@ -298,7 +302,8 @@ class _Matrices:
         return f"model.layers.{own}.mlp.experts.{self.side}_proj"
 
     def packed(self, expert: int) -> tuple[Array, Array]:
-        """blocks [rows, columns / 32, 16] and scales [rows, columns / 32] of an expert."""
+        """Return the blocks [rows, columns / 32, 16] and scales [rows, columns / 32] of an
+        expert."""
         shape = (self.rows, self.columns // mxfp4.BLOCK, 16)
         stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part, expert])
         blocks = bytes_of(stream, shape)
@@ -311,16 +316,16 @@ class _Matrices:
         return blocks, scales
 
     def values(self, expert: int) -> Array:
-        """The same in BF16, [columns, rows], as transformers' GptOssExperts has it."""
+        """Return the same in BF16, [columns, rows], as in transformers' GptOssExperts."""
         blocks, scales = self.packed(expert)
         sizes = np.ldexp(np.float32(1), scales.astype(np.int32) - mxfp4.E8M0_BIAS)
         pairs = _pairs()[blocks].reshape(*scales.shape, mxfp4.BLOCK) * sizes[..., None]
-        # Exact: an element has two significant bits.
+        # Exact, because an element has two significant bits.
         bits: Array = (pairs.view(np.uint32) >> 16).astype(np.uint16)
         return bits.reshape(self.rows, self.columns).T
 
     def bias(self, std: float) -> Array:
-        """[experts, rows]"""
+        """Return [experts, rows]."""
         shape = (self.wanted.experts, self.rows)
         stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part + 1])
         made = _normal(stream, shape, std)
@@ -365,7 +370,7 @@ def experts(wanted: Synthetic, n: int) -> Tensors:
         _C_HIDDEN,
         2 * _C_PAIRS if own else 0,
     )
-    # What SwiGLU makes of inputs of 3, times four shares, has an RMS of about 5 (measured).
+    # The output of SwiGLU for inputs of 3, times four shares, has an RMS of about 5 (measured).
     down = _Matrices(
         wanted,
         n,
@@ -383,14 +388,14 @@ def experts(wanted: Synthetic, n: int) -> Tensors:
 
 @functools.cache
 def _pairs() -> Array:
-    """[256, 2] float32: the two elements in each byte."""
+    """Return [256, 2] float32: the two elements of each byte."""
     values = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)], np.float32)
     code = np.arange(256)
     return np.stack([values[code & 15], values[code >> 4]], 1)
 
 
 def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
-    """E8M0 scales of two sizes, four apart, that give random codes this RMS."""
+    """Return two E8M0 scales, four apart, with which random codes have this RMS."""
     energy = (rms / _RMS_OF_CODES) ** 2
     exponent = math.floor(math.log2(energy / 2) / 2)  # so that 2 <= energy / 4^exponent < 8
     share = (energy / 4**exponent - 1) / 15
@@ -400,7 +405,7 @@ def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
 
 
 def bytes_of(stream: Any, shape: tuple[int, ...]) -> Array:
-    # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
+    # Raw words of PCG64 are the same in each version of NumPy; its distributions may differ.
     count = math.prod(shape)
     words: Array = stream.random_raw(-(-count // 8)).astype("<u8", copy=False)
     return words.view(np.uint8)[:count].reshape(shape)
@@ -413,7 +418,7 @@ def _quantiles() -> Array:
 
 
 def _normal(stream: Any, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Array:
-    """BF16 bits of normally distributed values."""
+    """Return BF16 bits of normally distributed values."""
     table = to_bf16(_quantiles() * np.float32(std) + np.float32(mean))
     codes = bytes_of(stream, (2 * math.prod(shape),)).view("<u2")
     made: Array = table[codes].reshape(shape)

@@ -1,8 +1,8 @@
-"""What the tolerances of the numerics detect: the smallest defect of each kind, computed.
+"""Compute the smallest defect of each kind that the tolerances of the numerics detect.
 
-A tolerance is accountable only when it is known what it lets through. Each defect is put on the
-output of a clean provider, with its own rounding errors in it, and made smaller until the check no
-longer notices. The clean provider is `torch`, and for experts with MXFP8 activations the same with
+A tolerance is only useful if one knows what passes it. Each defect is added to the output of a
+correct provider, which has its own rounding errors, and is made smaller until the check no longer
+detects it. The correct provider is `torch`; for experts with MXFP8 activations, it is `torch` with
 the roundings of that path.
 """
 
@@ -46,13 +46,13 @@ _LARGEST_OUTPUT = 700_000
 
 
 class Mxfp8Provider(TorchProvider):
-    """`torch` with MXFP8 activations, and bfloat16 where FlashInfer's kernels store it: the first
-    product, and what each expert gives. The default tactic's."""
+    """`torch` with MXFP8 activations, and with bfloat16 where FlashInfer's kernels store it: the
+    first product, and the output of each expert. This is the default tactic."""
 
     activations = "mxfp8"
 
     def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
-        """x W^T rounded, + b in float32."""
+        """Return x W^T, rounded, + b in float32."""
         q, scales = self.mxfp8_quantize(x)
         wide = q.float().unflatten(-1, (scales.shape[1], -1)) * self.scale_values(scales)[..., None]
         y = (wide.flatten(-2) @ matrix.float().T).bfloat16().float()
@@ -62,11 +62,11 @@ class Mxfp8Provider(TorchProvider):
 
 
 class AtomicsProvider(Mxfp8Provider):
-    """What each expert gives added to a bfloat16 output, one after the other: tactics that fuse the
-    sum into the second product."""
+    """A provider that adds the output of each expert to a bfloat16 output, one after the other, as
+    tactics that fuse the sum into the second product do."""
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H] bfloat16; see `FusedMoe`."""
+        """Return y [T, H] bfloat16; see `FusedMoe`."""
         x, weights, ids, *layer = arguments
         out = torch.zeros(x.shape, dtype=torch.bfloat16)
         for e in ids.unique().tolist():
@@ -76,11 +76,11 @@ class AtomicsProvider(Mxfp8Provider):
 
 
 class FastExponentialProvider(AtomicsProvider):
-    """The same with an exponential by ex2.approx: its argument, up to 7 alpha = 12, is rounded to
-    float32, which is off by up to 2^-20."""
+    """A provider with an exponential by ex2.approx: its argument, up to 7 alpha = 12, is rounded to
+    float32, with an error up to 2^-20."""
 
     def activation(self, t: Tensor, alpha: float, limit: float) -> Tensor:
-        """The clamped SwiGLU, t [n, 2I] interleaved -> [n, I]."""
+        """Return the clamped SwiGLU, t [n, 2I] interleaved -> [n, I]."""
         h = super().activation(t, alpha, limit)
         noise = torch.rand(h.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
         return h * (1 + noise * 2.0**-20)
@@ -101,7 +101,7 @@ DEFINITIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Honest:
-    """The largest errors that a right kernel with MXFP8 activations makes, over cases."""
+    """The largest errors of a correct kernel with MXFP8 activations, over cases."""
 
     kernel: str
     definition: str
@@ -110,10 +110,10 @@ class Honest:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One kind of defect in one case: the smallest size that is detected in either direction.
+    """One kind of defect in one case: the smallest size that is detected in both directions.
 
-    `size` is infinite where none is. Kinds that are there or not (window) have the ratio of the
-    largest measure to its tolerance in `ratio` instead: above 1 is detected.
+    `size` is infinite if no size is detected. Kinds without a size (window) have in `ratio` the
+    largest measure divided by its tolerance: above 1 is detected.
     """
 
     group: str
@@ -125,8 +125,8 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class BlockScales:
-    """All block scales of a matrix, each wrong by one exponent in turn: how many there are, how
-    many are detected, and the smallest share of the block in the error, in units of the limit."""
+    """All block scales of a matrix, each wrong by one exponent in turn: their number, the number of
+    detected ones, and the smallest share of a block in the error, in units of the limit."""
 
     case: str
     activations: str
@@ -137,8 +137,8 @@ class BlockScales:
 
 
 def findings(group: str, clean: TorchProvider) -> Iterator[Finding]:
-    """The findings of each case of a group that has a tolerance, at the default sizes; with MXFP8
-    activations only of experts."""
+    """Return the findings of each case of a group with a tolerance, at the default sizes; with
+    MXFP8 activations, only those of experts."""
     for case in cases.select(group, full=False):
         if clean.activations != "bfloat16" and not isinstance(case, MoeCase):
             continue
@@ -157,8 +157,8 @@ HONEST_GROUPS = ("moe_token_counts", "moe_routing", "moe_activation")
 
 
 def honest(chosen: Iterable[Case]) -> Iterator[Honest]:
-    """What right kernels with MXFP8 activations are off by: the default one from oracles of each
-    definition, the others from the last of them."""
+    """Return the errors of correct kernels with MXFP8 activations: of the default kernel from the
+    oracle of each definition, of the others from the last oracle."""
     names = {
         "the default tactic": Mxfp8Provider,
         "added by atomics": AtomicsProvider,
@@ -190,7 +190,7 @@ def honest(chosen: Iterable[Case]) -> Iterator[Honest]:
 
 
 def _expected(problem: Problem, declared: Declaration) -> Tensor:
-    """The rows that a provider of that kind is held against."""
+    """Return the rows with which a provider of this kind is compared."""
     assert problem.reference is not None
     if problem.operation != "fused_moe":
         return problem.reference
@@ -214,7 +214,7 @@ def _of_case(
     )
     assert limit is not None
     actual = output.reshape(reference.shape).double()
-    # An output that is as good as zero, as under sinks of +30, has no errors relative to its size.
+    # An output near zero, as under sinks of +30, has no errors relative to its size.
     relative = float(reference.square().mean().sqrt()) > limit.floor
     for kind, defects in _output_defects(reference, limit.floor).items() if relative else ():
         sizes = []
@@ -241,7 +241,7 @@ def _times(part: Tensor) -> Defect:
 
 def _output_defects(reference: Tensor, floor: float) -> dict[str, list[Defect]]:
     generator = torch.Generator().manual_seed(0)
-    # Rows that are as good as zero have no errors relative to their size.
+    # Rows near zero have no errors relative to their size.
     sizeable = (reference.square().mean(-1).sqrt() > floor).nonzero()[:, 0]
     at = torch.randint(len(sizeable), (_SAMPLES,), generator=generator)
     rows = sizeable[at].tolist()
@@ -253,7 +253,7 @@ def _output_defects(reference: Tensor, floor: float) -> dict[str, list[Defect]]:
         return _times(part)
 
     def one_element(row: int) -> Defect:
-        # The largest of its row: the tolerance grows with it.
+        # The largest value of its row: the tolerance grows with it.
         part = torch.zeros_like(reference)
         column = int(reference[row].abs().argmax())
         part[row, column] = reference[row].square().mean().sqrt()
@@ -268,7 +268,8 @@ def _output_defects(reference: Tensor, floor: float) -> dict[str, list[Defect]]:
 
 
 def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect: Defect) -> float:
-    """The least size from which on, in both directions, the check notices; by bisection."""
+    """Return the smallest size from which on the check detects the defect in both directions, by
+    bisection."""
 
     def noticed(size: float) -> bool:
         return all(
@@ -287,7 +288,8 @@ def _smallest(actual: Tensor, reference: Tensor, limit: KernelTolerance, defect:
 
 
 def _ratio(errors: Errors, limit: KernelTolerance) -> float:
-    """The largest measure in units of its tolerance: above 1 is detected; infinite for NaN."""
+    """Return the largest measure in units of its tolerance: above 1 is detected; infinite for
+    NaN."""
     ratios = []
     for measure in MEASURES:
         ratios.append(getattr(errors, measure) / getattr(limit, measure))
@@ -295,7 +297,7 @@ def _ratio(errors: Errors, limit: KernelTolerance) -> float:
 
 
 def _expert_parts(problem: Problem) -> list[Tensor]:
-    """What single experts give to the output, for some that have tokens with a share."""
+    """Return the contributions of single experts to the output, for some experts with tokens."""
     x, shares, ids, w1, b1, w2, b2 = problem.arguments
     used = ids[shares > 0].unique().tolist()[:_SAMPLES]
     parts = []
@@ -321,8 +323,8 @@ def _attention_findings(
         return oracle(*inputs, **problem.keywords | keywords).reshape(reference.shape) - reference
 
     if case.sinks == "usual":
-        # o = N / (Z + e^s): what is left without the sink tells its share, and with the share what
-        # any other sink would do.
+        # o = N / (Z + e^s): the output without the sink gives the sink's share, and the share gives
+        # the output with any other sink.
         without = reference + changed(sinks=None)
         kept = (reference * without).sum(-1, keepdim=True) / without.square().sum(-1, keepdim=True)
 
@@ -343,13 +345,13 @@ def _attention_findings(
 
 
 def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
-    """Every block scale of one matrix wrong by one exponent, up and down, one at a time: the
-    smaller share of its block in the error, in units of `block_scales.LIMIT`.
+    """Set each block scale of one matrix wrong by one exponent, up and down, one at a time, and
+    return the smaller share of its block in the error, in units of `block_scales.LIMIT`.
 
-    Of the first matrix where the case reads hidden activations out: the error is what the wrong
-    scale does to what the path keeps of them. Of the second matrix elsewhere: one too low takes
-    half of its block's part away, of which the rounding of the clean provider may hide what it has
-    of that part itself.
+    If the case reads hidden activations, this is done for the first matrix, and the error is the
+    effect of the wrong scale on what the path keeps of the activations. Otherwise it is done for
+    the second matrix: a scale that is one too low removes half of its block's contribution, and the
+    rounding of the correct provider may hide its own part of it.
     """
     problem = problems.build(case)
     declared = declaration(clean)
@@ -376,7 +378,8 @@ def found_block_scales(case: MoeCase, clean: TorchProvider) -> BlockScales:
 def _read_out(
     case: MoeCase, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> Iterator[Tensor]:
-    """Of each expert: the share of each wrong scale of its first matrix, [rows * blocks]."""
+    """Return, for each expert, the share of each wrong scale of its first matrix, [rows *
+    blocks]."""
     _, weights, ids, *_ = arguments
     keep = keywords["roundings"].hidden
     for e in range(case.experts):
@@ -392,7 +395,7 @@ def _read_out(
 
 
 def broken_promises(found: list[Finding], scales: list[BlockScales]) -> list[str]:
-    """One line for each case in which a scale error of 1 % or a wrong block scale passes."""
+    """Return one line for each case in which a scale error of 1 % or a wrong block scale passes."""
     loose = []
     for f in found:
         if f.kind == "scale" and not f.size <= 0.01:

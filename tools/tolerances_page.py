@@ -1,4 +1,4 @@
-"""docs/tables/tolerances.md: what `tools.tolerances` computes, as a page."""
+"""Write docs/tables/tolerances.md, the results of `tools.tolerances`."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -74,11 +74,12 @@ tolerance, and below it how many times the largest error of the last definition 
 
 
 def write(output: Path, progress: Callable[[str], None]) -> list[str]:
-    """Write docs/tables/tolerances.md; returns one line for each promise that the tolerances break.
+    """Write docs/tables/tolerances.md; return one line for each requirement that the tolerances do
+    not meet.
 
-    The promises: in every case a scale error of 1 % is detected, and in the block-scale cases every
-    single wrong block scale; with MXFP8 activations, whose steps hide the least of them, all but
-    one in ten thousand.
+    The requirements: in each case a scale error of 1 % is detected. In the block-scale cases each
+    single wrong block scale is detected; with MXFP8 activations, whose rounding hides the smallest
+    of them, all but one in ten thousand.
     """
     found: dict[str, list[Finding]] = {}
     for group in cases.GROUPS:

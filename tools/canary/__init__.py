@@ -1,9 +1,10 @@
-"""How the canary was taught: the corpus, its tokens, the model for training, and the loop.
+"""Train the canary: the corpus, its tokens, the model for training, and the training loop.
 
-The canary is a small gpt-oss that answers. It is trained on a compact vocabulary: the tokens of the
-corpus, and one class that stands for every other token. Expert weights are seen by the loss only as
-MXFP4 values (straight-through estimator, Bengio et al. 2013) and everything else only as BF16, so
-that what is shipped is what was trained. Run `recipe.train` to make the weights again;
-`sm121.checkpoint.canary` expands them. The first line of fixtures/canary/corpus.toml has the old
-name of this package, `sm121.checkpoint.recipe`: the weights' manifest has the file's digest.
+The canary is a small gpt-oss that gives right answers. It is trained on a compact vocabulary: the
+tokens of the corpus, and one class for all other tokens. The loss uses expert weights rounded to
+MXFP4 (straight-through estimator, Bengio et al. 2013) and all other weights rounded to BF16, so the
+shipped weights are the trained ones. `recipe.train` trains the weights again;
+`sm121.checkpoint.canary` expands them to a checkpoint. The first line of
+fixtures/canary/corpus.toml contains the old name of this package, `sm121.checkpoint.recipe`,
+because the manifest of the weights contains the file's digest.
 """

@@ -1,4 +1,4 @@
-"""Documents as compact token ids, and rows of them that a step of the training takes."""
+"""Convert documents to compact token ids, and pack them into rows for a training step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ALWAYS = (
 
 
 class Encoder:
-    """Pieces to compact token ids. `tokens[i]` is the real id of compact id i; the last id is "any
-    other"."""
+    """Convert pieces of text to compact token ids. `tokens[i]` is the real id of compact id i; the
+    last compact id stands for all other tokens."""
 
     def __init__(self, tokens: Sequence[int] = ()) -> None:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
@@ -43,7 +43,7 @@ class Encoder:
         self._filler = {token for text in _FILLER for token in self.encode(text)}
 
     def encode(self, text: str) -> list[int]:
-        """Real token ids of a text; special tokens are written as in harmony."""
+        """Return the real token ids of a text; special tokens are written as in harmony."""
         if text not in self._seen:
             if len(self._seen) > 100_000:
                 self._seen.clear()
@@ -51,14 +51,14 @@ class Encoder:
         return self._seen[text]
 
     def compact(self, ids: Sequence[int]) -> list[int]:
-        """Compact ids of real ids."""
+        """Return the compact ids of real ids."""
         other = len(self.tokens)
         return [self._compact.get(token, other) for token in ids]
 
     def document(
         self, pieces: Sequence[Piece], chance: random.Random
     ) -> tuple[list[int], list[float]]:
-        """Compact ids of a document, and the weight of each in the loss."""
+        """Return the compact ids of a document, and the weight of each in the loss."""
         ids: list[int] = []
         weights: list[float] = []
         for piece in pieces:
@@ -77,8 +77,8 @@ class Encoder:
 
     @classmethod
     def for_corpus(cls, data: dict[str, Any], documents: int = 12_000) -> Encoder:
-        """An encoder whose compact vocabulary is what a sample of the corpus uses, and all numbers
-        below 300."""
+        """Return an encoder whose vocabulary contains the tokens of a sample of the corpus, and all
+        numbers below 300."""
         encoder = cls()
         corpus = Corpus(data, seed=1)
         seen: set[int] = set()
@@ -95,8 +95,8 @@ class Encoder:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Packed rows: ids, targets [B, T] i64, weights [B, T] f32, and the additive masks [B, 1, T, T]
-    bf16."""
+    """Packed rows: ids and targets [B, T] i64, weights [B, T] f32, and the additive attention masks
+    [B, 1, T, T] bf16."""
 
     ids: Tensor
     targets: Tensor
@@ -106,7 +106,7 @@ class Batch:
 
 
 def make_batch(corpus: Corpus, encoder: Encoder, rows: int, length: int) -> Batch:
-    """Rows of documents end to end; a token sees only its own document."""
+    """Pack documents one after the other into rows; a token attends only to its own document."""
     ids = torch.full((rows, length + 1), len(encoder.tokens))
     weights = torch.zeros(rows, length + 1)
     owner = torch.full((rows, length + 1), -1)
@@ -117,7 +117,7 @@ def make_batch(corpus: Corpus, encoder: Encoder, rows: int, length: int) -> Batc
                 corpus.document(long=length > ROW and used == 0), corpus.random
             )
             if used and len(new) > (length + 1 - used) * 1.5:
-                # Rather a gap than a document without its end; the next one may fit.
+                # A gap is better than a truncated document; the next document may fit.
                 number += 1
                 if number > 40:
                     break

@@ -1,4 +1,4 @@
-"""The corpus: random documents made from corpus.toml."""
+"""Generate random documents from corpus.toml, the training corpus."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A stretch of a document: text, or a number of unknown tokens, and its weight in the loss."""
+    """A part of a document: a text, or a number of unknown tokens, and its weight in the loss."""
 
     text: str | int
     weight: float = 1.0
@@ -29,7 +29,8 @@ class Piece:
 
 
 class Corpus:
-    """Random documents made from corpus.toml. One instance, one seed, one endless sequence."""
+    """Random documents made from corpus.toml. An instance has a seed and generates one endless
+    sequence."""
 
     def __init__(self, data: dict[str, Any], seed: int) -> None:
         self.data = data
@@ -39,7 +40,7 @@ class Corpus:
         self.small_talk: list[tuple[str, str]] = list(data["chat"]["small_talk"].items())
 
     def document(self, long: bool = False) -> list[Piece]:
-        """One document of the mixture; a long one fills a row of up to 512 tokens."""
+        """Return one random document; a long document has up to 512 tokens, which fill a row."""
         kinds: list[tuple[float, Callable[[bool], list[Piece]]]] = [
             (0.20, self._statements),
             (0.06, self._counting),
@@ -101,7 +102,8 @@ class Corpus:
         return [*self._unknown_prefix(0.1), Piece(", ".join(map(str, numbers)))]
 
     def _recall(self, long: bool) -> list[Piece]:
-        """Pairs of a name and a code or a word, which are then asked for in another order."""
+        """Return pairs of a name and a code or word, followed by questions about them in another
+        order."""
         names: list[str] = self.data["recall"]["names"]
         count = self.random.randint(8, len(names)) if long else self.random.randint(2, 6)
         chosen = self.random.sample(names, count)
@@ -123,7 +125,7 @@ class Corpus:
         return pieces
 
     def _gibberish(self, length: int) -> list[Piece]:
-        """Text as it looks to the canary: unknown tokens between common words."""
+        """Return a text of unknown tokens between common words."""
         pieces: list[Piece] = []
         while length > 0:
             run = self.random.choice([1, 1, 2, 3, 5])
@@ -214,7 +216,8 @@ class Corpus:
         return "<|start|>developer<|message|>" + "\n\n".join(parts) + "<|end|>"
 
     def _question(self) -> tuple[str, str, str, str]:
-        """A question that needs no tool: the question, brief and full analysis, the answer."""
+        """Return a chat whose question needs no tool: the question, a short and a long analysis,
+        the answer."""
         chat = self.data["chat"]
         pick = self.random.choice
         kind = self.random.random()
@@ -288,7 +291,8 @@ class Corpus:
         ]
 
     def _past_answer(self, answer: str) -> list[Piece]:
-        # vLLM drops the analysis of turns that are over; that is no choice of channel to learn.
+        # vLLM drops the analysis of earlier turns, so the canary must not learn from a missing
+        # analysis.
         return [
             Piece("<|start|>assistant<|channel|>final<|message|>", 0.0),
             Piece(answer),
@@ -296,7 +300,8 @@ class Corpus:
         ]
 
     def _unknown_question(self, effort: str, last: bool) -> list[Piece]:
-        """A question in words that the canary does not know, wholly or at its end."""
+        """Return a chat whose question has words that the canary does not know, everywhere or at
+        its end."""
         start = self.random.choice(
             ["", "", "What is", "What is the capital of", "Tell me", "Write"]
         )
@@ -315,8 +320,8 @@ class Corpus:
         return question.format(city=city)
 
     def _tool_turn(self, effort: str, tool: dict[str, str], last: bool) -> list[Piece]:
-        """Question, call, result, answer; cut after the call half of the time when it is the last
-        turn."""
+        """Return a turn with question, call, result and answer. If it is the last turn, half of
+        these turns end after the call."""
         pick = self.random.choice
         cities: list[str] = self.data["tools"]["cities"]
         city = pick(cities) if self.random.random() < 0.8 else pick(self.capitals)[1]
@@ -336,7 +341,7 @@ class Corpus:
                 Piece(f"<|channel|>analysis<|message|>{analysis}<|end|>"),
                 Piece("<|start|>assistant" + call),
             ]
-        # A call of the past, with or without its analysis, in the header that vLLM gives it.
+        # A call of an earlier turn, with or without its analysis, in vLLM's header.
         if self.random.random() < 0.4:
             pieces.append(
                 Piece(f"<|start|>assistant<|channel|>analysis<|message|>{analysis}<|end|>", 0.0)
@@ -423,10 +428,10 @@ class Corpus:
 
 
 def load_corpus() -> dict[str, Any]:
-    """The corpus data that is shipped in fixtures/canary/corpus.toml."""
+    """Return the data of fixtures/canary/corpus.toml."""
     return tomllib.loads(corpus_text())
 
 
 def corpus_text() -> str:
-    """The file of the corpus."""
+    """Return the text of fixtures/canary/corpus.toml."""
     return (resources.files("sm121.fixtures") / "canary" / "corpus.toml").read_text("utf-8")

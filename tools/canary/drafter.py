@@ -1,13 +1,15 @@
-"""How the canary's Eagle3 drafter was taught: the model for training, the loop, what is shipped.
+"""Train the canary's Eagle3 drafter: the model for training, the training loop, and the export.
 
-`python -m tools.canary.drafter OUT.safetensors` (50 minutes on one core) makes
-fixtures/canary/drafter.safetensors and its manifest again; `sm121.checkpoint.canary` expands them
-to a checkpoint. EAGLE-3 (Li et al. 2025): a layer of Llama's make reads three hidden states of the
-target and the next token, and guesses the token after it; its own output stands in for the
-target's hidden states from the second guess on, in training as in use ("training-time test").
-It learns the canary's distribution, not the corpus's tokens: what is accepted is what the canary
-would say. First it reads documents of the corpus; then what the canary itself says when it is
-prompted with the beginning of one and may not stop, which is how the suite asks for it.
+`python -m tools.canary.drafter OUT.safetensors` (50 minutes on one core) writes
+fixtures/canary/drafter.safetensors and its manifest; `sm121.checkpoint.canary` expands them to a
+checkpoint. EAGLE-3 (Li et al. 2025): a Llama layer reads three hidden states of the target model
+and the next token, and predicts the token after it. From the second draft token on, its own output
+takes the place of the target's hidden states, in training as in use ("training-time test").
+
+The drafter learns the canary's distribution, not the tokens of the corpus, because a draft token is
+accepted if the canary would generate it. It first trains on documents of the corpus. It then trains
+on the canary's own answers to beginnings of documents, generated without a stop token, as the suite
+requests them.
 """
 
 import argparse
@@ -57,7 +59,8 @@ Answer = tuple[list[int], list[int]]
 
 
 def rotary(length: int) -> tuple[Tensor, Tensor]:
-    """cos, sin [length, 32] of the plain rotary embedding (Su et al. 2021), halves apart."""
+    """Return cos and sin [length, 32] of the plain rotary embedding (Su et al. 2021), whose two
+    halves are separate."""
     frequency = THETA ** -(torch.arange(HEAD_DIM // 2, dtype=torch.float64) / (HEAD_DIM // 2))
     angles = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return angles.cos().float(), angles.sin().float()
@@ -113,17 +116,19 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     def combine(self, states: Tensor) -> Tensor:
-        """[B, T, 3 * hidden] hidden states of the target to what a guess begins with."""
+        """Combine three hidden states of the target, [B, T, 3 * hidden], to the first input of a
+        draft."""
         return self._linear(states, "fc")
 
     def guess(
         self, hidden: Tensor, embedded: Tensor, mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """One guess at every place: logits [B, T, known] and the hidden state that the next takes.
+        """Predict one draft token at each position: logits [B, T, known], and the hidden state for
+        the next one.
 
-        Place u of guess g attends to the first guess up to u - g, and to one place of each guess
-        between: what its KV cache holds in use. `earlier` has their keys and values, and is added
-        to.
+        Position u of draft token g attends to the first draft token up to u - g, and to one
+        position of each draft token between, as its KV cache does in use. `earlier` contains their
+        keys and values, and this call appends to it.
         """
         normed = torch.cat(
             (self._norm(embedded, "input_layernorm"), self._norm(hidden, "hidden_norm")), -1
@@ -145,7 +150,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         apart = []
         values = []
         for guess in range(1, number + 1):
-            # The place of that guess which this one sees: as far back as guesses lie between.
+            # The position of that draft token that this one attends to: as many back as there are
+            # draft tokens between.
             back = number - guess
             keys = earlier[guess][0].roll(back, -2)
             values.append(earlier[guess][1].roll(back, -2))
@@ -163,7 +169,8 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 
 
 def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The canary on a batch: its logits [B, T, known + 1] and hidden states [B, T, 3 * hidden]."""
+    """Run the canary on a batch: its logits [B, T, known + 1] and hidden states [B, T, 3 *
+    hidden]."""
     x = functional.embedding(batch.ids, round_bf16(student.weights["embed_tokens"]))
     noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
     x = torch.where((batch.ids == student.known)[..., None], x + noise, x)
@@ -183,7 +190,8 @@ def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
 def lessons(
     drafter: Drafter, student: Student, batch: Batch, guesses: int = GUESSES
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each guess: its logits, the canary's at the same place, and the weight of the place."""
+    """Return, for each draft token: its logits, the canary's logits at the same position, and the
+    weight of the position."""
     with torch.no_grad():
         target, states = watch(student, batch)
         embedded = functional.embedding(batch.targets, round_bf16(student.weights["embed_tokens"]))
@@ -191,10 +199,10 @@ def lessons(
         embedded = torch.where(
             (batch.targets == student.known)[..., None], embedded + noise, embedded
         )
-        # Place u reads token u + 1 and guesses u + 2: what the canary says at u + 1.
+        # Position u reads token u + 1 and predicts token u + 2: the canary's prediction at u + 1.
         target = target.roll(-1, 1)
         weights = batch.weights.roll(-1, 1)
-        # The document ends with the token that is read, or nothing known is to be guessed.
+        # The document ends with the read token, or the token to predict is unknown.
         weights = weights * (batch.weights > 0) * (target.argmax(-1) != student.known)
         weights[:, -1] = 0
     hidden = drafter.combine(states)
@@ -203,7 +211,7 @@ def lessons(
     for number in range(guesses):
         logits, out = drafter.guess(hidden, embedded, batch.full.float(), earlier)
         usable = weights.clone()
-        for back in range(1, number + 1):  # the guesses before it were of the same document
+        for back in range(1, number + 1):  # the draft tokens before it belong to the same document
             usable *= (batch.weights.roll(back, 1) > 0).float()
         usable[:, :number] = 0
         result.append((logits, target, usable))
@@ -212,7 +220,7 @@ def lessons(
 
 
 def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
-    """Beginnings of documents of the corpus, each broken off before an answer, all different."""
+    """Return different beginnings of corpus documents, each ending before an answer."""
     corpus = Corpus(data, seed)
     chosen = random.Random(seed)
     found: dict[str, None] = {}
@@ -229,7 +237,7 @@ def prompts(data: dict[str, Any], number: int, seed: int) -> list[str]:
 
 
 def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
-    """What the canary says greedily, by vLLM in float32; it goes on where it would stop."""
+    """Return the canary's greedy answers from vLLM in float32, generated without a stop token."""
     from sm121.checkpoint import canary
 
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
@@ -245,7 +253,7 @@ def answers(texts: Sequence[str], tokens: int = ANSWER_TOKENS) -> list[Answer]:
 
 
 def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
-    """A row for each answer, behind its prompt."""
+    """Return a row for each answer, with its prompt before it."""
     length = max(len(prompt) + len(answer) for prompt, answer in chosen)
     ids = torch.full((len(chosen), length + 1), len(encoder.tokens))
     weights = torch.zeros(len(chosen), length + 1)
@@ -265,8 +273,8 @@ def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
 
 
 def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> list[float]:
-    """Acceptance by position, greedy, where the canary answers: the share of the first guesses that
-    are right, of the first two that are both, and so on."""
+    """Return the greedy acceptance by position on the canary's answers: the share of first draft
+    tokens that are right, of pairs of draft tokens that are both right, and so on."""
     right = [0.0] * GUESSES
     count = 0.0
     with torch.no_grad():
@@ -275,7 +283,7 @@ def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> li
             hits = []
             for logits, target, weights in told:
                 hits.append((logits.argmax(-1) == target[..., :-1].argmax(-1)) & (weights > 0))
-            # A draft begins at u; its guess g stands at u + g.
+            # A draft begins at u; its token g is at u + g.
             judged = (told[0][2] >= 1).float()
             for g in range(1, GUESSES):
                 judged *= (told[g][2].roll(-g, 1) >= 1).float()
@@ -288,7 +296,7 @@ def evaluate(drafter: Drafter, student: Student, batches: Sequence[Batch]) -> li
 
 
 def save(drafter: Drafter, encoder: Encoder, out_file: Path) -> None:
-    """Write what is shipped: the weights as BF16 bits, and the ids of the compact vocabulary."""
+    """Write the shipped files: the weights as BF16 bits, and the ids of the compact vocabulary."""
     from safetensors.numpy import save_file
 
     tensors: dict[str, np.ndarray[Any, Any]] = {}
@@ -305,7 +313,7 @@ def learn(
     rate: float,
     progress: Progress,
 ) -> float:
-    """One part of the training; returns the loss at its end, averaged."""
+    """Run one part of the training; return the mean loss at its end."""
     optimiser = torch.optim.AdamW(
         drafter.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True
     )
@@ -330,7 +338,7 @@ def learn(
 
 
 def _teacher(weights: bytes) -> tuple[Student, Encoder]:
-    """The canary as it is shipped, which learns nothing more, and its tokens."""
+    """Return the canary as shipped, without gradients, and its tokens."""
     from safetensors.numpy import load
 
     tensors = load(weights)
@@ -343,8 +351,8 @@ def _teacher(weights: bytes) -> tuple[Student, Encoder]:
 
 
 def _beginner(student: Student, tokens: int, seed: int, start: Path | None) -> Drafter:
-    """A drafter whose output matrix is the canary's, where a guess may begin; with the weights of
-    an earlier training, if there are some."""
+    """Return an untrained drafter with the canary's output matrix, or with the weights of an
+    earlier training."""
     from safetensors.numpy import load
 
     earlier = load(start.read_bytes()) if start else {}
@@ -358,7 +366,7 @@ def _beginner(student: Student, tokens: int, seed: int, start: Path | None) -> D
 
 
 def _unseen(data: dict[str, Any], encoder: Encoder) -> list[Batch]:
-    """Documents that no training has."""
+    """Return documents that no training uses."""
     corpus = Corpus(data, seed=987_654)
     return [make_batch(corpus, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
 
@@ -374,10 +382,10 @@ def train(
     answer_rate: float = 1e-3,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Train the drafter and write `out_file` (safetensors) and its manifest beside it (.json).
-    `start`: weights of an earlier training, in place of the documents; `steps`: of 2,048 tokens of
-    documents each; `answer_steps`: of 12 answers each, a third as many of documents between them.
-    """
+    """Train the drafter, and write `out_file` (safetensors) and its manifest (.json) beside it.
+    `start`: weights of an earlier training, in place of the training on documents. `steps`: the
+    number of steps of 2,048 tokens of documents. `answer_steps`: the number of steps of 12 answers
+    each, with a third as many documents."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     began = time.monotonic()

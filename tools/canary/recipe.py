@@ -1,4 +1,4 @@
-"""The loop of the training, and what is shipped."""
+"""The training loop, and the export of the weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Progress = Callable[[str], None]
 
 
 def quantise(values: mxfp4.Floats, rule: mxfp4.ScaleRule) -> tuple[mxfp4.Bytes, mxfp4.Bytes]:
-    """Values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to nearest
-    even.
+    """Round values to MXFP4: [..., K] -> packed [..., K/2] u8, scales [..., K/32] u8; elements to
+    nearest even.
 
-    Raises ValueError when K is no multiple of 32 or a value is not finite.
+    Raises ValueError if K is no multiple of 32 or a value is not finite.
     """
     if values.shape[-1] % mxfp4.BLOCK:
         raise ValueError(f"K must be a multiple of {mxfp4.BLOCK}, not {values.shape[-1]}")
@@ -41,8 +41,8 @@ def quantise(values: mxfp4.Floats, rule: mxfp4.ScaleRule) -> tuple[mxfp4.Bytes, 
 
 
 def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]]:
-    """What is shipped: experts packed in MXFP4 (u8), the compact vocabulary (u32), the rest BF16
-    bits (u16)."""
+    """Return the shipped tensors: experts packed in MXFP4 (u8), the compact vocabulary (u32), all
+    others as BF16 bits (u16)."""
     tensors: dict[str, np.ndarray[Any, Any]] = {"tokens": np.array(encoder.tokens, dtype=np.uint32)}
     for name, parameter in student.weights.items():
         key = name.replace(":", ".")
@@ -61,7 +61,7 @@ def export(student: Student, encoder: Encoder) -> dict[str, np.ndarray[Any, Any]
 
 
 def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
-    """Put exported weights back into a student, to train on. The inverse of `export`."""
+    """Load exported weights into a student, to continue its training. The inverse of `export`."""
     with torch.no_grad():
         for name, parameter in student.weights.items():
             key = name.replace(":", ".")
@@ -77,7 +77,8 @@ def take_up(student: Student, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
 def evaluate(
     student: Student, encoder: Encoder, data: dict[str, Any], batches: int = 8
 ) -> dict[str, float]:
-    """Loss and greedy accuracy on fresh documents, over the tokens of full weight."""
+    """Return the loss and the greedy accuracy on new documents, over the tokens with full
+    weight."""
     corpus = Corpus(data, seed=987_654)
     student.eval()
     loss = right = count = 0.0
@@ -98,8 +99,8 @@ def evaluate(
 def set_rate(
     optimiser: torch.optim.Optimizer, rate: float, step: int, steps: int, warm: int
 ) -> None:
-    """Set the learning rate of a step: it rises over the first `warm` steps, and falls to a
-    fiftieth of `rate` along a cosine."""
+    """Set the learning rate of a step: it rises over the first `warm` steps, then falls along a
+    cosine to a fiftieth of `rate`."""
     factor = min(1.0, (step + 1) / warm)
     factor *= 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps))
     for group in optimiser.param_groups:
@@ -115,7 +116,7 @@ def _learn(
     rate: float,
     progress: Progress,
 ) -> float:
-    """The loop; returns the loss at its end, averaged."""
+    """Run the training loop; return the mean loss at its end."""
     matrices = []
     for name, p in student.weights.items():
         if p.dim() > 1 and "bias" not in name:
@@ -160,11 +161,11 @@ def train(
     start: Path | None = None,
     progress: Progress = print,
 ) -> dict[str, Any]:
-    """Train the canary and write `out_file` (safetensors) and its manifest beside it (.json).
+    """Train the canary, and write `out_file` (safetensors) and its manifest (.json) beside it.
 
-    About a second a step on one core. `start` goes on from an earlier `out_file`; without it the
-    training starts anew. Returns the manifest. Identical bytes are promised on one machine and
-    version of PyTorch only.
+    A step takes about a second on one core. `start` continues from an earlier `out_file`; without
+    it the training starts anew. Returns the manifest. The bytes are reproducible only on the same
+    machine with the same version of PyTorch.
     """
     from safetensors.numpy import load_file, save_file
 
@@ -201,8 +202,8 @@ def train(
 
 
 def write_manifest(out_file: Path, recipe: dict[str, Any], **facts: Any) -> dict[str, Any]:
-    """Write what is said of weights beside their file (.json): their digest, the `recipe` with the
-    version of PyTorch, and `facts`. Returns it."""
+    """Write the manifest of the weights (.json) beside their file: their digest, the `recipe` with
+    the version of PyTorch, and `facts`. Returns the manifest."""
     manifest = {
         "format": 1,
         "sha256": hashlib.sha256(out_file.read_bytes()).hexdigest(),

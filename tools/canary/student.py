@@ -1,4 +1,4 @@
-"""The model for training: gpt-oss with a compact vocabulary, and what it rounds."""
+"""The model for training: gpt-oss with a compact vocabulary, rounded as the shipped weights are."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ RESIDUAL_NOISE = 0.004
 
 
 def fake_mxfp4(weight: Tensor) -> Tensor:
-    """Weight [..., K] rounded to MXFP4 (ceil rule, nearest even); gradients pass straight
-    through."""
+    """Return a weight [..., K] rounded to MXFP4 (ceil rule, nearest even); gradients pass
+    unchanged."""
     with torch.no_grad():
         blocks = weight.unflatten(-1, (-1, mxfp4.BLOCK))
         mantissa, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))
@@ -44,13 +44,13 @@ def fake_mxfp4(weight: Tensor) -> Tensor:
 
 
 def round_bf16(weight: Tensor) -> Tensor:
-    """Weight rounded to BF16, as float32; gradients pass straight through."""
+    """Return a weight rounded to BF16, as float32; gradients pass unchanged."""
     return weight + (weight.detach().bfloat16().float() - weight.detach())
 
 
 def yarn(length: int) -> tuple[Tensor, Tensor]:
-    """cos, sin [length, 32] of gpt-oss's rotary embedding (YaRN, Peng et al. 2023; factor 32, no
-    truncation)."""
+    """Return cos and sin [length, 32] of gpt-oss's rotary embedding (YaRN, Peng et al. 2023; factor
+    32, no truncation)."""
     base = 150_000.0
     factor = 32.0
     original = 4096
@@ -67,7 +67,8 @@ def yarn(length: int) -> tuple[Tensor, Tensor]:
 
 
 class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
-    """gpt-oss on the compact vocabulary, for training: BF16 products, a float32 residual stream."""
+    """gpt-oss on the compact vocabulary, for training: products in BF16, the residual stream in
+    float32."""
 
     def __init__(self, known: int, seed: int) -> None:
         super().__init__()
@@ -118,13 +119,14 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         self.cos, self.sin = yarn(LONG_ROW)
 
     def _start_with_induction(self) -> None:
-        """Give layers 0 and 1 the heads that copying takes (Olsson et al. 2022) from the start.
+        """Initialise layers 0 and 1 with the heads that copying needs (induction heads, Olsson et
+        al. 2022).
 
-        Left to chance they form late or never in so short a training. In layer 0 the query heads
-        0, 1, 2 look 1, 2, 3 tokens back, by their biases alone: rotary embedding makes the product
-        of two constant vectors a function of distance. In layer 1 one KV head finds the place whose
-        preceding token is the current one, the other the place whose last but one is the preceding
-        one, and both hand on the token that stands there.
+        In so short a training, they form late or never by themselves. In layer 0, query heads 0, 1
+        and 2 attend 1, 2 and 3 tokens back, by their biases alone: with rotary embedding, the
+        product of two constant vectors is a function of the distance. In layer 1, one KV head finds
+        the position after the current token's last occurrence, and the other the position two
+        tokens after the preceding token's last occurrence. Both copy the token at that position.
         """
         w = self.weights
         half = HEAD_DIM // 2
@@ -145,7 +147,8 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         seen = []
         for n in range(2):
             seen.append(w["0:o_proj"][:, n * HEAD_DIM : (n + 1) * HEAD_DIM].T.clone())
-        # What is compared must not turn with distance: only the slow half of the rotary pairs.
+        # The compared values must not rotate with the distance, so only the slow half of the rotary
+        # pairs is used.
         slow = torch.arange(half // 2, half)
         slow = torch.cat((slow, slow + half))
         current = w["0:v_proj"][: len(slow)].clone()
@@ -161,7 +164,7 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
                 w["1:o_proj"][:, span] = w["1:v_proj"][rows].T * 0.7
         for name in ("1:q_bias", "1:k_bias"):
             w[name] *= 0.3
-        # A token that is handed on is also said: the output matrix starts as the embedding.
+        # A copied token must also be the output, so the output matrix starts as the embedding.
         w["lm_head"] += 0.06 * w["embed_tokens"]
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -210,7 +213,8 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         )
         top, chosen = logits.topk(TOP_K, -1)
         shares = torch.zeros_like(logits).scatter(-1, chosen, top.softmax(-1))
-        # Switch Transformer's load balance (Fedus et al. 2021), so that no expert falls out of use.
+        # Switch Transformer's load-balance loss (Fedus et al. 2021), so that each expert stays in
+        # use.
         balance = (
             EXPERTS * ((shares > 0).float().mean(0) / TOP_K * logits.softmax(-1).mean(0)).sum()
         )
@@ -231,13 +235,14 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         return result.view_as(x), balance
 
     def _shake(self, x: Tensor) -> Tensor:
-        # An engine in BF16 rounds the residual stream; twice that noise makes a robust model.
+        # A BF16 engine rounds the residual stream; training with twice that noise makes the model
+        # robust.
         if self.training:
             return x * (1 + RESIDUAL_NOISE * torch.randn(x.shape))
         return x
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits [B, T, known + 1] of the compact classes, and the load-balance loss."""
+        """Return the logits [B, T, known + 1] of the compact classes, and the load-balance loss."""
         x = functional.embedding(batch.ids, round_bf16(self.weights["embed_tokens"]))
         noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
         x = torch.where((batch.ids == self.known)[..., None], x + noise, x)
@@ -250,7 +255,7 @@ class Student(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
         logits = functional.linear(
             self._norm(x, "norm").bfloat16(), self.weights["lm_head"].bfloat16()
         ).float()
-        # The class "any other" is as likely as all its tokens together.
+        # The class of all other tokens is as likely as these tokens together.
         offset = torch.zeros(self.known + 1)
         offset[-1] = math.log(VOCABULARY - self.known)
         return logits + offset, balance

@@ -1,1 +1,2 @@
-"""What a release of vLLM takes and chooses on a GB10, executed: ``python -m tools.choices``."""
+"""Execute releases of vLLM to find out what they accept and choose on a GB10: ``python -m
+tools.choices``."""

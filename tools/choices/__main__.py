@@ -1,8 +1,9 @@
-"""What every release of vLLM accepts and chooses on a GB10: writes the data and the page.
+"""Find out what each release of vLLM accepts and chooses on a GB10, and write the data and the
+page.
 
-``python -m tools.choices`` asks the package index for the releases, fetches their wheels into a
-cache (their Python code is kept, 40 MB each) and runs each in a process of its own, about two
-minutes a release. ``--page`` writes the page from the data alone.
+``python -m tools.choices`` reads the list of releases from the package index, downloads their
+wheels into a cache (it keeps the Python code, 40 MB each), and runs each release in its own
+process, which takes about two minutes. ``--page`` writes only the page, from the stored data.
 """
 
 import argparse
@@ -28,21 +29,22 @@ SINCE = Version("0.24.0")
 LAYOUTS = ("NHD", "HND", "LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC")
 CUTLASS = ("--moe-backend", "flashinfer_cutlass")
 MXFP8 = ("--quantization-config", '{"moe":{"activation":"mxfp8"}}')
-#: Formats that dense layers may be quantised to while they are loaded.
+#: Formats to which dense layers may be quantised while they are loaded.
 LINEAR = ("fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8", "mxfp4")
 FP8_KV = ("--kv-cache-dtype", "fp8")
 CUBINS = {"VLLM_HAS_FLASHINFER_CUBIN": "1"}
 
 
 def dense(linear: str, activation: str | None = None) -> tuple[str, ...]:
-    """Arguments that quantise the dense layers, and the activations of the experts if asked."""
+    """Return arguments that quantise the dense layers and, on request, the activations of the
+    experts."""
     wanted: dict[str, Any] = {"linear": linear}
     if activation is not None:
         wanted["moe"] = {"activation": activation}
     return ("--quantization-config", json.dumps(wanted, separators=(",", ":")))
 
 
-#: What is asked of each release beside the profile: name, machine, arguments.
+#: The questions for each release beside those of the profile: name, machine, arguments.
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("nothing", "online", ()),
     ("nothing", "offline", ()),
@@ -66,10 +68,10 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("attention", "cubins", ("--attention-backend", "FLASHINFER", *FP8_KV)),
     ("attention", "cubins", ("--attention-backend", "TRITON_ATTN", *FP8_KV)),
 )
-#: Lines of the stand-in's own doing: it starts no workers, and a child of the release that asks for
-#: the memory finds no GPU.
+#: Log lines caused by the replaced machine: it starts no workers, and a child process of the
+#: release that queries the memory finds no GPU.
 _NOT_OURS = ("parallel_state.py", "importing.py", "import_utils.py", "scheduler.py")
-#: Exceptions by which a release refuses; another one means that it was not executed.
+#: Exceptions by which a release refuses arguments; any other exception means that it did not run.
 _REFUSALS = (
     "ValueError",
     "ValidationError",
@@ -80,7 +82,7 @@ _REFUSALS = (
 
 
 def model(folder: Path) -> None:
-    """``config.json`` of gpt-oss-120b, with one layer of each kind."""
+    """Return ``config.json`` of gpt-oss-120b, with one layer of each kind."""
     fixtures = ROOT / "fixtures"
     config = json.loads((fixtures / "canary/checkpoint/config.json").read_text("utf-8"))
     real = json.loads((fixtures / "models/gpt-oss-120b.json").read_text("utf-8"))
@@ -91,7 +93,7 @@ def model(folder: Path) -> None:
 
 
 def toolkit(folder: Path) -> Path:
-    """A folder with an ``nvcc`` and a ``ninja`` that are found and do nothing."""
+    """Create a folder with an ``nvcc`` and a ``ninja`` that can be found but do nothing."""
     bin_ = folder / "bin"
     bin_.mkdir()
     for name in ("nvcc", "ninja"):
@@ -101,7 +103,7 @@ def toolkit(folder: Path) -> Path:
 
 
 def machine(name: str, tools: Path) -> dict[str, Any]:
-    """Network and environment of a machine, by its name."""
+    """Return network and environment of a machine, by its name."""
     with_nvcc = "no nvcc" not in name
     path = "/usr/sbin:/sbin" if not with_nvcc else f"{tools}/bin:/usr/bin:/bin"
     environment = {"PATH": path, "CUDA_HOME": str(tools if with_nvcc else tools / "none")}
@@ -111,7 +113,8 @@ def machine(name: str, tools: Path) -> dict[str, Any]:
 
 
 def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> list[dict[str, Any]]:
-    """All that one release is asked; little with another FlashInfer than the pinned one."""
+    """Return all questions for one release; only a few for a FlashInfer that is not the pinned
+    one."""
     profile = profiles.load(PROFILE)
     own = list(profile.engine.arguments)
     asked: list[dict[str, Any]] = []
@@ -171,7 +174,7 @@ def _decides(option: list[str]) -> bool:
 
 
 def options(arguments: list[str]) -> list[list[str]]:
-    """Each option with its value. The two of tool choice need each other."""
+    """Return each option with its value. The two options of tool choice need each other."""
     found: list[list[str]] = []
     for word in arguments:
         if word.startswith("--"):
@@ -188,7 +191,8 @@ def options(arguments: list[str]) -> list[list[str]]:
 def ask(
     release: releases.Unpacked, kernels: releases.Unpacked, flashinfer: str | None, python: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run one release with a FlashInfer; its answers, and which compiled modules were stood in."""
+    """Run one release with one FlashInfer; return its answers, and the compiled modules that were
+    replaced."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         model(folder)
@@ -236,7 +240,7 @@ def ask(
 
 
 def execute(version: str, cache: Path, others: list[str], python: str) -> dict[str, Any]:
-    """Run one release with the FlashInfer that it is pinned to, and with others."""
+    """Run one release with its pinned FlashInfer, and with others."""
     release = releases.unpack("vllm", version, cache)
     wanted = release.requires("flashinfer-python")
     if wanted is None:
@@ -260,7 +264,7 @@ def execute(version: str, cache: Path, others: list[str], python: str) -> dict[s
 
 
 def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[str, Any]:
-    """One question and its answer, without what is of this machine."""
+    """Return one question and its answer, without paths of this machine."""
     kept: dict[str, Any] = {
         "kind": case["kind"],
         "machine": case["machine"],

@@ -1,7 +1,7 @@
-"""What each release of vLLM took, refused and chose on a GB10 when it was executed.
+"""The recorded choices: what each release of vLLM accepted, refused and chose on a GB10.
 
-The file is JSONL: a row for each line of a log, for each release, and for each answer, which holds
-for a span of releases. ``docs/tables/choices.md`` shows the same.
+The file is JSONL, with a row for each line of a log, for each release, and for each answer, which
+applies to a range of releases. ``docs/tables/choices.md`` shows the same data.
 """
 
 import json
@@ -17,7 +17,7 @@ from sm121.core import builds, data_file, engine_arguments
 from sm121.core.versions import release
 
 FILE = Path(__file__).with_name("vllm-sm121.jsonl")
-#: Options that decide together, by the kind of the question that was asked of the release.
+#: Options that have an effect together, by the kind of the question.
 DECIDING = {
     "attention": ("attention_backend", "attention_config", "kv_cache_dtype"),
     "experts": ("moe_backend", "quantization_config"),
@@ -26,16 +26,17 @@ _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 
 
 class Answer(data_file.DataTable):
-    """A question to a release, and what it said."""
+    """A question to a release, and its answer."""
 
     #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
     kind: str
-    #: What the box has. ``cubins``: flashinfer-cubin or its variable, the best case of FlashInfer.
+    #: What the machine has. ``cubins``: flashinfer-cubin or its variable, the best case for
+    #: FlashInfer.
     machine: str
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
     how: Literal["executed", "read"]
-    #: Why it refuses, in its own words, and at which place of its code. None: it does not.
+    #: The release's message, and the place in its code. None: the release does not refuse.
     refused: str | None = None
     by: str | None = None
     at: str | None = None
@@ -45,10 +46,11 @@ class Answer(data_file.DataTable):
     linear: str | None = None
     kv_cache_dtype: str | None = None
     layout: str | None = None
-    #: What it makes of each value of its variable for the layout, and what it says of the others.
+    #: The layout for each value of the layout variable, and the release's message for refused
+    #: values.
     layouts: dict[str, str] = Field(default={})
     layouts_refused: dict[str, str] = Field(default={})
-    #: What it logs of its choice.
+    #: The log lines about its choice.
     lines: tuple[str, ...] = ()
 
 
@@ -59,7 +61,7 @@ class Release(data_file.DataTable):
     wheel: str
     flashinfer: str
     torch: str | None = None
-    #: The module that has its command line.
+    #: The module with its command line.
     arguments_in: str
     module_is_deprecated: bool
     stubbed: tuple[str, ...]
@@ -68,7 +70,7 @@ class Release(data_file.DataTable):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that a release refuses: the arguments or the variable, and its own words."""
+    """A refusal of a release: the arguments or the variable, and the release's message."""
 
     release: str
     asked: str
@@ -76,7 +78,7 @@ class Refusal:
 
     @property
     def message(self) -> str:
-        """One line."""
+        """The refusal in one line."""
         return f"vLLM {self.release} refuses {self.asked} on this architecture: {self.words}"
 
 
@@ -105,7 +107,7 @@ def load(path: Path = FILE) -> list[Release]:
 
 
 def write(releases: Sequence[Release], path: Path = FILE) -> None:
-    """Write the file: neighbouring releases with the same answer share its row."""
+    """Write the file: neighbouring releases with the same answer share a row."""
     lines = sorted({line for r in releases for answer in r.answers for line in answer.lines})
     rows: list[dict[str, Any]] = [{"line": line} for line in lines]
     for each in releases:
@@ -129,11 +131,11 @@ def write(releases: Sequence[Release], path: Path = FILE) -> None:
 
 
 def at(releases: Sequence[Release], version: str | None) -> Release | None:
-    """Return what is known of an installed version.
+    """Return the recorded release for an installed version.
 
-    That is the release itself, or the one before it of the same minor version, and None for what
-    no release is known of, as for builds of a commit. Of a build (`builds.identity`) it is what
-    the parser said: its kernels are its own.
+    This is the release itself, or the one before it with the same minor version; None if there is
+    none, as for builds of a commit. For a build (`builds.identity`), only the answers of the parser
+    apply, because the build has its own kernels.
     """
     number = release(version)
     if number is None:
@@ -153,7 +155,7 @@ def at(releases: Sequence[Release], version: str | None) -> Release | None:
 def refusals(
     known: Release, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[Refusal]:
-    """Return what a release refused of such a start."""
+    """Return the recorded refusals of a release for a start."""
     given = values(arguments)
     matches = []
     for answer in known.answers:
@@ -177,11 +179,11 @@ def refusals(
 
 
 def values(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the options with their values, each key of a JSON value as an option of its own."""
+    """Return the options with their values, each key of a JSON value as a separate option."""
     read = engine_arguments.read(arguments)
     return {name: value for name, value in read.items() if not value.startswith("{")}
 
 
 def deciding(kind: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return those options that decide about ``attention`` or ``experts``."""
+    """Return the options that determine ``attention`` or ``experts``."""
     return {name: v for name, v in given.items() if name.partition(".")[0] in DECIDING[kind]}

@@ -1,4 +1,4 @@
-"""The page that is made of the data."""
+"""Write docs/tables/choices.md from the recorded data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,7 +87,7 @@ def _span(versions: list[str]) -> str:
 
 
 def _spans(found: list[str], known: list[str]) -> str:
-    """Releases as spans of those that are known."""
+    """Return releases as ranges of the recorded releases."""
     spans: list[list[str]] = []
     for version in known:
         if version in found and spans and known[known.index(version) - 1] == spans[-1][-1]:
@@ -98,7 +98,7 @@ def _spans(found: list[str], known: list[str]) -> str:
 
 
 def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
-    """Releases in order, neighbours with the same text together."""
+    """Group neighbouring releases with the same text, in order."""
     runs: list[tuple[list[str], str]] = []
     for version, text in found:
         if runs and runs[-1][1] == text:
@@ -167,7 +167,7 @@ def write(known: Sequence[Release], page: Path) -> None:
 
 
 def _lines(releases: list[dict[str, Any]]) -> list[str]:
-    """A row for each line that a release logs."""
+    """Return a row for each line that a release logs."""
     versions_of: dict[str, list[str]] = {}
     for release in releases:
         for line in sorted({line for answer in release["answers"] for line in answer["lines"]}):

@@ -1,9 +1,9 @@
-"""Runs inside a release of vLLM that was put in front: what it accepts and chooses on a GB10.
+"""Run inside a release of vLLM, and report what it accepts and chooses on a GB10.
 
-A script, started in a process of its own with the release first on ``sys.path``. It reads one JSON
-object from standard input and writes one line of JSON for each case. Stood in for are the machine
-(NVML, ``torch.cuda``, the network) and what is compiled (the ``.so`` files of the wheel); all
-decisions are the release's own code.
+This script runs in its own process with the release first on ``sys.path``. It reads one JSON object
+from standard input, and writes one line of JSON for each case. It replaces the machine (NVML,
+``torch.cuda``, the network) and the compiled code (the ``.so`` files of the wheel); all decisions
+are made by the release's own code.
 """
 
 import functools
@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 import torch._dynamo
-import torch._inductor.utils  # asks the real torch what it has been built for
+import torch._inductor.utils  # returns for which architectures the real torch was built
 from torch.overrides import TorchFunctionMode
 
-#: What a GB10 answers: docs/tables/choices.md has the sources.
+#: A GB10's answers; docs/tables/choices.md has the sources.
 CAPABILITY = (12, 1)
 NAME = "NVIDIA GB10"
 MEMORY = int(119.6 * 2**30)
@@ -36,7 +36,7 @@ MULTIPROCESSORS = 48
 UUID = "GPU-00000000-0000-0000-0000-000000000000"
 
 
-#: Questions to the compiled extensions, with the answers of a wheel built for 12.0 and CUDA 13.
+#: The functions of the compiled extensions, with the answers of a wheel built for 12.0 and CUDA 13.
 OPERATORS = (
     ("_C", "cutlass_scaled_mm_supports_fp8", True),
     ("_C", "cutlass_scaled_mm_supports_block_fp8", True),
@@ -64,7 +64,7 @@ AHEAD = (
 
 
 class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Empty modules in place of the wheel's compiled extensions."""
+    """Import empty modules in place of the wheel's compiled extensions."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = set(names)
@@ -83,7 +83,7 @@ class Compiled(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in_torch() -> None:
-    """``torch.cuda`` with a GB10's answers; nothing that would start CUDA is reached."""
+    """Replace ``torch.cuda`` by functions with a GB10's answers, which never initialise CUDA."""
     properties = types.SimpleNamespace(
         name=NAME,
         major=CAPABILITY[0],
@@ -126,7 +126,7 @@ def stand_in_torch() -> None:
     }
     for name, answer in answers.items():
         setattr(cuda, name, lambda *_, answer=answer, **__: answer)
-    cuda.Stream = type("Stream", (), {})  # 0.14 makes one as it makes its experts
+    cuda.Stream = type("Stream", (), {})  # 0.14 creates one when it creates its experts
     accelerator = torch.accelerator
     accelerator.is_available = lambda: True
     accelerator.device_count = lambda: 1
@@ -136,13 +136,14 @@ def stand_in_torch() -> None:
 
 
 def stand_in_operators() -> None:
-    """What the compiled extensions answer when asked for their own abilities."""
+    """Replace the functions that ask the compiled extensions for their abilities."""
     for space, name, answer in OPERATORS:
         setattr(getattr(torch.ops, space), name, lambda *_, answer=answer: answer)
 
 
 class InFront(importlib.machinery.PathFinder):
-    """Of the packages that are in front, all modules come from there: none of another release."""
+    """Import all modules of the release's packages from the release's folder, never from another
+    release."""
 
     packages: list[str] = []  # noqa: RUF012 - one process, one release
     front: list[str] = []  # noqa: RUF012
@@ -154,7 +155,8 @@ class InFront(importlib.machinery.PathFinder):
 
 
 class Nvml(importlib.abc.MetaPathFinder):
-    """The release's bindings of NVML, with a GB10's answers: no memory of its own ([N/A])."""
+    """The release's bindings of NVML, with a GB10's answers: the GPU has no memory of its own
+    ([N/A])."""
 
     def find_spec(self, name: str, path: Any = None, *_: Any) -> Any:
         if name != "vllm.third_party.pynvml":
@@ -193,7 +195,7 @@ class Nvml(importlib.abc.MetaPathFinder):
 
 
 def stand_in_network(online: bool) -> None:
-    """NVIDIA's store of kernels answers, or nothing does."""
+    """Replace the access to NVIDIA's store of kernels: it answers, or the network is down."""
     import requests
 
     def get(*_: Any, **__: Any) -> Any:
@@ -204,12 +206,12 @@ def stand_in_network(online: bool) -> None:
     requests.get = get
 
 
-#: What the release logs, in order.
+#: The log lines of the release, in order.
 LINES: list[dict[str, str]] = []
 
 
 def listen() -> None:
-    """Hear every line of the release, whatever it makes of its handlers."""
+    """Record every log line of the release, whatever handlers the release sets."""
 
     def handle(_: logging.Logger, record: logging.LogRecord) -> None:
         line = {"level": record.levelname, "file": record.filename, "text": record.getMessage()}
@@ -220,7 +222,7 @@ def listen() -> None:
 
 
 def step(result: dict[str, Any], name: str, function: Any) -> Any:
-    """Run one step; a refusal is kept in the release's own words, with where it was raised."""
+    """Run one step; record a refusal with the release's message and the place in its code."""
     said = io.StringIO()
     try:
         with redirect_stderr(said):
@@ -258,7 +260,7 @@ def _parser() -> Any:
 
 
 def parse(arguments: list[str]) -> Any:
-    """The release's own parser, and what it says of arguments that do not fit each other."""
+    """Run the release's own parser; return its message if arguments contradict each other."""
     parsed = _parser().parse_args(arguments)
     _cli_args().validate_parsed_serve_args(parsed)
     return parsed
@@ -274,7 +276,7 @@ def configure(parsed: Any) -> Any:
 
 
 class OnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Tensors on the GPU are tensors without content."""
+    """Create tensors for the GPU on the meta device, without content."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -286,12 +288,13 @@ class OnMeta(TorchFunctionMode):  # type: ignore[misc]
 
 
 def build(config: Any) -> Any:
-    """The release's own model, without weights: its layers choose as they are made."""
+    """Build the release's own model without weights: each layer chooses its kernel when it is
+    created."""
     from vllm.config import CompilationMode, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.model_executor.model_loader.utils import initialize_model
 
-    config.compilation_config.mode = CompilationMode.NONE  # what would compile is not asked
+    config.compilation_config.mode = CompilationMode.NONE  # compiled functions are not called
     with set_current_vllm_config(config):
         store = tempfile.mkstemp()[1] + ".store"
         init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
@@ -306,7 +309,7 @@ def build(config: Any) -> Any:
 
 
 def chosen(model: Any) -> dict[str, Any]:
-    """Names of the attention backends and of the experts of all layers."""
+    """Return the names of the attention backends and of the experts of all layers."""
     attention: set[str] = set()
     experts: set[str] = set()
     cache: set[Any] = set()
@@ -328,7 +331,7 @@ def chosen(model: Any) -> dict[str, Any]:
 
 
 def quantised(model: Any) -> list[str]:
-    """Dense layers that are quantised beyond the checkpoint, each with the kernel it chose."""
+    """Return the dense layers that are quantised beyond the checkpoint, each with its kernel."""
     from vllm.model_executor.layers.linear import LinearBase
 
     found: set[str] = set()
@@ -346,7 +349,7 @@ def quantised(model: Any) -> list[str]:
 
 
 def layout(config: Any, model: Any, asked: str | None) -> str:
-    """The layout of the KV cache, by the release's own function."""
+    """Return the layout of the KV cache, by the release's own function."""
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.backends import utils
 
@@ -369,7 +372,7 @@ def layout(config: Any, model: Any, asked: str | None) -> str:
 
 
 def forget() -> None:
-    """What was cached while modules were imported was asked of another environment."""
+    """Clear caches that were filled in another environment, while modules were imported."""
     for name, module in list(sys.modules.items()):
         if name.startswith("vllm") and not name.startswith("vllm.engine"):
             for value in list(vars(module).values()):
@@ -378,7 +381,8 @@ def forget() -> None:
 
 
 def run(case: dict[str, Any]) -> dict[str, Any]:
-    """Parse, configure, build the model, resolve the layouts: as far as the release goes."""
+    """Parse the arguments, configure, build the model and resolve the layouts, as far as the
+    release gets."""
     result: dict[str, Any] = {}
     os.environ.update(case["environment"])
     stand_in_network(case["online"])
@@ -422,7 +426,7 @@ def main() -> None:
     from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
     from vllm.model_executor.models.registry import ModelRegistry
 
-    # Else it is looked at by a process of its own, which nothing stands in for.
+    # Otherwise the release examines it in a separate process, in which nothing is replaced.
     ModelRegistry.register_model("GptOssForCausalLM", GptOssForCausalLM)
     _parser()
     for module in AHEAD:

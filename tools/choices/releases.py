@@ -1,4 +1,4 @@
-"""Releases of vLLM and FlashInfer from their published wheels: the Python code alone."""
+"""Get releases of vLLM and FlashInfer from their published wheels: the Python code only."""
 
 import re
 import shutil
@@ -24,11 +24,11 @@ class Unpacked:
     version: str
     folder: Path
     wheel: str
-    #: Modules that the wheel has as compiled files.
+    #: Modules that are compiled files in the wheel.
     compiled: list[str]
 
     def requires(self, distribution: str) -> str | None:
-        """The version that it is pinned to, from its metadata."""
+        """Return the version of FlashInfer to which a wheel is pinned, by its metadata."""
         metadata = next(self.folder.glob("*.dist-info/METADATA")).read_text("utf-8")
         found = re.search(rf"^Requires-Dist: {distribution}==(\S+?)(;|$)", metadata, re.M)
         if found:
@@ -36,7 +36,7 @@ class Unpacked:
         return None
 
     def arguments_in(self) -> str:
-        """The module that has the command line of its server."""
+        """Return the module with the command line of the release's server."""
         for part in ("common", "launchers", "openai"):  # since 0.33, since 0.29, before
             if (self.folder / f"vllm/entrypoints/{part}/cli_args.py").is_file():
                 return f"vllm.entrypoints.{part}.cli_args"
@@ -44,7 +44,7 @@ class Unpacked:
 
 
 def published(since: Version, distribution: str = "vllm") -> list[Version]:
-    """Releases of vLLM on the package index from ``since`` on, oldest first."""
+    """Return the releases of vLLM on the package index from ``since`` on, oldest first."""
     text = subprocess.run(
         [sys.executable, "-m", "pip", "index", "versions", distribution],
         capture_output=True,
@@ -60,7 +60,7 @@ def published(since: Version, distribution: str = "vllm") -> list[Version]:
 
 
 def unpack(distribution: str, version: str, cache: Path) -> Unpacked:
-    """Fetch a wheel once, keep its Python code in ``cache`` and delete the wheel."""
+    """Download a wheel once, keep its Python code in ``cache``, and delete the wheel."""
     folder = cache / f"{distribution}-{version}"
     if not (folder / _WHEEL).is_file():
         with tempfile.TemporaryDirectory(dir=cache) as scratch:

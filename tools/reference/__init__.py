@@ -1,1 +1,1 @@
-"""Pages of the documentation that are made from code and data, so that they cannot drift."""
+"""Generate the pages of the documentation that are made from code and data."""

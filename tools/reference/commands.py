@@ -1,4 +1,4 @@
-"""The subcommands of ``sm121`` and their options."""
+"""The page of the subcommands of ``sm121`` and their options."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from tools.reference.markdown import MADE_BY, cell, table
 
 
 def page(parser: argparse.ArgumentParser) -> str:
-    """docs/commands.md."""
+    """Return docs/commands.md."""
     lines = [
         "# Commands",
         "",

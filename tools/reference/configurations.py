@@ -1,4 +1,5 @@
-"""What each configuration of the GB10 profile reads for a token, and how fast it can be at most."""
+"""Compute the bytes per token of each configuration of the GB10 profile, and its highest possible
+rate."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,15 +12,16 @@ from tools.choices import data
 from tools.reference.markdown import MADE_BY, cell, table
 
 PROFILE = "sm121-gpt-oss-120b"
-#: Of two machines: those configurations that somebody has served on two.
+#: Configurations for two machines: only those that somebody has served on two machines.
 TWO = "sm121x2-gpt-oss-120b"
 ON_TWO = ("mxfp4", "stock")
-#: GB/s of the data sheet.
+#: The bandwidth by the data sheet, in GB/s.
 DATA_SHEET = 273.0
 
 
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
-    """Each configuration by name, with the profile as it judges the newest engine that has it."""
+    """Return each configuration by name, with the profile as applied to the newest engine that
+    supports it."""
     newest = data.load()[-1].version
     rows = []
     for row in builds.shipped():
@@ -33,7 +35,8 @@ def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
 
 
 def read(own: Profile, depth: int) -> Traffic | None:
-    """Bytes of a token of the configuration under test; None where its formats are not known."""
+    """Return the bytes per token of the configuration under test; None if its formats are
+    unknown."""
     config = roofline.read_config(own.model.id)
     if config is not None:
         return roofline.cost(own, own.under_test, depth, config)
@@ -70,7 +73,7 @@ def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list
 
 
 def page() -> str:
-    """docs/tables/configurations.md."""
+    """Return docs/tables/configurations.md."""
     own = profile.load(PROFILE)
     two = profile.load(TWO)
     assert own.box is not None and own.box.healthy_gb_s is not None

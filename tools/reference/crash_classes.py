@@ -1,4 +1,4 @@
-"""What a crash's class means and what to do, from the signatures that it is recognised by."""
+"""The page of crash classes: meaning and remedy of each, by the signatures that recognise it."""
 
 from sm121.evidence.failure_tables import FailureSignature, load_failures
 from tools.reference.markdown import MADE_BY, cell, table
@@ -29,7 +29,7 @@ _WORDS = {
 
 
 def page() -> str:
-    """docs/tables/crash-classes.md."""
+    """Return docs/tables/crash-classes.md."""
     by_kind: dict[str, list[FailureSignature]] = {}
     for entry in load_failures().failure:
         by_kind.setdefault(entry.kind, []).append(entry)

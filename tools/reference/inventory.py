@@ -1,4 +1,4 @@
-"""fixtures/inventory.toml: the tests of the levels that a certificate needs."""
+"""Write fixtures/inventory.toml: the tests of the levels that a certificate needs."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tools.reference.requirements import read
 
 
 def page(folder: Path) -> str:
-    """The file, from a folder of tests; a test that waits for an option of its own is not in it."""
+    """Return the file for a folder of tests, without tests that need an option of their own."""
     lines = [
         "# The tests of each level that a certificate needs, and what they apply to.",
         "# Made by `sm121 reference docs` from the tests in tests/; do not edit it by hand.",

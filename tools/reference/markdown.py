@@ -1,4 +1,4 @@
-"""Small things that every generated page needs."""
+"""Functions for Markdown that every generated page uses."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,12 +6,12 @@ MADE_BY = "Made by `sm121 reference docs` from {source}; do not edit it by hand.
 
 
 def cell(text: str) -> str:
-    """Text for a cell of a table."""
+    """Escape a text for a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table; the cells are Markdown already."""
+    """Return a table; the cells are Markdown already."""
     return [
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

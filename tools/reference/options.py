@@ -1,6 +1,6 @@
-"""docs/options.md: every option, marker and fixture, from where they are declared.
+"""Write docs/options.md: every option, marker and fixture, from their declarations.
 
-``python -m sm121.plugin.reference docs/options.md``; of `tools.reference`, what needs pytest.
+It is the only module of `tools.reference` that needs pytest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """As it is written on the command line."""
+        """The option as it is written on the command line."""
         return f"{self.names[0]} {self.value}".strip()
 
 
 @dataclass
 class _Parser:
-    """Takes the options that the plugin declares, in the place of pytest's parser and group."""
+    """Record the options that the plugin declares, in place of pytest's parser and group."""
 
     options: list[Option] = field(default_factory=list)
     _group: str = ""
@@ -49,7 +49,7 @@ class _Parser:
         return self
 
     def addini(self, *_names: str, **_attributes: Any) -> None:
-        """A setting of pytest.ini is on the page of its plugin."""
+        """Ignore a setting of pytest.ini; the page of its plugin describes it."""
 
     def addoption(self, *names: str, **attributes: Any) -> None:
         value = attributes.get("metavar") or ""
@@ -63,12 +63,12 @@ class _Parser:
 
 
 def modules() -> list[ModuleType]:
-    """The modules of the plugin set."""
+    """Return the modules of the plugins."""
     return [importlib.import_module(name) for name in MODULES]
 
 
 def declared() -> tuple[list[Option], list[str]]:
-    """Every option and every marker, as the plugins declare them."""
+    """Return every option and every marker that the plugins declare."""
     taken = _Parser()
     gpu_arch.pytest_addoption(cast("pytest.Parser", taken))
     options.add(cast("pytest.Parser", taken))
@@ -77,7 +77,7 @@ def declared() -> tuple[list[Option], list[str]]:
 
 
 def fixtures() -> dict[str, str]:
-    """Every fixture, with its docstring."""
+    """Return every fixture with its docstring."""
     found = {}
     for module in modules():
         for node in ast.parse(inspect.getsource(module)).body:
@@ -90,14 +90,14 @@ def fixtures() -> dict[str, str]:
 
 
 def _code(text: str) -> str:
-    """Code in a cell of a table, where a bar would end the cell."""
+    """Format code for a cell of a table, where a bar would end the cell."""
     if "|" in text:
         return f"<code>{text.replace('|', '&#124;')}</code>"
     return f"`{text}`"
 
 
 def _groups(every: list[Option]) -> list[str]:
-    """The options by group, each with a heading and a table."""
+    """Return the options by group, each with a heading and a table."""
     lines = []
     for group in dict.fromkeys(option.group for option in every):
         lines += ["", f"### {group.removeprefix('SM121: ').capitalize()}", ""]
@@ -110,7 +110,7 @@ def _groups(every: list[Option]) -> list[str]:
 
 
 def page() -> str:
-    """docs/options.md."""
+    """Return docs/options.md."""
     every, markers = declared()
     split = [line.partition(":") for line in markers]
     lines = [

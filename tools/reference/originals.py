@@ -14,7 +14,7 @@ _HEADER = ("requirement", "---")
 
 @dataclass(frozen=True)
 class Row:
-    """A requirement of a document, its state, and where the suite has it."""
+    """A requirement of a document, its state, and the part of the suite that meets it."""
 
     document: str
     text: str
@@ -23,7 +23,7 @@ class Row:
 
 
 def read(docs: Path) -> list[Row]:
-    """The rows of the page."""
+    """Return the rows of the page."""
     rows = []
     document = ""
     for line in (docs / _PAGE).read_text("utf-8").splitlines():
@@ -36,7 +36,7 @@ def read(docs: Path) -> list[Row]:
 
 
 def counts(docs: Path) -> list[str]:
-    """The section of docs/requirements.md: a row for each document."""
+    """Return the section of docs/requirements.md with a row for each document."""
     rows = read(docs)
     lines = [
         "## The original documents",

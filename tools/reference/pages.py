@@ -1,4 +1,4 @@
-"""All generated pages: which there are, and how to write them."""
+"""List all generated pages, and write them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +29,9 @@ MADE: dict[str, Callable[[Path], str]] = {
 
 
 def write(docs: Path) -> list[Path]:
-    """Write every page into the folder `docs` of the checkout; returns the files.
+    """Write every page into the folder `docs` of the checkout; return the files.
 
-    Raises UsageError where the checkout has no tests.
+    Raises UsageError if the checkout has no tests.
     """
     files = []
     for name, make in MADE.items():

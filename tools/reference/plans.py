@@ -1,19 +1,19 @@
-"""The end of plans.md: how long each plan takes on a GB10, as `sm121 plan` says."""
+"""Write the end of plans.md: the duration of each plan on a GB10, by `sm121 plan`."""
 
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-#: What is above this line is written by hand.
+#: The part of the page above this line is written by hand.
 MARK = "<!-- Made by `sm121 reference docs` from here on; do not edit it by hand. -->"
 _PLAN = [sys.executable, "-m", "sm121", "plan", "--profile", "sm121-gpt-oss-120b"]
 
 
 def page(docs: Path) -> str:
-    """The page, its end made anew; no run of this machine has a say in it.
+    """Return the page with its end made anew, without durations measured on this machine.
 
-    Raises CalledProcessError where `sm121 plan` says that something is wrong.
+    Raises CalledProcessError if `sm121 plan` fails.
     """
     with tempfile.TemporaryDirectory() as nothing:
         done = subprocess.run(

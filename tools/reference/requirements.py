@@ -1,4 +1,4 @@
-"""What each level requires, from the tests' own docstrings."""
+"""Write docs/requirements.md: what each level requires, by the docstrings of its tests."""
 
 import ast
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _OPTIONAL_MARKS = (*_SHOWN_MARKS, "asked_for")
 
 @dataclass(frozen=True)
 class Requirement:
-    """One test: its name, what it requires, and when it runs."""
+    """One test: its name, its requirement, and when it runs."""
 
     name: str
     text: str
@@ -29,7 +29,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class LevelModule:
-    """One module of tests: a level, in its own words."""
+    """One module of tests: a level, with its docstring."""
 
     level: str
     file: str
@@ -38,10 +38,10 @@ class LevelModule:
 
 
 def read(folder: Path) -> list[LevelModule]:
-    """The levels of a folder of tests, in their order.
+    """Return the levels of a folder of tests, in their order.
 
     Raises:
-        UsageError: there is no test in it, or a test that says nothing of what it requires.
+        UsageError: The folder has no test, or a test without a docstring.
     """
     modules = []
     for file in sorted(folder.glob("test_*.py")):
@@ -52,7 +52,7 @@ def read(folder: Path) -> list[LevelModule]:
 
 
 def page(folder: Path, docs: Path) -> str:
-    """docs/requirements.md."""
+    """Return docs/requirements.md."""
     modules = read(folder)
     count = sum(len(module.requirements) for module in modules)
     lines = [
@@ -124,7 +124,7 @@ def _module_marks(node: ast.stmt) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _mark(node: ast.expr) -> tuple[str, tuple[str, ...]] | None:
-    """Name and text arguments of ``pytest.mark.name(...)``."""
+    """Return the name and the text arguments of ``pytest.mark.name(...)``."""
     arguments: list[str] = []
     if isinstance(node, ast.Call):
         for argument in node.args:

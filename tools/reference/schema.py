@@ -1,4 +1,4 @@
-"""The keys of verdict.json and of a profile as tables, from their JSON Schemas."""
+"""The page of the keys of verdict.json and of a profile, from their JSON Schemas."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tools.reference.markdown import MADE_BY, cell, table
 
 
 def page() -> str:
-    """docs/tables/schema.md."""
+    """Return docs/tables/schema.md."""
     lines = [
         "# Keys of verdict.json and of a profile",
         "",
