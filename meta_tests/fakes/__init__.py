@@ -1,1 +1,1 @@
-"""What stands in for engines, nodes and clocks."""
+"""Stand-ins for engines, nodes and clocks."""

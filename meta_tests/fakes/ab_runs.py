@@ -1,4 +1,4 @@
-"""The report directory of a constructed A/B comparison; nothing in it was measured."""
+"""The report directory of a constructed A/B comparison with invented numbers."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ from sm121.core.verdict import Verdict
 from sm121.regression import change
 from sm121.regression.ab import FILE, AbFile, Visit
 
-#: By metric: the unit, the value of A, the ratio of B with its interval, the verdict, and what is
-#: allowed where that is not 0.05.
+#: By metric: the unit, the value of A, the ratio of B with its interval, the verdict, and the
+#: allowed change if it is not 0.05.
 _CHANGES = {
     "tg32@d0": ("tok/s", 59.3, 0.903, 0.898, 0.909, "FAIL"),
     "tg128@d0": ("tok/s", 58.9, 0.958, 0.941, 0.976, "INCONCLUSIVE"),
@@ -21,7 +21,8 @@ _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
-    """An A/B comparison: one metric is worse, one open, two hold. `text`: given for B."""
+    """Return an A/B comparison: one metric is worse, one undecided, two pass. `text`: the text
+    given for B."""
     report_runs.write("pass", folder)
 
     def visit(side: str, moe: str) -> Visit:

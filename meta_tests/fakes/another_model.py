@@ -1,4 +1,5 @@
-"""A server of another model than gpt-oss, by a script: chats in ChatML, tokens are code points."""
+"""A scripted server of another model than gpt-oss: chats in ChatML, and each token is a code
+point."""
 
 import json
 import re
@@ -21,12 +22,12 @@ CAPITALS = {
     "Peru": "Lima",
     "Norway": "Oslo",
 }
-#: A fact that is wrong in its third round.
+#: A fact whose third answer is wrong.
 FORGOTTEN = "Peru"
 
 
 class Handler(JsonHandler):
-    """vLLM's pages; each handler class counts the questions that it was asked."""
+    """vLLM's pages; each handler class counts the questions that it got."""
 
     thinks = True
     calls_tools = True
@@ -101,7 +102,7 @@ class Handler(JsonHandler):
 def another_model(
     *, thinks: bool = True, calls_tools: bool = True, knows: bool = True, name: str = MODEL
 ) -> Iterator[str]:
-    """The address of the server, for as long as the block lasts."""
+    """Start the server; yield its address, and stop it at the end of the block."""
     members = {"thinks": thinks, "calls_tools": calls_tools, "knows": knows, "name": name}
     members["asked_so_far"] = Counter()
     with serving(type("Handler", (Handler,), members)) as url:

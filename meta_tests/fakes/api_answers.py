@@ -1,4 +1,4 @@
-"""Answers of a server that only exists as far as a check asks."""
+"""Constructed answers of a server, as far as a check needs them."""
 
 import itertools
 import json
@@ -28,7 +28,7 @@ ENDPOINT = Endpoint("http://127.0.0.1:1", "key", "canary")
 
 
 def replying(*answers: Exchange, engine: str = "vllm", version: str | None = None) -> Api:
-    """The API of a server that answers so, the last time again and again."""
+    """Return an API whose server gives these answers, and repeats the last one."""
     to_come = itertools.chain(answers, itertools.repeat(answers[-1]))
 
     class Replying(Api):

@@ -1,8 +1,9 @@
-"""FlashInfer's attention in plain PyTorch: the sink wrapper and XQA, as their sources have them.
+"""FlashInfer's attention in plain PyTorch: the sink wrapper and XQA, by their sources.
 
 A module is compiled for one type of cache. A process keeps the first module that it loaded under a
-name, whatever it is asked for later (`tvm_ffi.load_module` of a mapped library). The small methods
-of `Module` are the places at which a test breaks a kernel."""
+name, even if another type is requested later (`tvm_ffi.load_module` of a mapped library). A test
+breaks a kernel by replacing a small method of `Module`.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ class Module:
     def read(self, part: Tensor) -> Tensor:
         if part.dtype == self.cache:
             return part.float()
-        # Bytes of another type: whatever lies there.
+        # Memory of another type: garbage.
         size = part.element_size() * part.numel()
         storage = torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
         wide = storage.repeat(3)[: size * 2].view(self.cache)
@@ -45,7 +46,7 @@ class Module:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scale: float, window_left: int
     ) -> Tensor:
-        """o [n, Hq, D] of the last n tokens over k and v [T, Hkv, D]."""
+        """Return o [n, Hq, D] of the last n tokens, which attend to k and v [T, Hkv, D]."""
         group = q.shape[1] // k.shape[1]
         k, v = (part.repeat_interleave(group, 1) for part in (k, v))
         logits = torch.einsum("qhd,khd->hqk", q.float(), k) * self.scaled(scale)
@@ -62,7 +63,7 @@ class Module:
 
 
 class Attention:
-    """What one process has of FlashInfer's attention."""
+    """The modules of FlashInfer's attention that one process has loaded."""
 
     module = Module
     whole_names = False
@@ -82,7 +83,7 @@ class Attention:
         attention = self
 
         class Paged:
-            """BatchPrefillWithPagedKVCacheWrapper with a module of its own."""
+            """BatchPrefillWithPagedKVCacheWrapper with its own module."""
 
             def __init__(self, float_workspace_buffer, kv_layout, backend, jit_args, jit_kwargs):
                 assert float_workspace_buffer.dtype == torch.uint8 and backend == "fa2"
@@ -151,7 +152,7 @@ class Attention:
         self, query, kv_cache, workspace_buffer, block_tables, seq_lens, max_seq_len,
         bmm1_scale=1.0, bmm2_scale=1.0, window_left=-1, out=None, sinks=None, kv_layout="NHD",
     ):  # fmt: skip
-        """flashinfer/decode.py: the queries' address, and no stride."""
+        """flashinfer/decode.py: takes the address of the queries and ignores their stride."""
         assert out is None and bmm2_scale == 1.0 and block_tables.is_contiguous()
         self.queries.append(query)
         self.caches.append(kv_cache)
@@ -172,13 +173,13 @@ class Attention:
 
 
 def tokens(pages: Tensor, chosen: Tensor, layout: str) -> Tensor:
-    """[T, Hkv, D] of the chosen pages."""
+    """Return [T, Hkv, D] of the chosen pages."""
     part = pages[chosen]
     return (part.transpose(1, 2) if layout == "HND" else part).flatten(0, 1)
 
 
 def write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """vLLM's reshape_and_cache_flash with scales of one: it takes the stride of a token alone."""
+    """vLLM's reshape_and_cache_flash with scales of one: it uses only the stride of a token."""
     page = slots // keys.shape[1]
     offset = slots % keys.shape[1]
     for part, cache in ((k, keys), (v, values)):

@@ -1,4 +1,4 @@
-"""A real browser for the report's tests: Debian's Chromium, driven by playwright."""
+"""A real browser for the report's tests: Debian's Chromium, controlled by playwright."""
 
 import importlib.util
 import shutil
@@ -15,12 +15,12 @@ FLAGS = ["--no-sandbox", "--no-first-run"] + [
 ]
 UNFOLD = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 WIDTHS = {390: 844, 1440: 900}
-#: The narrowest screen that everything must fit.
+#: The narrowest screen that the page must fit.
 NARROWEST = {360: 740}
 
 
 def missing() -> str | None:
-    """Why there is no browser here, and how to get one; None if there is."""
+    """Return why no browser is available, and how to get one; None if there is one."""
     for name in ("playwright", "axe_playwright_python"):
         if importlib.util.find_spec(name) is None:
             return f"no {name}: pip install 'sm121-conformance[dev]'"
@@ -31,14 +31,14 @@ def missing() -> str | None:
 
 @dataclass
 class Opened:
-    """A page, and everything that it complained of or asked the network for."""
+    """An open page, with its console errors and its network requests."""
 
     page: Any
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def is_quiet(self) -> None:
-        """It complained of nothing, and asked nobody."""
+        """Whether the page had no error and sent no request."""
         assert self.complaints == []
         local = ("file:", "data:", "blob:")
         assert [url for url in self.requests if not url.startswith(local)] == []
@@ -46,7 +46,7 @@ class Opened:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The browser, with a profile of its own."""
+    """Start the browser with a new profile."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
@@ -58,7 +58,7 @@ def chromium() -> Iterator[Any]:
 
 
 def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
-    """Open a page and wait until its charts are drawn, where it has any."""
+    """Open a page, and wait until its charts, if it has any, are drawn."""
     size = {"width": width, "height": (WIDTHS | NARROWEST)[width]}
     page = browser.new_page(viewport=size, **options)
     opened = Opened(page)
@@ -72,13 +72,14 @@ def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
 
 
 def fits(page: Any) -> bool:
-    """Whether nothing is wider than the screen."""
+    """Return whether no element is wider than the screen."""
     root = "document.documentElement"
     return page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
 
 
 def reached_by_tab(page: Any, presses: int) -> set[str]:
-    """The kinds of elements that a keyboard reaches behind the skip link; each shows its focus."""
+    """Return the kinds of elements that the Tab key reaches after the skip link; check that each
+    shows its focus."""
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     reached = set()
@@ -92,10 +93,12 @@ def reached_by_tab(page: Any, presses: int) -> set[str]:
 
 
 def accessibility(page: Any, part: str = "html") -> list[str]:
-    """What axe-core finds on a part of a page: a line for each rule that does not hold."""
+    """Return one line for each axe-core rule that a part of a page violates."""
     rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     if not page.evaluate("typeof axe !== 'undefined'"):
-        page.evaluate(rules)  # not as a script element, which the page's policy refuses
+        page.evaluate(
+            rules
+        )  # not as a script element, which the page's content security policy refuses
     return page.evaluate(
         """async (part) => (await axe.run(part, { resultTypes: ["violations"] })).violations.map(
           (rule) => `${rule.id}: ${rule.help}; ${rule.nodes.length} times, first ` +

@@ -1,10 +1,12 @@
-"""building_process.py FOLDER bf16|fp8 suite|flashinfer|xqa: has FlashInfer build a module, and
-prints its library.
+"""Let FlashInfer build a module, and print its library.
 
-The sink wrapper has its name of before FlashInfer 0.7.4 here, which says nothing of the cache.
-``suite`` makes the wrapper as the kernel level does, ``flashinfer`` as an engine does; ``xqa`` asks
-for XQA as the provider's call does. Libraries are not loaded. Processes begin to build together:
-each waits until so many are ready as the file FOLDER/expected has."""
+    building_process.py FOLDER bf16|fp8 suite|flashinfer|xqa
+
+The sink wrapper has its name from before FlashInfer 0.7.4, which does not contain the type of the
+cache. ``suite`` builds the wrapper as the kernel level does, ``flashinfer`` as an engine does, and
+``xqa`` builds XQA as the provider's call does. The library is not loaded. Several processes build
+at the same time: each waits until the number of processes in the file FOLDER/expected is ready.
+"""
 
 import sys
 import time
@@ -20,7 +22,7 @@ HEADS = flashinfer_sinks.Sizes(query_heads=64, kv_heads=8, head=64)
 
 
 class Built(Exception):
-    """FlashInfer has built a module, and would load it."""
+    """FlashInfer has built a module and would now load it."""
 
 
 def load_nothing(path, *_arguments, **_keywords):

@@ -1,4 +1,4 @@
-"""Public checkpoints without weights: real headers, and files that take no room on the disk."""
+"""Public checkpoints without weights: real headers, in sparse files."""
 
 import json
 import math
@@ -32,22 +32,22 @@ Entry = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class PublicCheckpoint:
-    """A checkpoint: its tensors, its configuration, and what was published of its size."""
+    """A checkpoint: its tensors, its configuration, and its published sizes."""
 
     name: str
     config: dict[str, Any]
     tensors: dict[str, Entry] = field(repr=False)
-    #: How many tensors were published, and their bytes.
+    #: The published number of tensors, and their bytes.
     published_tensors: int = 0
     published_bytes: int = 0
-    #: The hub's counts by dtype; empty: not published.
+    #: The number of parameters by dtype on the hub; empty: not published.
     published_values: dict[str, int] = field(default_factory=dict)
 
     def with_tensors(self, change: Callable[[str, Entry], dict[str, Entry]]) -> "PublicCheckpoint":
-        """Return it with other tensors in place of each.
+        """Return a copy with changed tensors.
 
         Args:
-            change: Returns what a tensor becomes, by its name and its entry.
+            change: Returns the replacements of a tensor, by its name and its entry.
         """
         tensors: dict[str, Entry] = {}
         for name, entry in self.tensors.items():
@@ -55,10 +55,10 @@ class PublicCheckpoint:
         return replace(self, tensors=tensors)
 
     def with_experts(self, experts: int) -> "PublicCheckpoint":
-        """Return it with the first experts of each layer.
+        """Return a copy with the first experts of each layer.
 
         Args:
-            experts: How many.
+            experts: The number of experts.
         """
 
         def change(name: str, entry: Entry) -> dict[str, Entry]:
@@ -69,10 +69,10 @@ class PublicCheckpoint:
         return self.with_tensors(change)
 
     def with_layers(self, layers: int) -> "PublicCheckpoint":
-        """Return it with the first layers, and those of its drafter.
+        """Return a copy with the first layers, and those of its drafter.
 
         Args:
-            layers: How many.
+            layers: The number of layers.
         """
         behind = self.config["num_hidden_layers"]
 
@@ -87,8 +87,8 @@ class PublicCheckpoint:
         """Write the checkpoint without its weights.
 
         Args:
-            folder: The folder, which is made.
-            files: In how many files, with an index if there are several.
+            folder: The folder, which is created.
+            files: The number of files; several have an index.
         """
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config), "utf-8")
@@ -110,7 +110,7 @@ def load(name: str) -> PublicCheckpoint:
     """Return a checkpoint of the data file.
 
     Args:
-        name: Its name there.
+        name: Its name in the file.
     """
     table = next(entry for entry in _tables() if entry["name"] == name)
     config = table["config"]
@@ -127,7 +127,7 @@ def load(name: str) -> PublicCheckpoint:
 
 
 def names() -> list[str]:
-    """Return the names of the data file."""
+    """Return the names in the data file."""
     return [entry["name"] for entry in _tables()]
 
 
@@ -146,13 +146,13 @@ def _tensors(table: dict[str, Any]) -> Iterator[tuple[str, Entry]]:
 
 
 def size_of(entry: Entry) -> int:
-    """Return the bytes of a tensor."""
+    """Return the size of a tensor in bytes."""
     dtype, shape = entry
     return math.prod(shape) * _BYTES[dtype]
 
 
 def write_header(path: Path, tensors: dict[str, Entry]) -> None:
-    """Write a file of safetensors whose weights are a hole of the right length.
+    """Write a file of safetensors whose weights are a hole with the right length.
 
     Args:
         path: The file.

@@ -1,6 +1,9 @@
-"""Runs the examples of docs/ci here: `Scripts` up to the commands of the suite, `Runner` with them,
-on a GB10 that is not there. On their PATH are a docker that runs the script here, a git that clones
-this checkout, a pip that installs nothing."""
+"""Run the examples of docs/ci on this machine.
+
+`Scripts` runs an example up to the commands of the suite; `Runner` also runs these, on the stand-in
+for a GB10. The PATH contains stand-ins: a docker that runs the script on this machine, a git that
+clones this checkout, and a pip that installs nothing.
+"""
 
 import json
 import os
@@ -20,13 +23,13 @@ from meta_tests.fakes.loopback import JsonHandler
 
 FILES = {"github": "github-actions.yml", "gitlab": "gitlab-ci.yml"}
 EXAMPLES = {name: (ROOT / "docs" / "ci" / file).read_text() for name, file in FILES.items()}
-#: What GitLab calls the events of GitHub.
+#: GitLab's names of GitHub's events.
 _PIPELINES = {
     "pull_request": {"CI_PIPELINE_SOURCE": "merge_request_event"},
     "push": {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main"},
     "schedule": {"CI_PIPELINE_SOURCE": "schedule", "CI_COMMIT_BRANCH": "main"},
 }
-#: Runs the script of `docker run ... IMAGE -c SCRIPT` here, where its mounts lie.
+#: Runs the script of `docker run ... IMAGE -c SCRIPT` on this machine, in the mounted folders.
 #: Other commands are printed.
 _DOCKER = """
 import os, subprocess, sys
@@ -65,21 +68,21 @@ elif sys.argv[1] != "config":
 
 @dataclass(frozen=True)
 class Image:
-    """What came of the job that builds an image, and the job of the Spark after it."""
+    """The result of the job that builds an image, and of the Spark's job after it."""
 
     is_started: bool
     status: int
     output: str
-    #: Whether the job of the Spark is started.
+    #: Whether the Spark's job starts.
     is_judged: bool
-    #: The image of its container, and what it installs there.
+    #: The image of its container, and the packages that it installs.
     name: str
     install: str
 
 
 class Scripts:
-    """A machine of somebody's CI, with a folder for each job. Commands of the suite are printed,
-    and pass. `texts`: of the examples, where they are not those of docs/ci."""
+    """A CI machine with a folder for each job. The commands of the suite are printed and pass.
+    `texts`: the examples, in place of those of docs/ci."""
 
     def __init__(self, folder: Path, **texts: str) -> None:
         self.folder = folder
@@ -92,7 +95,7 @@ class Scripts:
         (folder / "tmp").mkdir()
         for name in ("conftest.py", "pytest.ini"):
             (self.suite / name).symlink_to(ROOT / name)
-        for level in ("smoke", "performance", "regression"):  # the levels that are collected
+        for level in ("smoke", "performance", "regression"):  # the collected levels
             name = f"tests/test_{level}.py"
             (self.suite / name).symlink_to(ROOT / name)
         self._program("docker", _DOCKER)
@@ -128,8 +131,8 @@ class Scripts:
         return done.returncode, done.stdout
 
     def run(self, example: str, event: str) -> tuple[int, str, str]:
-        """The job of the Spark on an event: its status, its output, and the summary of the job,
-        which GitLab has none of."""
+        """Run the Spark's job on an event; return its status, its output, and the summary of the
+        job (GitLab has none)."""
         self.jobs += 1
         folder = self.folder / f"job-{self.jobs}"
         (folder / "change").mkdir(parents=True)
@@ -147,10 +150,10 @@ class Scripts:
         return status, output, summary.read_text("utf-8")
 
     def action(self, arguments: str, **inputs: str) -> tuple[int, str, str]:
-        """action.yml with such arguments: its status, its output, and what it puts out.
+        """Run action.yml; return its status, its printed output, and its outputs.
 
         Args:
-            arguments: Those of `sm121 run`.
+            arguments: The arguments of `sm121 run`.
             inputs: Further inputs.
         """
         step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
@@ -168,12 +171,12 @@ class Scripts:
 
     @property
     def summary(self) -> str:
-        """The summary of the last job of the action."""
+        """The summary of the action's last job."""
         return (self.folder / "summary.md").read_text("utf-8")
 
     def image(self, example: str, build: str) -> Image:
-        """The job that builds an image, where BUILD has this value, and what the job of the Spark
-        starts with then."""
+        """Run the job that builds an image, with this value of BUILD; return what the Spark's job
+        then starts with."""
         loaded = yaml.safe_load(self.texts[example])
         return (self._image_of_gitlab if example == "gitlab" else self._image_of_github)(
             loaded, build
@@ -218,7 +221,7 @@ class Scripts:
         assert chosen["if"] == "$BUILD" and always == {"when": "always"}
         if build:
             variables |= chosen["variables"]
-        variables = _named(_named(variables))  # a variable may name another one
+        variables = _named(_named(variables))  # a variable may contain another one
         job = loaded["image"]
         status = 0
         output = ""
@@ -235,7 +238,8 @@ class Scripts:
         )  # fmt: skip
 
     def _gitlab(self, loaded: dict, event: str, folder: Path) -> tuple[int, str]:
-        """The history lies where the comment on config.toml mounts it."""
+        """Run a job of GitLab. The history is in the folder that the comment on config.toml
+        mounts."""
         pipeline = _PIPELINES[event] | {"CI_DEFAULT_BRANCH": "main"}
         rules = {name: _rule(loaded[name]["rules"], pipeline) for name in ("spark", "certificate")}
         ((name, rule),) = [(name, rule) for name, rule in rules.items() if rule is not None]
@@ -247,7 +251,7 @@ class Scripts:
 
 
 class Runner(Scripts):
-    """The same on a GB10, with the suite."""
+    """CI jobs with the suite, on the stand-in for a GB10."""
 
     def __init__(self, folder: Path, behind: Behind) -> None:
         super().__init__(folder)
@@ -261,7 +265,7 @@ class Runner(Scripts):
             "pytest",
             "import os, sys\n"
             "is_night = '--certify' in sys.argv\n"
-            "if is_night: del os.environ['PYTHONPATH']\n"  # that environment has the stand-in
+            "if is_night: del os.environ['PYTHONPATH']\n"  # that environment contains the stand-in
             f"start = {certified!r} if is_night else {typed!r}\n"
             "os.execv(start[0], start + sys.argv[1:])",
         )
@@ -287,8 +291,8 @@ class Runner(Scripts):
 
 
 class Answers(JsonHandler):
-    """What stands behind the GB10: the two answers that the smoke level asks for, the text of a
-    stream after `wait_s`."""
+    """The server behind the stand-in: the two answers that the smoke level requests, and the text
+    of a stream after `wait_s`."""
 
     wait_s = 0.2
 
@@ -316,7 +320,7 @@ class Answers(JsonHandler):
 
 
 def _named(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables of GitLab, with the values of those that they name."""
+    """Replace variables of GitLab that are named in values by their values."""
 
     def value(match: re.Match[str]) -> str:
         return str(variables.get(match[1], match[0]))
@@ -325,7 +329,7 @@ def _named(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
-    """The rule that starts a job of GitLab; None where the job is not started."""
+    """Return the rule that starts a job of GitLab; None if the job does not start."""
     for rule in rules:
         name, value = rule["if"].split(" == ")
         if pipeline.get(name[1:]) == (pipeline[value[1:]] if value[0] == "$" else value.strip('"')):
@@ -336,13 +340,13 @@ def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
 def expression(
     text: str, event: str, ref: str = "main", values: Mapping[str, str] | None = None
 ) -> str:
-    """Return what GitHub makes of a text with `${{ ... }}`.
+    """Evaluate a text with `${{ ... }}` as GitHub does.
 
     Args:
         text: A value of the workflow.
         event: The name of the event.
-        ref: What all other fields of `github` have.
-        values: Of `vars` and `needs`, by their whole names; others are empty.
+        ref: The value of all other fields of `github`.
+        values: The values of `vars` and `needs`, by their full names; all others are empty.
     """
     known = values or {}
 
@@ -356,5 +360,5 @@ def expression(
 
 
 def _starts(words: list[str]) -> str:
-    """A program that is another one with such words."""
+    """Write a program that starts another program with these arguments."""
     return f"import os, sys\nos.execv({words[0]!r}, {words!r} + sys.argv[1:])"

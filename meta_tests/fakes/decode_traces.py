@@ -1,4 +1,4 @@
-"""Traces of decode steps in the form that the torch profiler writes on a GPU."""
+"""Traces of decode steps in the format of the torch profiler on a GPU."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ from meta_tests.unit.evidence.kernel_tables import (
     event,
 )
 
-#: The kernels of a layer, with the microseconds that each takes: about 0.5 ms a layer.
+#: The kernels of a layer with their times in microseconds: about 0.5 ms per layer.
 LAYER = (
     ("void vllm::rms_norm_kernel<c10::BFloat16>", 5.0),
     (DENSE, 30.0),
@@ -31,7 +31,7 @@ LAYER = (
     ("FC2", 60.0),
     ("void vllm::moe::moe_sum_kernel<c10::BFloat16, 4>", 4.0),
 )
-#: Microseconds of the kernels of a layer.
+#: The time of a layer's kernels in microseconds.
 LAYER_US = sum(took for _, took in LAYER)
 EXPERTS = {"MARLIN": MARLIN, "CUTLASS": CUTLASS}
 
@@ -50,12 +50,12 @@ def write(
 
     Args:
         path: The file, ``.json`` or ``.json.gz``.
-        experts: Whose products the experts run, of `EXPERTS`.
-        steps: Decode steps.
-        layers: Layers of each step.
-        host_us: Microseconds of each step in which no kernel runs.
-        slower: Factor on the time of the experts' products.
-        only: The name of a kernel that alone takes ten times as long.
+        experts: The kernels of the experts' products, a key of `EXPERTS`.
+        steps: The number of decode steps.
+        layers: The number of layers of a step.
+        host_us: The time of each step without a running kernel, in microseconds.
+        slower: The factor on the time of the experts' products.
+        only: The name of the only kernel that takes ten times as long.
     """
     events = list(_events(experts, steps, layers, host_us, slower, only))
     content = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events, "traceName": "x"}

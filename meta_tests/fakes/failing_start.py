@@ -1,5 +1,5 @@
-"""Stands for an engine whose start fails as vLLM's does when the GPU has too little memory: its
-core says why, and is then killed by the engine itself. A tool for the meta tests."""
+"""An engine whose start fails as vLLM's does if the GPU has too little memory: its core logs the
+reason, and the engine then kills the core."""
 
 import sys
 from pathlib import Path

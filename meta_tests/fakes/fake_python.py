@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Stands for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of this
-folder that SM121_META_SERVER names. The rest is Python's. SM121_META_PYTHON is the real one."""
+"""A stand-in for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of
+this folder that SM121_META_SERVER names. All other arguments go to the real interpreter,
+SM121_META_PYTHON."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Fat binaries and libraries with device code, as nvcc 13 lays them out."""
+"""Fat binaries and libraries with device code, in nvcc 13's format."""
 
 import struct
 from pathlib import Path
@@ -14,7 +14,7 @@ def arch(text: str) -> CodeArchitecture:
 
 
 def entry(kind: int, architecture: str, payload: bytes = b"code" * 8) -> bytes:
-    """One entry of a fat binary, as nvcc 13 lays it out."""
+    """Return one entry of a fat binary, in nvcc 13's format."""
     target = arch(architecture)
     flags = {"a": 0x100000, "f": 0x200000, "": 0}[target.suffix] | 0x11
     header = bytearray(64)
@@ -30,7 +30,7 @@ def fatbin(*entries: bytes) -> bytes:
 
 
 def library(path: Path, *entries: bytes) -> Path:
-    """A shared library, as far as the reader looks, with device code in it."""
+    """Return a shared library with device code, as far as the reader uses it."""
     host = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, 62) + bytes(4096)
     path.write_bytes(host + (fatbin(*entries) if entries else b"") + bytes(512))
     return path

@@ -1,9 +1,11 @@
-"""A proxy in front of a real server that breaks its answers in one known way at a time. A fault is
-a row of ``data/protocol-faults.toml``. What only changes fields says so there. Else the row names
-functions: of ``fault_changes.py`` for parsed answers (``completion``, ``chat`` and ``response`` of
-an answer at once, ``stream``, ``deltas`` and ``events`` of a stream's chunks, ``request`` of what
-is sent on), of ``fault_exchanges.py`` for an ``exchange``, which has request and answer in its
-hands."""
+"""A proxy in front of a real server that injects one known fault at a time into its answers.
+
+A fault is a row of ``data/protocol-faults.toml``. If it only changes fields, the row lists the
+changes. Otherwise the row names functions: those of ``fault_changes.py`` for parsed answers
+(``completion``, ``chat`` and ``response`` for complete answers, ``stream``, ``deltas`` and
+``events`` for the chunks of a stream, ``request`` for the forwarded request), or one of
+``fault_exchanges.py`` for an ``exchange``, which gets both request and answer.
+"""
 
 import contextlib
 import json
@@ -35,7 +37,7 @@ def _same(content: Any) -> Any:
 
 @dataclass(frozen=True)
 class Fault:
-    """One way of being wrong, and the test that must fail on it."""
+    """One fault, and the test that must fail on it."""
 
     name: str
     caught_by: str
@@ -46,18 +48,18 @@ class Fault:
     stream: Callable[[list[Json]], list[Json]] = _same
     deltas: Callable[[list[Json]], list[Json]] = _same
     events: Callable[[list[Json]], list[Json]] = _same
-    #: On the text of a whole stream.
+    #: Changes the text of a whole stream.
     wire: Callable[[str], str] = _same
-    #: Makes the hook anew for each run, so that it may remember something.
+    #: Creates a new hook for each run, so that the hook may have a state.
     exchange: Callable[[], Exchange] | None = None
     status: Callable[[str], int | None] = lambda _path: None
-    #: Parts of the names of tests whose requests it strikes; everywhere, where there are none.
+    #: Parts of the names of the tests whose requests it changes; empty: all tests.
     among: tuple[str, ...] = ()
-    #: Why no test can notice it.
+    #: Why no test can detect it.
     why: str = ""
 
 
-#: Values of a parameter that do nothing; they are not scaled.
+#: Values of a parameter without an effect, which are not scaled.
 NEUTRAL = (0.0, 1.0, -1)
 PARTS = {
     name: getattr(fault_changes, name)
@@ -67,7 +69,7 @@ PARTS["tool_call.function"] = lambda change: PARTS["tool_call"](lambda c: change
 
 
 def _edit(row: Json) -> Callable[[Json], Json]:
-    """Change the fields of an object as a row says, in its place."""
+    """Change the fields of an object in place, as a row says."""
     limits = {"most": min, "least": max}
 
     def change(part: Json) -> Json:
@@ -100,7 +102,8 @@ def _edit(row: Json) -> Callable[[Json], Json]:
 
 
 def _meant(term: Any) -> Any:
-    """What a term of a row stands for: a function by its name, a call as a list, else itself."""
+    """Return the value of a term of a row: a function for its name, the result of a call for a
+    list, otherwise the term."""
     if isinstance(term, list):
         function, *arguments = map(_meant, term)
         return function(*arguments)
@@ -110,7 +113,7 @@ def _meant(term: Any) -> Any:
 
 
 def faults_of(file: Path) -> Iterator[Fault]:
-    """The faults that the rows of a file describe."""
+    """Return the faults that the rows of a file describe."""
     for title, row in tomllib.loads(file.read_text("utf-8")).items():
         changes = {hook: _meant(term) for hook, term in row.get("do", {}).items()}
         if "of" in row:
@@ -129,23 +132,23 @@ LIES = {fault.name: fault for fault in faults_of(DATA / "lies.toml")}
 
 
 class FaultProxy:
-    """Forwards to ``upstream``, broken by a fault that can be changed meanwhile. `key`: the real
-    server's, for the fault that lets anybody in."""
+    """Forwards to ``upstream``, with a fault that can be switched. `key`: the real server's key,
+    for the fault that lets every client in."""
 
     def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
         self._upstream = upstream
         self._key = key
         self._http = http
-        #: Where it listens.
+        #: Its address.
         self.base_url = ""
-        #: Exceptions of the proxy itself since the last change of the fault.
+        #: Exceptions of the proxy itself since the last switch of the fault.
         self.errors: list[str] = []
         self.switch(fault)
 
     @classmethod
     @contextlib.contextmanager
     def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator["FaultProxy"]:
-        """One on a free loopback port, for as long as a block lasts."""
+        """Start a proxy on a free loopback port; stop it at the end of the block."""
         limits = httpx.Limits(max_connections=None)
         with httpx.Client(timeout=120.0, trust_env=False, limits=limits) as http:
             proxy = cls(upstream, fault, key, http)
@@ -153,13 +156,13 @@ class FaultProxy:
                 yield proxy
 
     def switch(self, fault: Fault) -> None:
-        """From now on another fault."""
+        """Inject another fault from now on."""
         self.errors.clear()
         self._fault = fault
         self._exchange = fault.exchange() if fault.exchange else None
 
     def answer(self, request: Request) -> Answer:
-        """What the client gets."""
+        """Return the client's answer."""
         exchange = self._exchange
         answer = exchange(request, self._forward) if exchange else self._forward(request)
         status = self._fault.status(request.path)
@@ -178,7 +181,7 @@ class FaultProxy:
         return replace(answer, content=changed.encode())
 
     def _ask(self, request: Request) -> Answer:
-        """What the server behind says."""
+        """Return the answer of the server behind the proxy."""
         key = f"Bearer {self._key}" if request.key is None else request.key
         headers = {"Content-Type": "application/json", "Authorization": key}
         url = self._upstream + request.path
@@ -187,7 +190,7 @@ class FaultProxy:
 
 
 def broken(fault: Fault, path: str, kind: str, content: str) -> str:
-    """What a fault makes of an answer; the same text, where it changes nothing."""
+    """Return an answer with a fault; the same text if the fault does not change it."""
     if "event-stream" in kind:
         hooks = {COMPLETIONS: fault.stream, CHAT: fault.deltas, RESPONSES: fault.events}
         same = hooks[path] is _same or _stream(content, _same) == _stream(content, hooks[path])

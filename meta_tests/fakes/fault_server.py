@@ -1,5 +1,9 @@
-"""A small OpenAI-compatible server with known faults. A tool for the meta tests: no engine at all.
-``python fault_server.py --port PORT --fault NAME``; the names are in ``data/fault-server.toml``."""
+"""A small OpenAI-compatible server with known faults, without an engine.
+
+    python fault_server.py --port PORT --fault NAME
+
+``data/fault-server.toml`` contains the names.
+"""
 
 import argparse
 import os
@@ -54,7 +58,9 @@ class Handler(JsonHandler):
                 self.say({"models": 3})
             else:
                 entry = {"id": NAMES.get(self.fault, MODEL), "object": "model", "owned_by": "meta"}
-                if self.fault == "created":  # who attaches waits to see whether that stands still
+                if (
+                    self.fault == "created"
+                ):  # a suite that attaches waits to see whether this stops changing
                     entry["created"] = 0
                 self.say({"object": "list", "data": [entry]})
         else:
@@ -102,11 +108,11 @@ def start_up(fault: str) -> None:
         launch = f"import subprocess, sys; {started}"
         subprocess.run([sys.executable, "-c", launch], check=True)
     if fault == "zombie":
-        os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
+        os.posix_spawn("/bin/true", ["true"], {})  # not Popen, which would collect the exit status
 
 
 def work(compiler: str, seconds: int) -> None:
-    """A process of that name runs for so long."""
+    """Run a process with this name for this time."""
     program = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / compiler
     program.parent.mkdir(parents=True, exist_ok=True)
     program.unlink(missing_ok=True)
@@ -115,7 +121,7 @@ def work(compiler: str, seconds: int) -> None:
 
 
 def build(seconds: int) -> None:
-    """What FlashInfer leaves in its cache while ninja compiles, a file a second."""
+    """Write what FlashInfer writes into its cache while ninja compiles, one file per second."""
     base = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
     folder = base / "0.7.2" / "121a" / "cached_ops" / "fused_moe_120"
     compiled(folder, folder.name, seconds, lambda: work("ninja", 1))

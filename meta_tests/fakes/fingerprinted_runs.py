@@ -1,4 +1,4 @@
-"""Runs whose fingerprint says what was asked of them."""
+"""Runs with constructed fingerprints."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 
-#: What a field says that was taken out.
+#: The value of a removed field.
 TAKEN_OUT = None
 ASKED = Fingerprint(
     profile="p1", profile_shipped=True, provider="torch", configuration="cutlass", model="m1",
@@ -18,7 +18,7 @@ ASKED = Fingerprint(
 
 
 def run(**changed: Any) -> VerdictFile:
-    """A run with a kernel test, judged."""
+    """Return a judged run with one kernel test."""
     fingerprint = ASKED.model_copy(update=changed.pop("asked", {}))
     fields: dict[str, Any] = {
         "arch": "sm121", "profile": "gb10", "started": "2026-11-20T10:00:00+00:00",

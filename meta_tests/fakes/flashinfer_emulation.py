@@ -1,11 +1,13 @@
-"""FlashInfer's MXFP8 x MXFP4 experts in plain PyTorch, with the layouts that its kernels take. No
-SM12x is at hand, so the provider's own code runs against this. It has the functions that the
-provider calls, with FlashInfer's arguments and its checks of shapes and types. Bytes go in and come
-out as on the GPU: E8M0 scales in tiles of 128 rows by 4 blocks, packed E2M1 seen as int64, the up
-rows before the gate rows, sizes padded to 128. Written from FlashInfer 0.7.2's sources and not from
-the oracle; the source stands at each place. Sums are float32. What is allocated is written or never
-read: memory beside it holds garbage. The small methods are the places at which a kernel can go
-wrong, and where `w4a8_mutants` breaks it."""
+"""FlashInfer's MXFP8 x MXFP4 experts in plain PyTorch, with the layouts of its kernels.
+
+No SM12x is available, so the provider's own code runs on this emulation. It has the functions that
+the provider calls, with FlashInfer's arguments and its checks of shapes and types. Inputs and
+outputs have the bytes of the GPU: E8M0 scales in tiles of 128 rows by 4 blocks, packed E2M1 viewed
+as int64, the up rows before the gate rows, sizes padded to 128. It was written from the sources of
+FlashInfer 0.7.2, which the comments name, and not from the oracle. Sums are float32. Padding
+contains garbage, so that a test fails if it is read. Each small method is a place where
+`w4a8_mutants` breaks a kernel.
+"""
 
 import contextlib
 import functools
@@ -34,7 +36,7 @@ def up_to(size: int, multiple: int) -> int:
 
 
 class Emulation:
-    """The functions, as FlashInfer has them in `flashinfer` and `flashinfer.fused_moe`."""
+    """The functions of `flashinfer` and `flashinfer.fused_moe`."""
 
     version = "0.7.2"
     capability = (12, 1)
@@ -48,7 +50,7 @@ class Emulation:
 
     @functools.cached_property
     def core(self) -> ModuleType:
-        """As the MXFP4 build has it: the tiles by the number of tokens."""
+        """The MXFP4 build's function: the tiles depend on the number of tokens."""
         core = ModuleType("flashinfer.fused_moe.core")
         core.select_tile_mn_for_sm120 = lambda tokens: (64 if tokens < 64 else 128, 128)
         return core
@@ -64,8 +66,9 @@ class Emulation:
     def in_tiles(self, scales: Tensor) -> Tensor:
         rows, blocks = scales.shape
         flat = torch.full((up_to(rows, TILE) * up_to(blocks, BLOCKS),), GARBAGE, dtype=torch.uint8)
-        # mxfp8_quantize and doActivationKernel zero the columns beside them, block_scale_interleave
-        # rows and columns; the rows beside activations are left as they are.
+        # mxfp8_quantize and doActivationKernel set the padding columns to zero,
+        # block_scale_interleave sets padding rows and columns; the padding rows of activations are
+        # not written.
         flat[self.offsets(rows, up_to(blocks, BLOCKS))] = 0
         flat[self.offsets(rows, blocks)] = scales
         return flat
@@ -196,7 +199,8 @@ class Emulation:
         self, x: Tensor, ids: Tensor, shares: Tensor, w1: Tensor, w2: Tensor, scales: list[Tensor],
         b1: Tensor | None, b2: Tensor | None, output: Tensor,
     ) -> None:  # fmt: skip
-        """What the binding checks (runMoe, getQuantParams of the fused MoE's binding)."""
+        """Check the arguments as the binding does (runMoe, getQuantParams of the fused MoE's
+        binding)."""
         experts = len(w1)
         hidden = w2.shape[1]
         inter = w2.shape[2] * 16
@@ -225,8 +229,8 @@ class Emulation:
         return self.from_tiles(input_sf, rows, blocks)
 
     def expanded(self, q: Tensor, scales: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """An expert's own rows and their scales, beside garbage up to whole tiles
-        (expandInputRowsKernel: N-dim padding is left as it is)."""
+        """Return an expert's own rows and their scales, padded with garbage to whole tiles
+        (expandInputRowsKernel does not write the padding of N)."""
         rows = up_to(len(tokens), TILE)
         values = torch.full((rows, q.shape[1]), GARBAGE, dtype=torch.uint8).view(q.dtype)
         values[: len(tokens)] = q[tokens]
@@ -264,8 +268,8 @@ class Emulation:
     def finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """The kernel of its own: what each expert gives, in the output's type; the sum in float32
-        (finalizeMoeRoutingKernel). The default tactic's."""
+        """Add the experts' outputs, which have the type of the output, in float32, in a separate
+        kernel (finalizeMoeRoutingKernel), as the default tactic does."""
         each = results.bfloat16().float()
         if biases is not None:
             each = each + biases[ids.long()].float()
@@ -274,8 +278,8 @@ class Emulation:
     def fused_finalize(
         self, results: Tensor, shares: Tensor, ids: Tensor, biases: Tensor | None
     ) -> Tensor:
-        """In the second product's epilogue: bias and share in float32, added to the output one
-        after the other by atomics of its type (sm90_visitor_scatter.hpp). Tactics may have it."""
+        """Add bias and share in float32 in the second product's epilogue, one expert after the
+        other by atomics of the output's type (sm90_visitor_scatter.hpp), as some tactics do."""
         each = results if biases is None else results + biases[ids.long()].float()
         out = torch.zeros(len(results), results.shape[2], dtype=torch.bfloat16)
         for rank in range(ids.shape[1]):
@@ -309,7 +313,7 @@ class Emulation:
 
 
 class _Emulated:
-    """A provider's own code, on the CPU, where FlashInfer is an emulation."""
+    """A provider's own code on the CPU, with the emulation as FlashInfer."""
 
     device = "cpu"
 
@@ -342,7 +346,7 @@ class IdentityProvider(_Emulated, flashinfer_provider.FlashInferIdentityProvider
 
 
 class Identity(Emulation):
-    """The hidden activations in E4M3 under scales of one."""
+    """Hidden activations in E4M3 with scales of one."""
 
     def quantise_hidden(self, h: Tensor) -> tuple[Tensor, Tensor]:
         h = self.e4m3(h.bfloat16().float())

@@ -1,9 +1,9 @@
-"""vLLM's API server, whose engine core is a fork of it.
+"""vLLM's API server with an engine core that is forked from it.
 
-On a CPU vLLM starts it as a new interpreter, which imports torch and vLLM anew: that is most of
-what a start costs. A fork has them. `fake_python.py` runs this file for ``-m vllm...``. The worker
-must be in the engine core: a worker that is a fork of it keeps the pipe open by which the API
-server sees that the core is dead.
+On a CPU, vLLM starts the core as a new interpreter, which imports torch and vLLM again: most of the
+time of a start. A fork has them already. `fake_python.py` runs this file for ``-m vllm...``. The
+worker must be in the engine core: a worker forked from the core would keep the pipe open by which
+the API server notices the death of the core.
 """
 
 import multiprocessing
@@ -19,20 +19,21 @@ _new_context = multiprocessing.get_context
 
 
 def _forking(method: str | None = None) -> multiprocessing.context.BaseContext:
-    """Return the context of a method; that of ``fork`` for ``spawn``."""
+    """Return the context of a start method, with ``fork`` in place of ``spawn``."""
     return _new_context("fork" if method == "spawn" else method)
 
 
 def _leave_the_server_alone() -> None:
-    """Let a child have neither the server's port nor its event loop, as a new interpreter: the port
-    of a dead API server is free while its engine core lives, and a signal is for one process."""
+    """Close the server's port and event loop in a child process, which a new interpreter would not
+    have: the port of a dead API server must be free while its engine core lives, and a signal must
+    reach one process only."""
     signal.set_wakeup_fd(-1)
     with Path(os.devnull).open() as nowhere:
         for entry in list(Path("/proc/self/fd").iterdir()):
             descriptor = int(entry.name)
             try:
                 is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-            except OSError:  # that of the listing
+            except OSError:  # the descriptor of the directory listing
                 continue
             if is_socket and _has_an_internet_address(descriptor):
                 os.dup2(nowhere.fileno(), descriptor)
@@ -44,7 +45,7 @@ def _has_an_internet_address(descriptor: int) -> bool:
 
 
 if __name__ == "__main__":
-    # As `python -m` has it: nothing is imported from the folder of this script.
+    # As with `python -m`: no import from the folder of this script.
     sys.path[0] = str(Path.cwd())
     multiprocessing.get_context = _forking
     os.register_at_fork(after_in_child=_leave_the_server_alone)

@@ -1,4 +1,4 @@
-"""What pip and FlashInfer leave on a machine, as far as the suite looks at it."""
+"""Files that pip and FlashInfer install, as far as the suite reads them."""
 
 import time
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def dist_info(site: Path, name: str, version: str, package: str | None = None) -> None:
-    """A package as pip leaves it in a folder of packages: its name, its version, and the first of
-    its files. `package`: what is imported, where it is called otherwise."""
+    """Write a package as pip does: its name, its version, and its first file. `package`: the import
+    name, if it differs."""
     module = package or name.replace("-", "_")
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
@@ -19,8 +19,8 @@ def dist_info(site: Path, name: str, version: str, package: str | None = None) -
 def compiled(
     folder: Path, name: str, files: int, work: Callable[[], object] = lambda: time.sleep(1)
 ) -> None:
-    """FlashInfer's module in its cache while ninja compiles it, a file a second, in which there is
-    `work`; at once where it is there."""
+    """Write FlashInfer's module into its cache as ninja does: one file per second; at once if the
+    module exists already."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / f"{name}.so").exists():
         return

@@ -1,4 +1,4 @@
-"""Kernel providers that a run is given as NAME:OBJECT of this module: right and wrong ones."""
+"""Kernel providers for `--kernel-provider NAME:OBJECT`: correct and faulty ones."""
 
 import os
 import time
@@ -34,13 +34,13 @@ class Steady(TorchProvider):
 
 
 class Slower(Steady):
-    """15 % slower."""
+    """Is 15 % slower."""
 
     seconds = 0.46
 
 
 class Tuned(TorchProvider):
-    """Has tactics, of which each is wrong in its own way."""
+    """Has several tactics, each with its own fault."""
 
     tactic = "right"
 
@@ -61,7 +61,7 @@ class Tuned(TorchProvider):
 
 
 class Faulty(TorchProvider):
-    """By the number of tokens: aborts, faults the device, ends its process."""
+    """Aborts, faults the device or ends its process, depending on the number of tokens."""
 
     def route(self, logits, k):
         if len(logits) == 1:

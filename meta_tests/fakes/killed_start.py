@@ -1,5 +1,5 @@
-"""Stands for an engine whose start is ended by a signal, without a word in its log, as the OOM
-killer ends one. SM121_META_SIGNAL is the number. A tool for the meta tests."""
+"""An engine whose start is ended by a signal without a log line, as by the OOM killer.
+SM121_META_SIGNAL is the number."""
 
 import os
 

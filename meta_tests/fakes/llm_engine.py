@@ -1,5 +1,5 @@
-"""vLLM, as the plugin `pytest_llm_server` starts it, is a server with a known fault. A plugin of
-pytest for a user's project: `-p meta_tests.fakes.llm_engine`."""
+"""A plugin for a user's project that replaces vLLM in `pytest_llm_server` by a server with a known
+fault: `-p meta_tests.fakes.llm_engine`."""
 
 from meta_tests.fakes.two_ranks import TwoRanks
 from meta_tests.folders import FAKES
@@ -8,7 +8,7 @@ from sm121.engines import registry
 
 
 class FaultEngine(TwoRanks):
-    """Starts ``fault_server.py``; the arguments are its own."""
+    """Starts ``fault_server.py`` with that program's arguments."""
 
     name = "vllm"
     reserved_arguments: tuple[str, ...] = ("--port",)

@@ -1,4 +1,4 @@
-"""Handlers of requests served on a free port of this machine for as long as a block lasts."""
+"""HTTP handlers that serve on a free loopback port until a block ends."""
 
 import json
 import socketserver
@@ -14,7 +14,7 @@ def say(text: str) -> None:
 
 
 class JsonHandler(BaseHTTPRequestHandler):
-    """Reads and says JSON, and logs nothing."""
+    """Reads and sends JSON, and logs nothing."""
 
     protocol_version = "HTTP/1.1"
 
@@ -32,7 +32,7 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def completion(self, text: str, prompt: int, tokens: int, **fields: object) -> dict:
-        """An answer of /v1/completions that ends at its limit, with its counts of tokens."""
+        """Return an answer of /v1/completions that ends at its limit, with its usage."""
         choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": None}
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
         usage["total_tokens"] = prompt + tokens
@@ -49,7 +49,8 @@ class _Server(ThreadingHTTPServer):
 def serving(
     handler: type[BaseHTTPRequestHandler], kind: type[socketserver.TCPServer] = _Server
 ) -> Iterator[str]:
-    """Where it listens. It ends also after an exception, or it would spin for ever."""
+    """Start the server; yield its address. It also stops after an exception, because it would
+    otherwise run for ever."""
     with kind(("127.0.0.1", 0), handler) as listening:
         loop = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         loop.start()

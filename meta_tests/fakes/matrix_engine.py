@@ -1,9 +1,11 @@
-"""An engine with features that can be broken in known ways. A tool for the meta tests. As a pytest
-plugin (``-p matrix_engine``) it takes vLLM's place; as a program it is the server. Its flags and
-its log are vLLM's, as far as the matrix level looks at them. Faults are planted with
-``MATRIX_FAULTS``, words of the form ``KIND:flag+flag``: fallback, crash, crash-once (at the first
-start of its arguments alone), refuse, die, die-streaming and fail-streaming (the requests of the
-performance sample), corrupt, corrupt-together, slow."""
+"""An engine whose features can be broken in known ways.
+
+As a pytest plugin (``-p matrix_engine``) it replaces vLLM; as a program it is the server. Its flags
+and its log are vLLM's, as far as the matrix level reads them. ``MATRIX_FAULTS`` injects faults,
+words of the form ``KIND:flag+flag``: fallback, crash, crash-once (only at the first start with
+these arguments), refuse, die, die-streaming and fail-streaming (during the requests of the
+performance sample), corrupt, corrupt-together, slow.
+"""
 
 import argparse
 import asyncio
@@ -23,12 +25,12 @@ FAULTS = "MATRIX_FAULTS"
 KINDS = ("fallback", "crash", "crash-once", "refuse", "die", "die-streaming", "fail-streaming",
          "corrupt", "corrupt-together", "slow")  # fmt: skip
 _BOOTS = "MATRIX_BOOTS"
-#: What the canary's exam asks.
+#: The questions of the canary's exam.
 _CAPITALS = {"France is": " Paris", "Japan is": " Tokyo", "Italy is": " Rome"}
 
 
 def active(arguments: Sequence[str]) -> dict[str, str]:
-    """Faults whose flags are all among the arguments: kind -> its flags."""
+    """Return the faults whose flags are all given: kind -> its flags."""
     flags_of = {word.lstrip("-") for word in arguments}
     planted = {}
     for word in os.environ.get(FAULTS, "").split():
@@ -47,7 +49,7 @@ if __name__ != "__main__":
     from sm121.engines.vllm import Vllm
 
     class MatrixEngine(Vllm):
-        """Starts this file instead of vLLM."""
+        """Starts this file in place of vLLM."""
 
         def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
             return "0.33.0"
@@ -81,7 +83,7 @@ if __name__ != "__main__":
 
 
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
-    """The right continuation: of a text by its text, of ids by the ids themselves."""
+    """Return the right continuation: of a text by the text, of ids by the ids."""
     words = prompt if isinstance(prompt, list) else [int(b) for b in str(prompt).encode()]
     ids = []
     state = hashlib.sha256(json.dumps(words).encode()).digest()
@@ -100,7 +102,8 @@ def text_of(ids: list[int], prompt: Any) -> str:
 
 
 def server_of(faults: Collection[str]) -> tuple[Any, Any]:
-    """What serves, and the server with faults of the kinds that it shows while it answers."""
+    """Return the server of this command line, with the kinds of faults that appear in its
+    answers."""
     from aiohttp import web
 
     from meta_tests.fakes import timed_server
@@ -121,7 +124,7 @@ def server_of(faults: Collection[str]) -> tuple[Any, Any]:
                 print("CUDA error: an illegal memory access was encountered", flush=True)
                 os._exit(1)
             self.running += 1
-            await asyncio.sleep(0.02)  # so that those that come together are together
+            await asyncio.sleep(0.02)  # so that concurrent requests run together
             together = "corrupt-together" in faults and self.running > 1
             prompt = body["prompt"]
             tokens = int(body["max_tokens"])

@@ -1,7 +1,9 @@
-"""Reports with figures that were measured on GPUs, for pictures of pages: the rates of an H200
-(docs/evidence/h200-120b-shape.log) and those of GB10 that the documents of the GB10 effort publish
-(fixtures/references.toml). Around the figures is a constructed run; what was not measured there, as
-requests, memory and history, is left out of it."""
+"""Reports with numbers that were measured on GPUs, for pictures of pages.
+
+The rates are those of an H200 (docs/evidence/h200-120b-shape.log), and the published ones of a GB10
+(fixtures/references.toml). The rest of the run is constructed; what was not measured, such as
+requests, memory and history, is left out.
+"""
 
 import itertools
 import json
@@ -23,7 +25,7 @@ from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, Verdi
 
 LOG = ROOT / "docs" / "evidence" / "h200-120b-shape.log"
 _RATE = re.compile(r"^(\S+@d\d+) ([\d.]+) ([\d.]+) ([\d.]+) tok/s PASS usage$", re.M)
-#: GB/s of the H200's memory as that log has it, over the bytes that a token reads at depth 0.
+#: The H200's memory bandwidth in GB/s by that log, divided by the bytes per token at depth 0.
 _H200_ROOFLINE = 4092.0 / 5.0
 _CUTLASS = "vLLM, CUTLASS FP8 x FP4"
 _BEFORE = "vLLM, best before"
@@ -37,7 +39,7 @@ _GATES = {gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").perfo
 
 
 def h200(start: int) -> dict[str, MetricReport]:
-    """The rates of the first or the second start on an H200, with their intervals."""
+    """Return the rates of the first or the second start on an H200, with their intervals."""
     blocks = LOG.read_text("utf-8").split("verdict PASS")[1:]
     metrics = {}
     for name, *numbers in _RATE.findall(blocks[start]):
@@ -49,7 +51,8 @@ def h200(start: int) -> dict[str, MetricReport]:
 
 
 def published(engine: str) -> dict[str, MetricReport]:
-    """What was published of an engine on GB10; an interval where a deviation was."""
+    """Return the published rates of an engine on a GB10, with an interval if a deviation was
+    published."""
     (reference,) = (one for one in references.load().reference if one.name == engine)
     metrics = {}
     for name, value in reference.values.items():
@@ -74,7 +77,7 @@ def _metric(name: str, value: float, low: float | None, high: float | None) -> M
 
 
 def write(kind: str, directory: Path) -> Path:
-    """One of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``."""
+    """Write one of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``."""
     report_runs.write(kind, directory)
     if kind == "crash":  # it has no rates
         return directory
@@ -114,7 +117,7 @@ def _of(run: VerdictFile, source: str) -> None:
 
 
 def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
-    """The published rate of decoding is below what is required, and below the one before it."""
+    """Make the published decode rate lower than required, and lower than the preceding one."""
     now = run.metrics["tg32@d0"].value
     earlier = before["tg32@d0"].value
     share = 1 - now / earlier
@@ -139,7 +142,7 @@ def _judge(run: VerdictFile) -> None:
 
 
 def _forget(directory: Path) -> None:
-    """What was constructed of measurements that are not among the figures."""
+    """Remove constructed measurements that are not among the numbers."""
     contents = details.read(directory)
     contents.samples = {}
     contents.history = {}
@@ -156,8 +159,8 @@ def _below(test: TestReport, value: float, limit: float) -> None:
 
 
 def ab(folder: Path) -> Path:
-    """Rates of two starts on an H200 as an A/B comparison of four pairs, which are constructed: one
-    metric is open, none worse."""
+    """Return the rates of two starts on an H200 as an A/B comparison of four constructed pairs: one
+    metric is undecided, none is worse."""
     write("pass", folder)
     run = verdict_file.read(folder / "verdict.json")
     for test in run.tests:

@@ -1,4 +1,4 @@
-"""Runs of the past of which no more is known than what a test says."""
+"""Stored runs that contain only what a test needs."""
 
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import EngineReport, VerdictFile

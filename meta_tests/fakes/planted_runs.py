@@ -1,4 +1,4 @@
-"""Report directories of many runs, with what is to be found planted in them."""
+"""Report directories of many runs with injected deviations."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ _HIGHER = {"tg32@d0": 57.0, "tg32@d4096": 55.0, "pp2048@d0": 5140.0}
 
 
 def base(folder: Path) -> VerdictFile:
-    """A run of a whole report directory."""
+    """Return a run with a complete report directory."""
     return stored_run.read(report_runs.write("pass", folder)).file
 
 
 def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) -> Path:
-    """Runs of machines: each a dict of ``slow`` (a factor on its times), ``red`` (ids of checks),
-    ``build`` (of the engine). Noise from run to run: 0.5 %."""
+    """Write runs of machines, each a dict of ``slow`` (a factor on its times), ``red`` (ids of
+    failed checks) and ``build`` (of the engine). The noise between runs is 0.5 %."""
     random = np.random.default_rng(seed)
     for number, (unit, runs) in enumerate(machines.items()):
         for nth, planted in enumerate(runs):
@@ -74,7 +74,8 @@ def healthy(count: int) -> list[dict]:
 
 
 def sixty(run: VerdictFile, folder: Path) -> Path:
-    """60 runs of two machines, one 5 % slow; slower builds from the 21st on; a flaky check."""
+    """Write 60 runs of two machines: one is 5 % slower, builds from the 21st run on are slower, and
+    one check is flaky."""
     runs = healthy(30)
     for number in range(4, 10):
         runs[number] = {"build": 4, "red": [CHECK] if number in (4, 9) else []}

@@ -1,4 +1,5 @@
-"""The numbers of the suite for a paced server, and those of `sm121.clock` for the same answers."""
+"""The suite's numbers for a server of known rate, and the numbers of `sm121.clock` for the same
+answers."""
 
 import json
 import pickle
@@ -23,7 +24,7 @@ PROMPT = 512
 TOKENS = (16, 64)
 ROUNDS = 3
 SETTINGS = {"prompt_tokens": PROMPT, "tokens": TOKENS, "rounds": ROUNDS}
-#: The metrics of the performance level that `clock` has, with their parameters.
+#: The metrics of the performance level that `clock` also has, with their parameters.
 METRICS = [
     ("pp", {}),
     ("tg", {"tokens": 16}),
@@ -34,7 +35,7 @@ METRICS = [
 
 
 class Recorded(timed_process.TimedProcess):
-    """The suite's client, whose batches are kept."""
+    """The suite's client, which stores its batches."""
 
     batches: ClassVar[list] = []
 
@@ -61,7 +62,7 @@ def numbers_of_the_suite(url: str, folder: Path) -> dict[str, Measurement]:
 
 
 def digits(measured: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Return what the clock's script prints of its numbers."""
+    """Return the numbers as the clock's script prints them."""
     shown = {}
     for name, each in measured.items():
         shown[name] = {

@@ -1,5 +1,5 @@
-"""Report directories made by hand, each with what a report must be able to show. None of their
-numbers was measured: every one says so in its engine's version."""
+"""Constructed report directories with everything that a report must show. No number was measured,
+and the engine's version of each says so."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ HOSTILE = (
     "</pre><b>bold?</b>\u2028\u202etxt\x1b[31m"
 )
 _DATA: dict[str, Any] = tomllib.loads((DATA / "report-runs.toml").read_text("utf-8"))
-#: Of these nothing is known any more after a crash.
+#: Values that are unknown after a crash.
 _AFTER_A_CRASH = ("performance", "regression", "matrix")
 
 
@@ -57,13 +57,13 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
 
 
 def _rate(value: float, low: float, high: float, **limits: float | None) -> MetricReport:
-    """A rate with its interval, as shares of it."""
+    """Return a rate with its interval, given as fractions of the rate."""
     fields = {"value": value, "ci_low": value * low, "ci_high": value * high}
     return MetricReport(**_DATA["rate"] | fields | limits)
 
 
 def _base(verdict: Verdict, decode: float) -> VerdictFile:
-    """A whole run on a machine that nobody had, in which everything held; INVALID: with Marlin."""
+    """Return a passed run of an invented machine; INVALID: with Marlin."""
     run = VerdictFile.model_validate(_DATA["run"])
     run.metrics = _metrics(decode, 5140.0, verdict)
     run.box.reason = None
@@ -86,7 +86,7 @@ def _base(verdict: Verdict, decode: float) -> VerdictFile:
 
 
 def on_marlin(run: VerdictFile, *, native_fp4: bool | None) -> None:
-    """Its experts ran on Marlin."""
+    """Let the experts of a run use Marlin."""
     run.engine.path.moe = "MARLIN"
     run.engine.path.native_fp4 = native_fp4
     run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
@@ -141,7 +141,7 @@ def _bad(
 
 
 def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
-    """The server died in the stress level: what comes after it did not run."""
+    """Let the server die in the stress level, so that the later tests did not run."""
     run.engine.path.failure = "illegal_memory_access"
     run.engine.path.evidence["failure"] = "CUDA error: an illegal memory access was encountered"
     for test in run.tests:
@@ -160,7 +160,7 @@ def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
 
 
 def _hostile(run: VerdictFile, contents: Details) -> None:
-    """Everything that a model, a log or a name can put into a report."""
+    """Put hostile texts into everything that a model, a log or a name can contain."""
     run.engine.model = run.engine.path.evidence["moe"] = contents.command = HOSTILE
     run.unproven = [HOSTILE]
     run.remarks = [HOSTILE]
@@ -176,7 +176,7 @@ def _hostile(run: VerdictFile, contents: Details) -> None:
 
 
 def write(kind: str, directory: Path) -> Path:
-    """One of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``, ``hostile``."""
+    """Write one of ``pass``, ``fail``, ``invalid``, ``inconclusive``, ``crash``, ``hostile``."""
     row = _DATA["kinds"][kind]
     verdict = Verdict(row["verdict"])
     decode = row.get("decode", 54.1)
@@ -211,7 +211,8 @@ def write(kind: str, directory: Path) -> Path:
 
 
 def _records(directory: Path, decode: float, error: str | None) -> None:
-    """Requests of two cells; one of the first has pauses, and one fails where an error is given."""
+    """Write the requests of two cells; one of the first cell has pauses, and one fails if an error
+    is given."""
     chance = random.Random(7)
     (directory / "records").mkdir(exist_ok=True)
     for name, streams in (("d0-c1", 1), ("d4096-c4", 4)):

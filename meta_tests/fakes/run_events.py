@@ -1,4 +1,4 @@
-"""Stand-ins of a run that events happen to, without a report directory."""
+"""Stand-ins for a run that receives events, without a report directory."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,13 @@ from sm121.run.verdict_file import VerdictFile
 
 
 def new_file(**fields: Any) -> VerdictFile:
-    """The verdict file of a run of which nothing happened."""
+    """Return the verdict file of a run without events."""
     engine = EngineReport(name="vllm", model="m", managed=True)
     return VerdictFile(**{"arch": "cpu", "profile": "p", "started": "", "engine": engine, **fields})
 
 
 def stand_in(**members: Any) -> Any:
-    """A stand-in of a run. Each member is in the part of `Run` that has it."""
+    """Return a stand-in for a run. Each member is set on the part of `Run` that has it."""
     run = SimpleNamespace(**{part: SimpleNamespace() for part in _PARTS})
     run.servers.crashed = 0
     give(run, **members)
@@ -29,7 +29,7 @@ def stand_in(**members: Any) -> Any:
 
 
 def give(run: Any, **members: Any) -> None:
-    """Set members of a stand-in, each in the part of `Run` that has it."""
+    """Set members of a stand-in, each on the part of `Run` that has it."""
     for name, member in members.items():
         owner = run
         for part, names in _PARTS.items():
@@ -39,7 +39,7 @@ def give(run: Any, **members: Any) -> None:
 
 
 def with_events(run: Any) -> Any:
-    """Give a stand-in of a run `emit` and its ledger, on its ``file``."""
+    """Add `emit` and a ledger to a stand-in for a run, on its ``file``."""
     record = run.record
     if isinstance(record.file, SimpleNamespace) and not hasattr(record.file, "tests"):
         record.file.tests = []

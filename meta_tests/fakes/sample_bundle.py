@@ -1,4 +1,4 @@
-"""Keeps a crash bundle as a sample: nothing in it names the machine that it was made on."""
+"""Store a crash bundle as a sample without names of this machine."""
 
 import os
 import pwd
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meta_tests.folders import ROOT
 
-#: A server's memory is sampled every second, and a sample need not show each of them.
+#: Memory is sampled every second; a stored sample has fewer points.
 _LONGEST = 60_000
 _ROOT = str(ROOT)
 
@@ -32,7 +32,7 @@ def keep(bundle: Path, target: Path) -> None:
 
 
 def neutral(text: str) -> str:
-    """A text without this machine's paths and names."""
+    """Return a text without paths and names of this machine."""
     for path in sorted({sys.prefix, sys.base_prefix, *_environments()}, key=len, reverse=True):
         text = text.replace(path, "ENVIRONMENT")
     text = text.replace(_ROOT, "SUITE")

@@ -1,6 +1,6 @@
-"""An engine by script, for `/v1/completions`: honest, with the forks of an honest one under load,
-or broken in one known way. Its tokens are bytes. After each sequence one is likeliest, in one place
-of 32 by hardly anything; among others the second one is taken there."""
+"""A scripted engine for `/v1/completions`: correct, correct with the different tokens of an engine
+under load, or with one known fault. Its tokens are bytes. In one position of 32, two tokens are
+almost equally likely; under load the engine chooses the second one."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ from sm121.core.server import Endpoint, Server
 from sm121.core.vocabulary import FILE, byte_alphabet
 
 Json = dict[str, Any]
-#: Of a request: its body, whether others are under way, and the answer that an honest engine gives.
+#: Called with the body of a request, whether others are running, and the correct answer.
 Break = Callable[[Json, bool, Json], None]
 LETTERS = b"abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ,.0123456789"
 
 
 def write_tokenizer(directory: Path) -> Path:
-    """The engine's tokenizer.json: a byte is a token."""
+    """Write the engine's tokenizer.json, in which a byte is a token."""
     vocabulary = {sign: byte for byte, sign in enumerate(byte_alphabet())}
     content = {
         "added_tokens": [{"id": 256, "content": "<|end|>", "special": True}],
@@ -35,7 +35,7 @@ def write_tokenizer(directory: Path) -> Path:
 
 
 def likeliest(before: bytes) -> list[tuple[int, float]]:
-    """The three likeliest tokens after others, and their log-probabilities."""
+    """Return the three likeliest next tokens, and their log-probabilities."""
     seed = hashlib.sha256(before).digest()
     first, second, third = (LETTERS[(seed[0] + 7 * n) % len(LETTERS)] for n in range(3))
     gap = 0.05 if seed[1] % 32 == 0 else 2.0
@@ -44,7 +44,8 @@ def likeliest(before: bytes) -> list[tuple[int, float]]:
 
 
 def answer(prompt: bytes, tokens: int, *, together: bool) -> Json:
-    """What an honest engine says; one of many at the same time takes the second of equals."""
+    """Return the answer of a correct engine; one of many concurrent requests gets the second of
+    equally likely tokens."""
     ids: list[int] = []
     tops = []
     for _ in range(tokens):
@@ -73,7 +74,7 @@ def _wire(prompt: bytes, answered: Json) -> Json:
 
 @contextmanager
 def scripted(broken: Break | None = None, *, context: int = 131_072) -> Iterator[Server]:
-    """Serve on a loopback port until the block ends. An answer ends where the context does."""
+    """Serve on a loopback port until the block ends. An answer ends at the end of the context."""
 
     class Handler(JsonHandler):
         running = 0
@@ -88,7 +89,7 @@ def scripted(broken: Break | None = None, *, context: int = 131_072) -> Iterator
             prompt = bytes(text) if isinstance(text, list) else text.encode()
             with self.lock:
                 type(self).running += 1
-            time.sleep(0.03)  # those that come together are together
+            time.sleep(0.03)  # concurrent requests run together
             together = type(self).running > 1
             time.sleep(0.03)
             tokens = min(body["max_tokens"], context - len(prompt))

@@ -1,4 +1,4 @@
-"""A server by script, for `/v1/chat/completions`: it says what it is told to, over real HTTP."""
+"""A scripted server for `/v1/chat/completions`, over real HTTP."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from sm121.answers.exam import Document, Section
 from sm121.core.server import Endpoint
 
 Json = dict[str, Any]
-#: What is said to a request: a text, a call ("-> NAME ARGUMENTS"), several calls, or None.
+#: The answer to a request: a text, a call ("-> NAME ARGUMENTS"), several calls, or None.
 Said = str | Sequence[str] | None
 Script = Callable[[Json], Said]
 MODEL = "gpt-oss-120b"
@@ -20,7 +20,7 @@ _CALL = "-> "
 
 
 def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script:
-    """Says the answers of each question, by its id, one after the other."""
+    """Return a script that gives the answers of each question, by its id, in turn."""
     questions = {question.turns[0].user: question for question in section.questions}
 
     def script(request: Json) -> Said:
@@ -37,7 +37,8 @@ def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script
 def reader(
     request: Json, document: Document, forgets: Callable[[str], str] = lambda text: text
 ) -> Said:
-    """Reads the document, as far as it does not forget of it, and answers from what it has read."""
+    """Return a script that reads the document, without the parts that it forgets, and answers from
+    it."""
     text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
     values = {
         needle.id: needle.text.rstrip(".").rpartition(" ")[2]
@@ -77,9 +78,9 @@ def scripted(
     prompt_tokens: Callable[[str], int] = lambda text: len(re.findall(r"\S+", text)),
     requests: list[Json] | None = None,
 ) -> Iterator[Endpoint]:
-    """A server that says what a script tells it. `finish`: the finish_reason of all answers;
-    `context`: the longest sequence, as its list of models says; `prompt_tokens`: what usage says of
-    a prompt; `requests`: keeps what was asked."""
+    """Serve the answers of a script. `finish`: the finish_reason of all answers; `context`: the
+    longest sequence in the list of models; `prompt_tokens`: the usage of a prompt; `requests`: a
+    list that records the requests."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:

@@ -1,14 +1,16 @@
-"""A server that looks like vLLM from outside, and does what it is told. No engine at all.
+"""A server that looks like vLLM from outside and obeys commands, without an engine.
 
-It prints the lines of a start of vLLM on a CPU, has a child in the place of the engine core, and
-obeys ``GET /meta?do=WHAT``, with ``&after=SECONDS`` later:
+It prints the lines of a start of vLLM on a CPU, has a child process as its engine core, and obeys
+``GET /meta?do=COMMAND``, after a delay with ``&after=SECONDS``:
 
-- ``print&text=LINE``: a line for the log.
-- ``exit&status=N``, ``signal&number=N``: ends, after the answer.
-- ``core&number=N``: the child ends by that signal. ``/health`` says 503 from then on, unless
-  ``--heals`` is given: then another child takes its place.
+- ``print&text=LINE``: print a line to the log.
+- ``exit&status=N``, ``signal&number=N``: end, after the answer.
+- ``core&number=N``: end the child by this signal. ``/health`` then returns 503, unless ``--heals``
+  is given: then another child takes its place.
 
-Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, attached to."""
+``fake_python.py`` starts it (SM121_META_SERVER names this file), or a test starts it and attaches
+to it.
+"""
 
 import argparse
 import json
@@ -33,12 +35,12 @@ from meta_tests.fakes.loopback import JsonHandler, say
 from meta_tests.folders import DATA
 
 MODEL = "canary"
-#: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
+#: The lines of vLLM 0.32 and of the suite's probe on a CPU, after the seconds since the epoch.
 START = (DATA / "texts" / "start-of-vllm.log").read_text("utf-8")
 
 
 def lines_of_a_start(at: float | None = None, **fields: object) -> str:
-    """The log of a start at some moment (default: now). `fields`: others than these."""
+    """Return the log of a start at some time (default: now). `fields`: changed values."""
     moment = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
     usual = {"version": "0.32.0", "model": MODEL, "path": "/models/canary", "port": 8000}
     usual |= {"attention": "CPU_ATTN", "pid": os.getpid()}
@@ -64,7 +66,7 @@ class Handler(JsonHandler):
         return self.options.server_header
 
     def forwards(self, content: bytes | None = None) -> bool:
-        """Whether a page is withheld, or another server's answer was handed on."""
+        """Return whether a page is withheld, or another server's answer is forwarded."""
         if urlsplit(self.path).path in self.options.hides:
             self.say({"detail": "Not Found"}, 404)
             return True
@@ -115,7 +117,7 @@ class Handler(JsonHandler):
                 os.kill(os.getpid(), int(query["number"]))
             case "core" if self.core is not None:
                 os.kill(self.core.pid, int(query["number"]))
-                time.sleep(0.5)  # who watches may read how it ended before it is collected
+                time.sleep(0.5)  # a watcher may read the exit status before it is collected
                 self.core.wait()
                 type(self).dead = not self.options.heals
                 if self.options.heals:

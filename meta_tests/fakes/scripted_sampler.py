@@ -1,5 +1,5 @@
-"""An engine by script that samples, for `/v1/completions`: a known distribution, and the parameters
-of sampling as vLLM documents them and in its order. A fault changes what reaches it."""
+"""A scripted engine that samples, for `/v1/completions`: a known distribution, and the sampling
+parameters in vLLM's documented order. A fault changes the parameters."""
 
 import json
 import threading
@@ -15,21 +15,22 @@ from meta_tests.fakes.loopback import JsonHandler, serving
 from sm121.core.server import Endpoint
 
 Json = dict[str, Any]
-#: Tokens of the vocabulary; the likeliest of them are as far apart as a language model's.
+#: The tokens of the vocabulary; the likeliest of them have the distances of a language model's
+#: logits.
 VOCABULARY = 300
 _SPREAD = 2.6
 _LISTED = 20
-#: Between two logits of about 8 in BF16: some tokens are equally likely.
+#: The gap between two logits of about 8 in BF16: some tokens are equally likely.
 _STEP = 2**-5
 
 
 def ids(text: str) -> list[int]:
-    """A word is a token."""
+    """Return the ids of a text; a word is a token."""
     return [zlib.crc32(word.encode()) % VOCABULARY for word in text.split()]
 
 
 def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
-    """What the model says of the next token; some are common, such as those of the prompt."""
+    """Return the logits of the next token; some tokens are common, such as those of the prompt."""
     seed = zlib.crc32(repr((prompt, output)).encode())
     common = np.random.default_rng(1).normal(3.0, _SPREAD / 2**0.5, VOCABULARY)
     common[[*prompt]] += 2.0
@@ -38,7 +39,8 @@ def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
 
 
 def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
-    """What the parameters of a request make of it: `drafted` are those of all but the first."""
+    """Return the distribution after the parameters of a request. `drafted`: the parameters of all
+    tokens but the first."""
     body = body | body.get("drafted", {}) if output else body
     values = logits(prompt, output)
     if body.get("allowed_token_ids"):
@@ -89,7 +91,7 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
     for at, token in enumerate(output):
         values = logits(prompt, output[:at])
         values -= values.max() + np.log(np.exp(values - values.max()).sum())
-        listed = [token, *np.argsort(-values)[:_LISTED]]  # as vLLM lists them
+        listed = [token, *np.argsort(-values)[:_LISTED]]  # in vLLM's order
         names["tokens"].append(f"token_id:{token}")
         names["token_logprobs"].append(float(values[token]))
         names["top_logprobs"].append({f"token_id:{one}": float(values[one]) for one in listed})
@@ -98,7 +100,7 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
 
 
 def answer(body: Json, generator: np.random.Generator) -> Json:
-    """The JSON of an answer."""
+    """Return the JSON of an answer."""
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
     order = [text for text in prompts for _ in range(body.get("n", 1))]
@@ -108,7 +110,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
         entries: dict[tuple[int, ...], Json] = {}
         drawn = generator
         times = 1
-        if body.get("seed") is not None:  # of each prompt
+        if body.get("seed") is not None:  # for each prompt
             drawn = np.random.default_rng(body["seed"])
             times = count
             count = 1
@@ -128,7 +130,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
 
 
 def chat(body: Json, generator: np.random.Generator) -> Json:
-    """The JSON of a chat; of its log-probabilities vLLM lists as many as are asked for."""
+    """Return the JSON of a chat. vLLM lists as many log-probabilities as requested."""
     text = body["messages"][-1]["content"]
     listed = body.get("top_logprobs", 0)
     whole = answer({**body, "prompt": text}, generator)
@@ -150,7 +152,7 @@ def chat(body: Json, generator: np.random.Generator) -> Json:
 
 
 def _stream(whole: Json) -> str:
-    """An answer as chunks: all of it, its usage, the end."""
+    """Return an answer as chunks: the text, the usage, the end."""
     (choice,) = whole["choices"]
     if message := choice.pop("message", None):
         choice["delta"] = {"role": "assistant", "content": message["content"]}

@@ -1,4 +1,4 @@
-"""Sessions of a script on the scripted engine, started by the suite or by hand."""
+"""Sessions of a script on the scripted engine, which the suite or a test starts."""
 
 import contextlib
 import itertools
@@ -40,7 +40,7 @@ def script(
     attached: GivenServer | None = None,
     model: str | None = None,
 ) -> Outcome:
-    """A script's session, in which all that was asked held, on the scripted engine."""
+    """Open a session of a script on the scripted engine, with all checks passed so far."""
     chosen = Settings(
         target=GivenTarget(profile=profile.load("cpu-tiny-gpt-oss"), model=model),
         attached=attached,
@@ -64,7 +64,7 @@ def scripted(kit: Kit, doing: Doing, arguments: str = "") -> Outcome:
 
 
 def tell(session: Session, do: str, configuration: str | None = None) -> None:
-    """Tell the server of a configuration what to do, and wait until it was done."""
+    """Send a command to the server of a configuration, and wait until it is done."""
     with session.run.server(configuration).endpoint.http() as http:
         http.get(f"/meta?{do}")
     time.sleep(1.0)
@@ -83,7 +83,7 @@ def run_of_pytest(kit: Kit, do: str, *tests: str) -> Outcome:
 
 @contextlib.contextmanager
 def attached_engine(log: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The scripted engine started by hand: its address, and its process."""
+    """Start the scripted engine by hand; yield its address and its process."""
     port = log.with_suffix(".port")
     port.unlink(missing_ok=True)
     with log.open("a") as stream:
@@ -108,7 +108,7 @@ def rate(name: str) -> Measurement:
 
 FALLBACK = "INFO 11-20 10:00:00 [mxfp4.py:499] Using 'EMULATION' Mxfp4 MoE backend."
 
-#: vLLM 0.32 on a CPU says this at each start; the profile accepts it.
+#: vLLM 0.32 on a CPU logs this at each start; the profile accepts it.
 ACCEPTED = (
     "WARNING 11-20 10:00:00 [vllm.py:725] Model Runner V2 requires Triton; "
     "using the V1 model runner instead."

@@ -1,4 +1,4 @@
-"""The fault, timed and stress servers in processes of their own, for as long as a block lasts."""
+"""The fault, timed and stress servers in their own processes, until a block ends."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from sm121.engines.ports import free_port
 
 @dataclass
 class FaultServer:
-    """A running fault server, and where it listens."""
+    """A running fault server, and its address."""
 
     process: subprocess.Popen[str]
     base_url: str
@@ -28,20 +28,20 @@ class FaultServer:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of a run that judges it."""
+        """Return the options of a run on this server."""
         return ("--base-url", self.base_url, "--api-key", self.key)
 
 
 @dataclass
 class TimedServer:
-    """A running timed server, where it listens, and its log of what it really sent."""
+    """A running timed server, its address, and its log of sent chunks."""
 
     process: subprocess.Popen[str]
     base_url: str
     log: Path
 
     def truth(self) -> list[dict[str, Any]]:
-        """A record for each request that was answered to its end, in the order of arrival."""
+        """Return a record for each completed request, in the order of arrival."""
         records = [json.loads(line) for line in self.log.read_text("utf-8").splitlines()]
         return sorted(records, key=lambda record: record["received_ns"])
 
@@ -52,14 +52,14 @@ def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
 
 
 def executable(file: Path, script: str) -> Path:
-    """A program of the shell."""
+    """Write a shell script that can be executed."""
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     return file
 
 
 def matrix_profile(folder: Path, more: str = "") -> Path:
-    """The profile of ``matrix_engine.py``, with a checkpoint that is none, and with more lines."""
+    """Write the profile of ``matrix_engine.py``, with an invented checkpoint and further lines."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
     (checkpoint / "config.json").write_text("{}")
@@ -72,12 +72,12 @@ def matrix_profile(folder: Path, more: str = "") -> Path:
 
 
 def matrix_variables(faults: str) -> dict[str, str]:
-    """With which a run has that engine, with faults."""
+    """Return the variables of a run with that engine and these faults."""
     return {"MATRIX_FAULTS": faults}
 
 
 def git(folder: Path, *words: str) -> str:
-    """What git says to these words, in a folder."""
+    """Run git with these arguments in a folder; return its output."""
     options = ("user.name=meta", "user.email=meta@example.org", "init.defaultBranch=main")
     who = [word for option in options for word in ("-c", option)]
     command = ["git", "-C", str(folder), *who, *words]
@@ -86,8 +86,8 @@ def git(folder: Path, *words: str) -> str:
 
 @contextmanager
 def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
-    """A program of ``data/texts/`` in a process of its own, with pipes; `before`: words in front of
-    its command."""
+    """Start a program of ``data/texts/`` in its own process, with pipes. `before`: words before its
+    command."""
     command = [*before, sys.executable, "-c", text_file(name), *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -99,21 +99,21 @@ def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterato
 
 @contextmanager
 def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
-    """``fault_server.py`` with a fault; no key where it is empty."""
+    """Start ``fault_server.py`` with a fault; without a key if it is empty."""
     with _listening("fault_server.py", "--port", "0", "--fault", fault, key=key) as (process, url):
         yield FaultServer(process, url, key)
 
 
 @contextmanager
 def timed_server(log: Path, *arguments: str) -> Iterator[TimedServer]:
-    """``timed_server.py``, which writes to ``log`` what it sends."""
+    """Start ``timed_server.py``, which logs to ``log`` what it sends."""
     with _listening("timed_server.py", "--log", str(log), *arguments) as (process, url):
         yield TimedServer(process, url, log)
 
 
 @contextmanager
 def stress_server(fault: str = "none", *arguments: str) -> Iterator[Endpoint]:
-    """``stress_server.py`` with a fault, once it answers."""
+    """Start ``stress_server.py`` with a fault, and wait until it answers."""
     port = free_port()
     endpoint = Endpoint(f"http://127.0.0.1:{port}", "key", "canary")
     with subprocess.Popen(

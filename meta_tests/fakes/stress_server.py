@@ -1,6 +1,9 @@
-"""A server that looks like vLLM's to the stress level, with known faults: an answer is a function
-of its prompt. Started by ``fake_python.py`` in the place of the engine; SM121_META_FAULT names the
-fault, which comes at the request FAULT_AT, of those that generate."""
+"""A server that looks like vLLM to the stress level, with known faults: an answer is a function of
+its prompt.
+
+``fake_python.py`` starts it in place of the engine. SM121_META_FAULT names the fault, which begins
+at the generating request number FAULT_AT.
+"""
 
 import argparse
 import asyncio
@@ -35,48 +38,49 @@ BLOCK = 128
 PLACES = 8
 STEP_S = float(os.environ.get("SM121_META_STEP_S", "0.002"))
 VOCABULARY = 50_000
-#: The texts of the first ids of o200k: what is answered is of these alone.
+#: The texts of the first ids of o200k; answers contain only these.
 SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
 
-#: What happens when a prompt joins requests that decode: by how many these are, by its length.
+#: What happens when a prompt joins decoding requests: by their number, by its length.
 JOINED = _DATA["joined"]
-#: From how many at once requests of which kind get the answer to the one before it.
+#: The number of concurrent requests of each kind from which they get the preceding request's
+#: answer.
 NEIGHBOURS = _DATA["neighbours"]
-#: What becomes of the text of a chat or a response from 16 requests at once.
+#: The change of the text of a chat or a response, from 16 concurrent requests on.
 SPOILT: dict[str, Callable[[str], str]] = {
     "no-text": lambda _text: "",
     "junk-text": lambda text: "!" * len(text),
     "loop-text": lambda _text: "the " * 20,
 }
-#: What becomes of an answer of more than 1,000 tokens.
+#: The change of an answer with more than 1,000 tokens.
 LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "noise": lambda ids: [*ids[:300], *((n * 7 + 1) % len(SIGNS) for n in ids[300:])],
     "drifts": lambda ids: [*ids[:900], (ids[900] + 1) % len(SIGNS), *ids[901:]],
     "loops": lambda ids: [*ids[:600], *ids[200 : len(ids) - 400]],
 }
-#: What becomes, once, of an answer of more than three tokens.
+#: The change, once, of an answer with more than three tokens.
 ONCE: dict[str, Callable[[list[int]], list[int]]] = {
     "corrupted": lambda ids: [*ids[:2], (ids[2] + 1) % len(SIGNS), *ids[3:]],
     "lost": lambda ids: [*ids[:2], *ids[3:]],
     "doubled": lambda ids: [*ids[:2], ids[1], *ids[2:]],
 }
-#: The text of the token n in a long answer, where that is the fault.
+#: The text of token n in a long answer, with this fault.
 TEXTS: dict[str, Callable[[int, str], str]] = {
     "noisy-text": lambda n, sign: f"{sign} noise " if n > 900 else sign,
     "lost-text": lambda n, sign: "" if n == 500 else sign,
     "cut-text": lambda n, sign: "" if n > 1000 else sign,
 }
-#: What becomes of /metrics, and from which request on.
+#: The change of /metrics, and the request from which on it happens.
 PAGES = _DATA["pages"]
 GONE_AT = dict.fromkeys(PAGES, 15) | {"no-metrics": 0}
-#: What makes another answer, but for what a server forgets from this request on.
+#: The parameters that change an answer, and the request from which on the server ignores them.
 CHANGES = _DATA["changes"]
 FORGETS_AT = 110
-#: How many must have ended before a request of this number gets its fourth token.
+#: How many requests must have ended before the request with this number gets its fourth token.
 PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}
 SIGNALS = {"killed": signal.SIGKILL, "segfault": signal.SIGSEGV, "stopped": signal.SIGSTOP}
-#: Of the requests that generate, the first to be hit: in the middle of the sustained load.
+#: The first affected generating request: in the middle of the sustained load.
 FAULT_AT = 150
 
 
@@ -98,7 +102,7 @@ class State:
     hoard: list[Any] = field(default_factory=list)
     hung: bool = False
     ended: int = 0
-    #: Those that have a token and are not ended; those of them that a prompt joined, to their harm.
+    #: The decoding requests, and those of them that a joining prompt harmed.
     decoding: set[int] = field(default_factory=set)
     harmed: set[int] = field(default_factory=set)
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
@@ -124,7 +128,8 @@ def ids_of(prompt: Any) -> list[int]:
 
 
 def answer_of(ids: list[int], tokens: int) -> list[int]:
-    """It goes on in the same way where its beginning is part of the prompt."""
+    """Return the answer to a prompt. If the prompt contains the beginning of an answer, it
+    continues in the same way."""
     state = zlib.crc32(bytes(json.dumps(ids)[1:-1] + ", ", "ascii"))
     answer: list[int] = []
     for _ in range(tokens):
@@ -211,12 +216,14 @@ class Server(VllmPages):
                     state.stale_requests += 1
 
     def neighbour(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The request whose answer a request gets; of two choices, the second."""
+        """Return the request whose answer a request gets; for two choices, the second one."""
         state = self.state
         kind = path.removeprefix("/v1/")
         kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind
         salt = str(body.get("cache_salt"))
-        state.before = dict([*state.before.items()][-500:])  # each salt for ever would be a leak
+        state.before = dict(
+            [*state.before.items()][-500:]
+        )  # storing each salt for ever would be a leak
         if state.before.setdefault(f"salt {salt}", body)["prompt"] != body["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
         before = state.before.get(kind, body)
@@ -308,7 +315,7 @@ class Server(VllmPages):
         return response
 
     def changes(self, body: dict[str, Any], number: int) -> list[int]:
-        """What the parameters of a request add to what its answer depends on."""
+        """Return what the parameters of a request add to the input of its answer."""
         fault = self.state.fault
         forgotten = fault.removeprefix("forgets-") if number > FORGETS_AT else ""
         changes = {k: body[k] for k in CHANGES if k in body and k != forgotten}
@@ -328,14 +335,14 @@ class Server(VllmPages):
         return answer
 
     def join(self, prompt: int) -> None:
-        """A prompt joins those that decode."""
+        """Count a prompt that joins decoding requests."""
         if (harm := self.harm(prompt)) == "dies":
             die(f"    entry.cudagraph.replay()\n{ILLEGAL}")
         if harm:
             self.state.harmed |= self.state.decoding
 
     def harm(self, prompt: int) -> str:
-        """What a prompt of so many tokens does to those that decode; "" for nothing."""
+        """Return how a prompt of this length harms the decoding requests; "" if it does not."""
         row = JOINED.get(self.state.fault, {"decoding": [], "harm": ""})
         least, most = row.get("prompt", (0, MAX_LENGTH))
         joins = len(self.state.decoding) in row["decoding"] and least <= prompt <= most
@@ -363,7 +370,9 @@ class Server(VllmPages):
                 enter_cgroup()
                 state.hoard.append(bytearray(os.urandom(1 << 20) * 1024))
             case "zombie":
-                os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
+                os.posix_spawn(
+                    "/bin/true", ["true"], {}
+                )  # not Popen, which would collect the exit status
             case "log":
                 line = "INFO 11-20 10:00:00 [loggers.py:1] " + "noise " * 160 + "\n"
                 block = line * 4096
@@ -388,7 +397,7 @@ class Server(VllmPages):
 
 
 def cgroup_folder() -> Path | None:
-    """A new memory control group; None where none can be made."""
+    """Return a new memory control group; None if none can be created."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -412,7 +421,7 @@ def enter_cgroup() -> None:
     limit = folder / name
     (limit if limit.exists() else folder / "memory.max").write_text(str(256 << 20))
     (folder / "cgroup.procs").write_text(str(os.getpid()))
-    # Removes the group once it is empty.
+    # Removes the group when it is empty.
     remover = (DATA / "texts" / "remover-of-a-group.txt").read_text("utf-8")
     subprocess.Popen(
         [sys.executable, "-c", remover, str(folder)],

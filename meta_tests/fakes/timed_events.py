@@ -1,5 +1,6 @@
-"""What `timed_server.py` sends: its events, when they are held back, and its tokens. Those before
-it decide a token; at one place of 64 two are equally likely, and the first is generated."""
+"""The events that `timed_server.py` sends, their delays, and its tokens. Each token depends on
+those before it. At one position of 64, two tokens are equally likely, and the first one is
+generated."""
 
 import itertools
 import json
@@ -11,22 +12,25 @@ from typing import Any
 from aiohttp import web
 
 VOCABULARY = 199_998
-#: States of the engine by script, what a token does to one, places to a tie.
+#: The states of the scripted engine, the factor of a token on the state, and the positions between
+#: ties.
 _STATES = (1 << 61) - 1
 _FACTOR = 1_000_003
 _TIES = 64
-#: Tokens of the context that lies leave, and drop; tokens of an answer that one leaves alone.
+#: The tokens of the context that faults keep, and drop; the tokens of an answer that one fault does
+#: not change.
 _WINDOW = 128
 _CUT = 1024
 _RIGHT = 40
-#: A generated token, the next best one, and their log-probabilities.
+#: A generated token, the second best one, and their log-probabilities.
 Place = tuple[int, int, float, float]
-#: When an event is due (None: never), its bytes, the tokens in it.
+#: When an event is due (None: never), its bytes, and its number of tokens.
 Event = tuple[int | None, bytes, int]
 
 
 def bundled(events: list[Event], burst: int) -> list[Event]:
-    """Events held back and sent together: so many at a time after the first, or all of them."""
+    """Hold events back and send them together: this many at a time after the first, or all of
+    them."""
     if burst == 1:
         return events
     first, rest = (events[:1], events[1:]) if burst else ([], events)
@@ -38,8 +42,8 @@ def bundled(events: list[Event], burst: int) -> list[Event]:
 
 
 def late(events: list[Event], first: int, leak: float) -> list[Event]:
-    """The first event not before its time, and those behind it as soon as they may come: at once,
-    or after steps that are only a share shorter than they should be."""
+    """Send the first event not before its time, and the following ones as soon as possible: at
+    once, or after gaps that are shortened to a share."""
     made: list[Event] = []
     sent = first
     before = events[0][0] or 0
@@ -69,8 +73,8 @@ def ids_of(prompt: list[int] | str) -> list[int]:
 def generated(
     prompt: list[int], *, second: bool = False, below: int = VOCABULARY
 ) -> Iterator[Place]:
-    """What follows a prompt: ids below a number. `second`: the other one of two tokens that are
-    equally likely."""
+    """Return the continuation of a prompt: ids below a number. `second`: choose the second of two
+    equally likely tokens."""
     state = 1
     for token in prompt:
         state = (state * _FACTOR + token + 1) % _STATES
@@ -86,8 +90,8 @@ def generated(
 def answer(
     lie: str, prompt: list[int], body: dict[str, Any], count: int, below: int = VOCABULARY
 ) -> list[Place]:
-    """So many tokens. `lie`: what is wrong with those of timed requests; behind ``always-``, of
-    all; ``ties``: nothing, but of equals the other one is generated where it is timed."""
+    """Return this many tokens. `lie`: the fault of timed requests, or of all requests with the
+    prefix ``always-``; ``ties``: a timed request gets the second of equally likely tokens."""
     timed = bool(body.get("stream")) and body.get("logprobs") is None
     kind = lie.removeprefix("always-")
     if not timed and (kind == lie or (kind == "ends" and not body.get("ignore_eos"))):
@@ -106,7 +110,7 @@ def answer(
 
 
 def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any] | None:
-    """As /v1/completions has them; None where they are not asked for."""
+    """Return log-probabilities as in /v1/completions; None if they were not requested."""
     if not isinstance(body.get("logprobs"), int):
         return None
     tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in steps]
@@ -116,7 +120,7 @@ def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any
 
 
 async def out_of_vocabulary(request: web.Request, token: int) -> web.StreamResponse:
-    """Refuse an id as vLLM does a streamed request: in an event, with status 200."""
+    """Refuse an id as vLLM refuses a streamed request: in an event, with status 200."""
     error = {"message": f"Token id {token} is out of vocabulary", "code": 400}
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)

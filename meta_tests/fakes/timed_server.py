@@ -1,7 +1,11 @@
-"""An OpenAI-compatible streaming server whose timing is known. A tool for the meta tests. ``python
-timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has an absolute
-deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON line a
-request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to come."""
+"""An OpenAI-compatible streaming server with known timing.
+
+    python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]
+
+Each chunk has an absolute deadline. The log contains the time at which it was sent, in nanoseconds
+of CLOCK_MONOTONIC, in one JSON line per request. ``POST /admin`` with fields of `Pace` changes them
+for later requests.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from meta_tests.fakes.timed_events import VOCABULARY, Event, Place, bundled, ids
 from meta_tests.fakes.vllm_pages import VllmPages
 from meta_tests.folders import DATA
 
-#: The event loop's own timers have a resolution of a millisecond; the rest is spun.
+#: The event loop's timers have a resolution of 1 ms; the rest of a wait spins.
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
 COMPILED = (
@@ -43,12 +47,12 @@ COMPILED = (
 DEFAULTS = tomllib.loads((DATA / "pace.toml").read_text("utf-8"))
 TRAPS: dict[str, dict[str, Any]] = tomllib.loads((DATA / "traps.toml").read_text("utf-8"))
 
-#: Requests that came together: the first one's time, their numbers, and how they are done.
+#: Requests that arrived together: the time of the first one, their numbers, and their results.
 Share = tuple[float, list[int], str]
 
 
 class Pace(SimpleNamespace):
-    """What the server does: the fields of ``data/pace.toml``, where they are explained."""
+    """The server's behaviour: the fields of ``data/pace.toml``, which explains them."""
 
     def __init__(self, **changes: Any) -> None:
         unknown = changes.keys() - DEFAULTS.keys()
@@ -57,7 +61,7 @@ class Pace(SimpleNamespace):
         super().__init__(**DEFAULTS | changes)
 
     def but(self, **changes: Any) -> Pace:
-        """The same with other values of some fields."""
+        """Return a copy with other values of some fields."""
         return Pace(**vars(self) | changes)
 
 
@@ -65,10 +69,10 @@ _BEGAN = time.time()
 
 
 class TimedServer(VllmPages):
-    """State of one server: its pace and its counters."""
+    """The state of one server: its pace and its counters."""
 
     release, owner = "0.0-timed", "meta"
-    #: Ids below it are generated.
+    #: Generated ids are below this number.
     vocabulary = timed_events.VOCABULARY
 
     def __init__(self, pace: Pace, model: str, log: IO[str] | None) -> None:
@@ -97,7 +101,7 @@ class TimedServer(VllmPages):
         return app
 
     async def book(self, _request: web.Request) -> web.Response:
-        """A text, for clients that make their prompts of one."""
+        """Return a text for clients that make their prompts from one."""
         words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
         return web.Response(text=" ".join(words))
 
@@ -117,7 +121,7 @@ class TimedServer(VllmPages):
         return await request.json()
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """A word is a token."""
+        """Return the tokens of a text; a word is a token."""
         body = await self.of_tokens(request)
         text = body.get("prompt") or " ".join(m["content"] for m in body.get("messages", []))
         ids, context = ids_of(text), self.pace.context
@@ -155,7 +159,7 @@ class TimedServer(VllmPages):
             kind = "counter" if name.endswith("_total") else "gauge"
             lines.append(f"# TYPE vllm:{name.removesuffix('_total')} {kind}")
             lines.append(f'vllm:{name}{{engine="0",model_name="{self.model}"}} {float(value)}')
-        # As of the prometheus client that vLLM uses.
+        # As the prometheus client that vLLM uses.
         lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {_BEGAN}"]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -185,14 +189,14 @@ class TimedServer(VllmPages):
             async with self.slots:
                 received = time.monotonic_ns() if pace.slots else received
                 share = self._join(number)
-                # Others that come at the same time are not kept waiting.
+                # Requests that arrive at the same time do not wait.
                 await asyncio.sleep(0.03 if pace.prompts else 0.005)
                 return await self._answer(request, raw, received, pace, number, share)
         finally:
             self.running -= 1
 
     def _join(self, number: int) -> Share:
-        """The requests that came together with this one."""
+        """Return the requests that arrived together with this one."""
         now, how = time.monotonic(), self.pace.prompts
         if now - self.group[0] > 0.02:
             how = self.random.choice(("batch", "turns")) if how == "either" else how
@@ -241,7 +245,7 @@ class TimedServer(VllmPages):
         events = self._events(body, plan, steps, prompt_tokens, chat, pace)
         sent: list[int] = []
         for due, payload, tokens in events:
-            if due is None:  # it stalls here
+            if due is None:  # the stream stalls here
                 self._count(pace, sum(1 for _ in sent))
                 await asyncio.sleep(STALL_S)
             await _until(received + due)
@@ -288,7 +292,7 @@ class TimedServer(VllmPages):
         at = [first_s]
         for made in range(tokens - 1):
             step = 1.0 / rate
-            if at[-1] < everybody_s - 1e-6:  # a token for each prompt of another
+            if at[-1] < everybody_s - 1e-6:  # one token for each prompt token of another request
                 step = prefill_s
             if pace.lost_in_no_time and 32 <= made + 1 < 32 + pace.lost_tokens:
                 step = 0.0
@@ -307,7 +311,7 @@ class TimedServer(VllmPages):
         self, body: dict[str, Any], plan: Plan, steps: list[Place], prompt_tokens: int, chat: bool,
         pace: Pace,
     ) -> list[Event]:  # fmt: skip
-        """Ready before the first is due."""
+        """Prepare all events before the first one is due."""
         ids = [step[0] for step in steps]
         options = body.get("stream_options") or {}
         usage = options.get("include_usage") and pace.final_usage
@@ -339,7 +343,7 @@ class TimedServer(VllmPages):
             ends = done == plan.tokens and not pace.empty_finish
             made = _choice(chat, text, "length" if ends else None)
             if bare and chat and not with_ids:
-                continue  # the server drops a delta that has nothing to say
+                continue  # the server drops an empty delta
             if with_ids and not (pace.hide_some_ids and not bare):
                 made["token_ids"] = ids[done - size : done]
             if chunk == 1 and (pace.echo == "always" or (with_ids and pace.echo == "asked")):
@@ -411,7 +415,7 @@ def _choice(
 
 
 def _size(pace: Pace, plan: Plan, done: int, chunk: int) -> int:
-    """How many tokens the next chunk has."""
+    """Return the number of tokens of the next chunk."""
     size = pace.tokens_per_chunk if chunk else pace.first_chunk_tokens
     if done < pace.content_free:
         size = 1
@@ -421,13 +425,13 @@ def _size(pace: Pace, plan: Plan, done: int, chunk: int) -> int:
 
 
 def _held(events: list[Event], plan: Plan, tokens: int) -> list[Event]:
-    """Events of which none comes before that many tokens are there."""
+    """Return events, none of which is sent before this many tokens exist."""
     until = plan.at[min(tokens, plan.tokens) - 1] if tokens else 0
     return [(max(due or 0, until), payload, count) for due, payload, count in events]
 
 
 def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
-    """As it is for what follows a prompt: random tokens, or a text that has its own drafts."""
+    """Adapt the plan to the prompt's continuation: random tokens, or a text with its own drafts."""
     last = ids_of(prompt)[-50:]
     turn = sum(last) % max(len(pace.steps), 1)
     rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
@@ -435,7 +439,8 @@ def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
 
 
 def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float]:
-    """When each token is there where some come together; the first ones, perhaps, hurried."""
+    """Return when each token exists if several are generated in one step; the first ones may be
+    faster."""
     sizes = [int(digit) for digit in pace.steps]
     each_s, at = sum(sizes) / len(sizes) / rate, [first_s]
     for size in itertools.islice(itertools.cycle(sizes), tokens):
@@ -447,7 +452,7 @@ def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float
 
 
 async def _until(deadline: int) -> None:
-    """Wait for a time of CLOCK_MONOTONIC: asleep at first, spinning for the last moment."""
+    """Wait for a time of CLOCK_MONOTONIC: sleep first, and spin at the end."""
     remaining = deadline - time.monotonic_ns()
     if remaining > SPIN_NS:
         await asyncio.sleep((remaining - SPIN_NS) / 1e9)
@@ -481,10 +486,10 @@ def main() -> None:
     changes: dict[str, Any] = {}
     for trap in options.trap:
         changes |= TRAPS[trap]["pace"]
-    for name in DEFAULTS:  # what is given by itself counts for more
+    for name in DEFAULTS:  # a drop by itself has priority
         if (value := getattr(options, name, None)) is not None:
             changes[name] = value
-    with contextlib.suppress(OSError):  # the truth must not wait for whoever else is busy
+    with contextlib.suppress(OSError):  # the timing must not depend on other busy processes
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
     with contextlib.ExitStack() as stack:

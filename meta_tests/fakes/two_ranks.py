@@ -1,6 +1,6 @@
-"""Two ranks that need each other, and no engine: rank 0 answers HTTP, and a token takes an echo of
-rank 1. ``/health`` is 200 whatever becomes of that. As a program it stands for a node's Python
-(``two_ranks.py -m sm121.engines.node_agent``), whose machine SM121_META_NODE may change."""
+"""Two ranks that need each other, without an engine: rank 0 answers HTTP, and each token needs an
+echo of rank 1. ``/health`` is always 200. As a program it stands for a node's Python
+(``two_ranks.py -m sm121.engines.node_agent``); SM121_META_NODE may change its machine."""
 
 import argparse
 import contextlib
@@ -46,7 +46,7 @@ class TwoRanks:
 
 class Handler(JsonHandler):
     peer: socket.socket
-    #: What SM121_META_NCCL names, as long as the rank lives.
+    #: The file that SM121_META_NCCL names, as long as the rank lives.
     library: mmap.mmap
 
     def do_GET(self) -> None:
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def node() -> None:
-    """The agent of a node, with this engine."""
+    """Run the agent of a node with this engine."""
     registry.register(TwoRanks())
     sys.argv[1:] = []
     sys.exit(node_agent.main())

@@ -1,15 +1,15 @@
-"""What the servers of the meta tests that run on aiohttp have in common: the pages of vLLM."""
+"""vLLM's pages, for all test servers that run on aiohttp."""
 
 from aiohttp import web
 
 
 class VllmPages:
-    """A server that is healthy and has a version and a model. Its own class has ``metrics``, and
-    ``complete``, which generates."""
+    """A healthy server with a version and a model. A subclass has ``metrics``, and ``complete``,
+    which generates."""
 
     release = "0.32.0"
     owner = "vllm"
-    #: Where it generates, under ``/v1/``.
+    #: The path that generates, under ``/v1/``.
     generates = ("completions", "chat/completions")
     model: str
     #: The longest sequence, in tokens.

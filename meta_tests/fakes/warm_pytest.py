@@ -1,7 +1,9 @@
-"""A process that has imported pytest and the suite, and forks a run of pytest for each request. To
-start an interpreter and to import the suite takes a run two to four seconds of a core, and most
-runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
-sees the state of another. A test whose point is the interpreter starts a new one."""
+"""A process that has imported pytest and the suite, and forks a run of pytest for each request.
+
+Starting an interpreter and importing the suite takes a run 2 to 4 s of CPU, and most runs of the
+tests judge a server in less. A fork is still a separate process: no run sees the state of another.
+A test that needs a new interpreter starts one.
+"""
 
 import functools
 import gc
@@ -20,9 +22,9 @@ from typing import Any
 
 import pytest
 
-#: What an interpreter reads at its start: a fork would never read it.
+#: Variables that an interpreter reads at its start; a fork would not read them.
 READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
-#: The variables on which no answer of an interpreter depends.
+#: Variables on which no answer of an interpreter depends.
 NOT_ASKED = ("SM121_", "PYTEST_", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
@@ -42,7 +44,7 @@ class WarmRun:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired: it has not ended after
+        """Wait for its end. Raises subprocess.TimeoutExpired if it has not ended after
         ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.returncode is None:
@@ -54,7 +56,7 @@ class WarmRun:
 
 
 class WarmPytest:
-    """The template, as the tests hold it."""
+    """The tests' interface to the template process."""
 
     def __init__(self, root: Path) -> None:
         self._answers = tempfile.TemporaryDirectory(prefix="sm121-answers-")
@@ -63,7 +65,7 @@ class WarmPytest:
         self._process = subprocess.Popen(
             command, cwd=root, env=_inherited(), stdin=pipe, stdout=pipe
         )
-        #: Exit status by process id; minus the signal's number after a signal, as in `Popen`.
+        #: The exit status by process id; after a signal, minus its number, as in `Popen`.
         self.ended: dict[int, int] = {}
         self._begun: list[int] = []
 
@@ -75,8 +77,8 @@ class WarmPytest:
         *,
         folder: Path | None = None,
     ) -> WarmRun:
-        """Fork a run that writes to ``output``, in a session of its own. ``folder``: its working
-        directory; by default the one of the template."""
+        """Fork a run that writes to ``output``, in its own session. ``folder``: its working
+        directory, by default the template's."""
         request = {
             "arguments": arguments,
             "output": str(output),
@@ -90,7 +92,7 @@ class WarmPytest:
         return WarmRun(self, self._begun.pop())
 
     def read(self, timeout_s: float | None) -> None:
-        """Read a line of the template, if there is one after ``timeout_s``."""
+        """Read a line from the template, if one arrives within ``timeout_s``."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
@@ -111,8 +113,8 @@ class WarmPytest:
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork reads these variables as a new interpreter does. xdist keeps the search path
-    that it was imported with, and its workers get that one."""
+    """Return whether a fork uses these variables as a new interpreter would. xdist keeps the search
+    path of its import, and its workers get that one."""
     workers = any(argument.startswith(("-n", "--tx")) for argument in arguments)
     return not any(
         name.startswith(READ_AT_THE_START) and (workers or name != "PYTHONPATH")
@@ -125,7 +127,7 @@ def _inherited() -> dict[str, str]:
 
 
 def _serve() -> dict[str, Any]:
-    """Fork a child for each request; returns in the child, with its request."""
+    """Fork a child for each request; return in the child, with its request."""
     running: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
@@ -157,7 +159,7 @@ def _say(event: dict[str, int]) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Take the place of ``python -m pytest`` with the arguments of a request."""
+    """Run as ``python -m pytest`` with the arguments of a request."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -177,12 +179,12 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _remember_answers(folder: Path) -> None:
-    """Let runs share what this interpreter answers of its packages and its engine's options.
+    """Let runs share this interpreter's answers about its packages and its engine's options.
 
-    Each run asks it three times, which takes as long as the rest of a short run. An answer is kept
-    by the question, the script and the whole environment but for the suite's own variables. Other
-    interpreters, other search paths and answers that did not come are asked anew. `fake_python.py`
-    answers as this interpreter does, and no answer depends on where temporary files are.
+    Each run asks three times, which takes as long as the rest of a short run. An answer is stored
+    under the question, the script and the whole environment without the suite's own variables.
+    Other interpreters, other search paths and missing answers are asked again. `fake_python.py`
+    answers as this interpreter does, and no answer depends on the folder of temporary files.
     """
     interpreter = importlib.import_module("sm121.core.interpreter")
     ask = interpreter.ask
@@ -230,8 +232,8 @@ def _remember_the_commit() -> None:
 
 
 def _remember_the_processor() -> None:
-    """Let runs share pytest-benchmark's description of the processor, which takes a second of one
-    at the end of each run that saves or compares."""
+    """Let runs share pytest-benchmark's description of the processor, which takes 1 s of CPU at the
+    end of each run that saves or compares."""
     plugin = importlib.import_module("pytest_benchmark.plugin")
     described = plugin.get_cpu_info()
 
@@ -242,7 +244,8 @@ def _remember_the_processor() -> None:
 
 
 def _remember_arrays(folder: Path) -> None:
-    """Let runs share the covering arrays of the matrix: each run that collects it makes 24."""
+    """Let runs share the covering arrays of the matrix: each run that collects the matrix computes
+    24."""
     covertable = importlib.import_module("covertable")
     make = covertable.make
 
@@ -259,8 +262,8 @@ def _remember_arrays(folder: Path) -> None:
 
 
 class _Imports:
-    """A plugin that imports hypothesis while pytest's hook that rewrites assertions is installed:
-    pytest warns of a plugin's package that was imported without it."""
+    """A plugin that imports hypothesis while pytest's hook for assertions is installed: without the
+    hook, pytest warns about the plugin's package."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self) -> None:
@@ -268,7 +271,7 @@ class _Imports:
 
 
 def _compile_templates() -> None:
-    """Compile the templates that every run fills: that takes longer than to fill them."""
+    """Compile the templates that every run fills, because compiling takes longer than filling."""
     page = importlib.import_module("sm121.report.page").environment()
     plain = importlib.import_module("sm121.report.summary").plain
     junit = importlib.import_module("sm121.report.junit")
@@ -286,9 +289,9 @@ def _compile_templates() -> None:
 
 
 if __name__ == "__main__":
-    # As `python -m pytest` has it: no run imports from the folder of this script.
+    # As with `python -m pytest`: no run imports from the folder of this script.
     sys.path[0] = str(Path.cwd())
-    # This imports every plugin and begins no run; its output is nobody's.
+    # This imports every plugin and starts no run; its output is discarded.
     answers = os.dup(1)
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -299,7 +302,7 @@ if __name__ == "__main__":
         _remember_arrays(Path(sys.argv[1]))
         _remember_the_commit()
         _remember_the_processor()
-        # What a run imports and reads after its start, too.
+        # Also import what a run imports and reads after its start.
         for module in (
             *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),
             *("pytest_bench_gate.gates", "pdb", "scipy.special", "sm121.stress.level"),
@@ -315,7 +318,8 @@ if __name__ == "__main__":
         importlib.import_module("sm121.report.references").load()
     os.dup2(answers, 1)
     os.close(answers)
-    # pytest collects garbage several times at its end: a fork has that of the template left out.
+    # pytest collects garbage several times at its end; the template's objects are left out in a
+    # fork.
     gc.collect()
     gc.freeze()
     request = _serve()

@@ -17,7 +17,7 @@ PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="NHD")
 
 
 def gated(*metrics: str) -> Profile:
-    """The CPU's profile with gates of 52 tok/s, and a soak."""
+    """Return the CPU profile with gates of 52 tok/s and a soak."""
     gates = tuple(
         Gate(metric=metric, unit="tok/s", minimum=52.0, source="meta tests") for metric in metrics
     )
@@ -27,7 +27,7 @@ def gated(*metrics: str) -> Profile:
 
 
 def whole(target: Profile = CPU, **changed: Any) -> VerdictFile:
-    """A run with everything that a certificate of the profile needs."""
+    """Return a run with everything that a certificate of the profile needs."""
     arch = {target.arch, "gpu"} if target.arch != "cpu" else {"cpu"}
     tests = [
         TestReport(id=name, level=level, verdict="PASS")
@@ -54,13 +54,13 @@ def whole(target: Profile = CPU, **changed: Any) -> VerdictFile:
 
 
 def judge(file: VerdictFile) -> None:
-    """Decide the run by its tests, as at its end."""
+    """Judge a run by its tests, as at its end."""
     file.judge()
     file.reason = file.why()
 
 
 def waive(file: VerdictFile, *names: str, severity: str = "blocker") -> None:
-    """The tests whose names these are part of failed, and waivers say that this is known."""
+    """Let the tests whose names contain these texts fail, with waivers."""
     for test in file.tests:
         if any(name in test.id for name in names):
             test.verdict = verdict.Verdict.FAIL
@@ -70,7 +70,8 @@ def waive(file: VerdictFile, *names: str, severity: str = "blocker") -> None:
 
 
 def waiver_file(folder: Path, *names: str, days: int = 1, more: str = "") -> Path:
-    """A file with a waiver of each test, which ends in so many days, with more lines in each."""
+    """Write a file with a waiver for each test, which expires in this many days, with further lines
+    in each."""
     expires = datetime.date.today() + datetime.timedelta(days=days)
     rest = f'reason = "known"\nissue = "https://example.org/1"\nexpires = {expires}\n{more}\n'
     file = folder / "waivers.toml"

@@ -1,1 +1,1 @@
-"""A GB10 that is not there (`machine`), and what the suite says of healthy and sick ones."""
+"""The stand-in for a GB10 (`machine`), and the expected verdicts on healthy and faulty ones."""

@@ -1,5 +1,5 @@
-"""Runs the suite on all GB10s that are not there and writes ``--output``, the table; with
-``--certified FILE`` a healthy one is certified, and its verdict.json is kept."""
+"""Run the suite on all stand-ins for a GB10, and write the table ``--output``. With ``--certified
+FILE``, a healthy one is certified, and its verdict.json is stored."""
 
 import argparse
 import shutil
@@ -13,7 +13,7 @@ from meta_tests.faults import catalogue_rows
 
 
 def certify(target: Path) -> int:
-    """Store a run and its answers, then certify another; 1 when there is no certificate."""
+    """Store a run and its answers, then certify another run; return 1 if it gets no certificate."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = f"--benchmark-storage=file://{folder / 'history'}"
@@ -31,7 +31,8 @@ def certify(target: Path) -> int:
 
 
 def main() -> int:
-    """Run them; 1 when a healthy one is not green, or a sick one has not its own word."""
+    """Run all cases; return 1 if a healthy one does not pass or a faulty one has another result
+    than expected."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--certified", type=Path, help="where a certified one's verdict.json goes")

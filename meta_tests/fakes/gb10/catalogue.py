@@ -1,4 +1,4 @@
-"""Healthy and sick GB10s, and what the suite must say of each: the rows of ``cases.toml``."""
+"""Healthy and faulty GB10s, with the expected result for each: the rows of ``cases.toml``."""
 
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -13,12 +13,19 @@ TAGGED: str = _DATA["tagged"]
 
 @dataclass(frozen=True)
 class Case:
-    """One of them. `arguments`: of pytest, beside the plan ``quick``; `served`: arguments of a
-    server that its owner started, and that the suite is attached to; `tail`: what was in the file
-    of its log before; `verdict`: of the run, as a regular expression; `says`: what must be in what
-    is said, as regular expressions; `alone`: what the tests that fail are called, as a regular
-    expression on all of them; `changes`: fields of `gb10.machine.Machine`; `sample`: in ``make
-    test`` as well, since its server refuses to start, and no vLLM has to answer."""
+    """One case.
+
+    Attributes:
+        arguments: Arguments of pytest, in addition to the plan ``quick``.
+        served: Arguments of a server that the suite attaches to.
+        tail: The content of the server's log file before the server writes to it.
+        verdict: The expected verdict of the run, a regular expression.
+        says: Regular expressions that must match the output.
+        alone: A regular expression that must match the name of each failed test.
+        changes: Fields of `gb10.machine.Machine`.
+        sample: Whether ``make test`` runs the case, too: its server refuses to start, so no vLLM is
+            needed.
+    """
 
     name: str
     arguments: Sequence[str]

@@ -1,7 +1,9 @@
-"""A GB10 that is not there: everything that the suite asks one, answered as it would. A `Machine`
-that was built runs the suite as its owner does: NVML's answers by a library (``nvml.c``), an
-interpreter whose vLLM is of the release (``server.py``), a box that measures as healthy ones do,
-and a real vLLM on the CPU that answers."""
+"""The stand-in for a GB10: it answers every query of the suite as a GB10 would.
+
+A `Machine` runs the suite as its owner does. It has a library with NVML's answers (``nvml.c``), an
+interpreter whose vLLM has the given release (``server.py``), constructed measurements of a healthy
+box, and a real vLLM on the CPU that generates the answers.
+"""
 
 import contextlib
 import importlib.util
@@ -28,20 +30,20 @@ from tools.choices import data
 
 HERE = Path(__file__).parent
 MODEL = "gpt-oss-120b"
-#: The MXFP4 build, where a release is named.
+#: The MXFP4 build, in place of a release.
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 
-#: Libraries of vLLM's wheel that have device code. Nothing on the stand-in imports them.
+#: Libraries of vLLM's wheel with device code. Nothing on the stand-in imports them.
 LIBRARIES = ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so")
 
-#: Its device, its state, its rates, and FlashInfer's modules that it compiled before.
+#: Names of files: its device, its state, its rates, and FlashInfer's compiled modules.
 HEALTHY_ONE: dict[str, Any] = tomllib.loads((HERE / "healthy.toml").read_text("utf-8"))
 
 
 @dataclass
 class Behind:
-    """The vLLM on the CPU that answers."""
+    """The vLLM on the CPU that generates the answers."""
 
     url: str
     key: str
@@ -49,7 +51,7 @@ class Behind:
 
 @contextlib.contextmanager
 def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
-    """Start it, wait until it serves, and stop it."""
+    """Start vLLM, wait until it is ready, and stop it at the end of the block."""
     port = free_port()
     key = secrets.token_urlsafe(16)
     command = [
@@ -77,7 +79,7 @@ def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)  # its engine would stay
+                os.killpg(process.pid, signal.SIGKILL)  # otherwise its engine would remain
                 process.wait()
 
 
@@ -92,7 +94,7 @@ def _wait_for(url: str, process: subprocess.Popen, log: Path) -> None:
 
 @dataclass
 class Machine:
-    """The stand-in, in a folder of its own."""
+    """A stand-in in its own folder."""
 
     folder: Path
     release: str
@@ -103,16 +105,16 @@ class Machine:
     state: dict[str, int] = field(default_factory=lambda: dict(HEALTHY_ONE["state"]))
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    #: What a build calls itself; None: the release.
+    #: The version of a build; None: a release.
     version: str | None = None
-    #: Of FlashInfer; None: the one that the release asks for.
+    #: The version of FlashInfer; None: the one that the release requires.
     flashinfer: str | None = None
     warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
-    #: Another machine is beside it, and one server spans both.
+    #: Whether one server spans this machine and another one.
     two: bool = False
     #: The architecture of the machine code in vLLM's libraries.
     code: str = "121a"
-    #: What dmesg says, after a moment on the clock of the kernel's messages.
+    #: Lines of dmesg, which appear after a moment.
     kernel_log: str = ""
 
     @property
@@ -125,7 +127,7 @@ class Machine:
         return self.folder / "report"
 
     def build(self) -> None:
-        """NVML, the engine's environment, and what the machine is like."""
+        """Create NVML, the engine's environment and the machine's settings."""
         self.folder.mkdir(parents=True)
         if self.two:
             text = self.profile.read_text("utf-8").replace('"sm121-gpt', '"sm121x2-gpt')
@@ -154,7 +156,8 @@ class Machine:
             program.parent.mkdir(exist_ok=True)
             program.write_text(f"#!{sys.executable}\n{_DMESG}")
             program.chmod(0o755)
-        # A certified run gets no variable of the stand-in: the machine says them to every Python.
+        # A certified run gets no variables of the stand-in, so every Python of the machine sets
+        # them.
         names = ("GB10_KERNEL_LOG", "GB10_STATE", "GB10_DEVICE", "GB10_SETTINGS")
         variables = {name: self.surroundings()[name] for name in names}
         (of_suite / "sitecustomize.py").write_text(
@@ -164,7 +167,7 @@ class Machine:
         self.write()
 
     def _venv(self, name: str) -> Path:
-        """Make an environment over this one; returns its folder of packages."""
+        """Create an environment on top of this one; return its folder of packages."""
         folder = self.folder / name
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
         packages = next((folder / "lib").glob("python*")) / "site-packages"
@@ -174,7 +177,7 @@ class Machine:
         return packages
 
     def write(self) -> None:
-        """What can be changed between runs."""
+        """Write the settings that can change between runs."""
         (self.folder / "state").write_text("".join(f"{k} {v}\n" for k, v in self.state.items()))
         (self.folder / "kernel.log").write_text(self.kernel_log)
         (self.folder / "device.json").write_text(json.dumps(self.device))
@@ -187,7 +190,7 @@ class Machine:
         (self.folder / "settings.json").write_text(json.dumps(settings))
 
     def command(self, *arguments: str) -> list[str]:
-        """As an owner types it."""
+        """Return the command line that an owner types."""
         of_suite = str(self.folder / "suite" / "bin" / "python")
         python = of_suite if "--certify" in arguments else sys.executable
         return [
@@ -197,7 +200,7 @@ class Machine:
         ]  # fmt: skip
 
     def surroundings(self) -> dict[str, str]:
-        """The environment of a run."""
+        """Return the environment variables of a run."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         return {
             **inherited, "LD_LIBRARY_PATH": str(self.folder / "lib"),
@@ -213,9 +216,9 @@ class Machine:
 
     @contextlib.contextmanager
     def served(self, *arguments: str, tail: str = "") -> Iterator[tuple[str, ...]]:
-        """A server that its owner started, and by which arguments the suite attaches to it.
-        `arguments`: of the server, beside its name and place; `tail`: what is in the file of its
-        log before it writes there, from its beginning on."""
+        """Start a server that the suite attaches to; yield the suite's arguments. `arguments`:
+        further arguments of the server. `tail`: the content of its log file before the server
+        writes to it."""
         self.write()
         log = self.folder / "owner.log"
         log.write_text(tail, "utf-8")
@@ -239,10 +242,10 @@ class Machine:
                 process.wait(20)
 
     def run(self, *arguments: str, timeout_s: float = 1800.0) -> subprocess.CompletedProcess[str]:
-        """Run the suite on it to its end."""
+        """Run the suite on the stand-in to its end."""
         self.write()
         variables = self.surroundings()
-        if "--certify" in arguments:  # the suite's environment has the stand-in itself
+        if "--certify" in arguments:  # the suite's environment is the stand-in's
             del variables["PYTHONPATH"]
         return subprocess.run(
             self.command(*arguments), cwd=ROOT, env=variables, text=True,
@@ -254,14 +257,14 @@ class Machine:
         return json.loads((self.report / "verdict.json").read_text("utf-8"))
 
 
-#: As dmesg writes them: what was said, a moment ago.
+#: In dmesg's format: messages from a moment ago.
 _DMESG = """import os, time
 for line in open(os.environ["GB10_KERNEL_LOG"]):
     print(f"[{time.monotonic():12.6f}] {line}", end="")
 """
 
 
-#: Of the build: it takes these options, each with any values.
+#: The options that the build accepts, with any values.
 _PARSER = f"""def make_arg_parser(parser):
     for name in open({str(HERE / "mxfp4-options.txt")!r}).read().split():
         if name not in ("-h", "--help"):
@@ -270,14 +273,14 @@ _PARSER = f"""def make_arg_parser(parser):
 """
 
 
-#: Those that FlashInfer's sources name and the suite or a profile sets.
+#: Variables that FlashInfer's sources name and that the suite or a profile sets.
 _FLASHINFER_VARIABLES = (
     "FLASHINFER_CUDA_ARCH_LIST", "FLASHINFER_WORKSPACE_BASE", "FLASHINFER_NVCC_THREADS",
 )  # fmt: skip
 
 
 def _flashinfer_of(release: str) -> str:
-    """The version that a release asks for, and that the build is made with."""
+    """Return the version of FlashInfer that a release requires, or that the build was made with."""
     if release == BUILD:
         return "0.6.3"
     recorded = data.at(data.load(), release)
@@ -286,7 +289,7 @@ def _flashinfer_of(release: str) -> str:
 
 
 def _flashinfer(site: Path, version: str) -> None:
-    """A FlashInfer as far as it can be seen without a GPU: that it is there, and its version."""
+    """Install a FlashInfer that can be found and has a version, but no GPU code."""
     package = site / "flashinfer"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -296,9 +299,9 @@ def _flashinfer(site: Path, version: str) -> None:
 
 
 def _vllm(site: Path, release: str, build: bool) -> None:
-    """A vLLM of that release as far as it can be seen without a start: its version, and with it
-    what is installed; its variables and its command line are those of the vLLM that is here. The
-    effort's build has a parser of its own."""
+    """Install a vLLM of this release that can be examined without a start: its version and its
+    packages. Its variables and its command line are those of the real vLLM of this machine; the
+    MXFP4 build has its own parser."""
     spec = importlib.util.find_spec("vllm")
     assert spec is not None and spec.submodule_search_locations, "vllm is not installed here"
     real = Path(spec.submodule_search_locations[0])
@@ -313,7 +316,7 @@ def _vllm(site: Path, release: str, build: bool) -> None:
             text = extend = ""
         future = "from __future__ import annotations\n" if "from __future__" in text else ""
         text = text.replace("from __future__ import annotations\n", "")
-        text = text.replace("import vllm.env_override", "")  # torch, which takes seconds
+        text = text.replace("import vllm.env_override", "")  # torch, whose import takes seconds
         (folder / "__init__.py").write_text(future + extend + text)
     shutil.copy(real / "envs.py", package)
     (package / "config").mkdir()

@@ -1,11 +1,14 @@
-"""A server of vLLM on a GB10 that is not there: its command line, its log, its rates. Started as
-``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py` makes. What a
-release accepts, refuses, chooses and writes is what it did when it was executed
-(``tools/choices``); the MXFP4 build takes what its parser has (``mxfp4-options.txt``) and
-writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
-(``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
-are answered at the rates of a GB10.
-GB10_SETTINGS names a JSON file with `Settings`."""
+"""A stand-in for a vLLM server on a GB10: its command line, its log, its rates.
+
+The interpreter that `machine.py` creates starts it as ``python -m
+vllm.entrypoints.openai.api_server``. It accepts, refuses, chooses and logs what the release did
+when it was executed (``tools/choices``). As the MXFP4 build it accepts the options of that build's
+parser (``mxfp4-options.txt``), and logs what the build logged on a real GB10 (``mxfp4.toml``). The
+log follows a time line (``start.toml``) on a faster clock. A real vLLM on the CPU generates the
+answers; timed requests are answered at the rates of a GB10.
+
+GB10_SETTINGS names a JSON file with `Settings`.
+"""
 
 import argparse
 import asyncio
@@ -28,7 +31,8 @@ from sm121.core.engine_arguments import one_line, options
 from tools.choices import data as choices
 
 _BEGAN = time.time()
-#: Of what is behind it: no time limit, and lines with the log-probabilities of a whole answer.
+#: The client of the real vLLM: no time limit, and long lines for the log-probabilities of a whole
+#: answer.
 _BEHIND: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": 64 << 20}
 _COUNTED = {
     "vllm:generation_tokens_total": "generated", "vllm:prompt_tokens_total": "prompted",
@@ -38,11 +42,11 @@ _COUNTED = {
 
 
 class Refused(Exception):
-    """The release's own words."""
+    """A refusal with the release's message."""
 
 
 class Release:
-    """What a release makes of a command line."""
+    """A release's reaction to a command line."""
 
     def __init__(self, version: str, arguments: list[str]) -> None:
         recorded = choices.at(choices.load(), version)
@@ -55,7 +59,7 @@ class Release:
         same = [a for a in answers if _deciding(a.arguments) == typed]
 
         def choice_of(field: str) -> str:
-            # What nobody asked for in one breath was asked for one by one.
+            # Options that were not executed together are looked up one by one.
             alike = [a for a in answers if _part(a.arguments, typed, field)]
             return _only([getattr(answer, field) for answer in same or alike])
 
@@ -71,7 +75,7 @@ class Release:
             [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
         )
         self.layout_line = f"[utils.py:347] Using {self.layout} KV cache layout."
-        if not self.shows_layout:  # before 0.29 only what was asked for is said
+        if not self.shows_layout:  # before 0.29 only given options are logged
             self.layout_line = asked_layout and (
                 "[utils.py:62] `VLLM_KV_CACHE_LAYOUT` environment variable detected. Setting KV "
                 f"cache layout to {asked_layout}."
@@ -79,7 +83,7 @@ class Release:
 
 
 class Build:
-    """What the MXFP4 build makes of a command line."""
+    """The MXFP4 build's reaction to a command line."""
 
     def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
@@ -101,7 +105,7 @@ class Build:
         }  # fmt: skip
 
     def fits(self, row: dict[str, Any]) -> bool:
-        """Whether a row is of such a server."""
+        """Return whether a row applies to this server."""
         match = re.search(row.get("when", ""), self.does)
         return match is not None and not re.search(row.get("unless", "(?!)"), self.does)
 
@@ -121,8 +125,8 @@ def _only(values: list[Any]) -> str:
 
 
 class Gb10(TimedServer):
-    """Timed requests at the rates of a GB10; all others go to the real vLLM behind. What is timed
-    has ids that are one ASCII character in the checkpoint's tokenizer."""
+    """Answers timed requests at the rates of a GB10, and forwards all others to the real vLLM. The
+    ids of timed answers are single ASCII characters in the checkpoint's tokenizer."""
 
     vocabulary = 94
 
@@ -182,7 +186,7 @@ class Gb10(TimedServer):
         return answer
 
     async def models(self, request: web.Request) -> web.Response:
-        """Those of the vLLM behind, with the checkpoint that this start was given."""
+        """Return the models of the real vLLM, with the checkpoint of this start."""
         async with self._asked(request) as answer:
             listed = await answer.json()
         for model in listed["data"]:
@@ -190,7 +194,7 @@ class Gb10(TimedServer):
         return web.json_response(listed)
 
     async def not_there(self, _request: web.Request) -> web.Response:
-        """As a route that 0.14 has not."""
+        """Return 404 for a route that vLLM 0.14 does not have."""
         return web.json_response({"detail": "Not Found"}, status=404)
 
     @web.middleware
@@ -211,7 +215,7 @@ class Gb10(TimedServer):
             return await answer.text() if answer.ok else ""
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Those of the vLLM behind since this start, and what was served at a GB10's rates."""
+        """Return the metrics of the real vLLM since this start, plus those of timed requests."""
         lines = []
         for line in (await self._behind()).splitlines():
             name, _, value = line.rpartition(" ")
@@ -235,10 +239,10 @@ class Gb10(TimedServer):
         return float(counter == "vllm:num_requests_running") + rates.get(counter, 0.0) * seconds
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
+        """Answer a timed request at a GB10's rates, with the text of the real vLLM."""
         try:
             body = json.loads(await request.read())
-        except ValueError:  # the vLLM behind says what is wrong
+        except ValueError:  # the real vLLM reports the error
             body = None
         if not isinstance(body, dict):
             return await self.hand_on(request)
@@ -254,7 +258,7 @@ class Gb10(TimedServer):
 
     @contextlib.asynccontextmanager
     async def _asked(self, request: web.Request) -> Any:
-        """The answer of the vLLM behind."""
+        """Return the answer of the real vLLM."""
         headers = {"Authorization": f"Bearer {self.settings.key}"}
         if kind := request.headers.get("Content-Type"):
             headers["Content-Type"] = kind
@@ -275,7 +279,8 @@ class Gb10(TimedServer):
             return response
 
     def _plan(self, pace: Pace, number: int, prompt_tokens: int, tokens: int, share: Any) -> Plan:
-        """A prompt's token costs more the deeper it stands, and so does a generated one."""
+        """Return when each token is sent: prompt and generated tokens take longer at a greater
+        depth."""
         del pace
         if self.serving_since is None:
             self.serving_since = time.monotonic()
@@ -292,7 +297,8 @@ class Gb10(TimedServer):
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
-        """With its last words; of a lost node only after a time in which nothing is answered."""
+        """Log the last lines and end; after the loss of a node, first answer nothing for some
+        time."""
         if self.settings.hangs_s and not self.is_lost:
             self.is_lost = True
             asyncio.get_running_loop().call_later(self.settings.hangs_s, self._die)
@@ -307,7 +313,8 @@ class Gb10(TimedServer):
         return self.serving_since is not None and time.monotonic() - self.serving_since > 30
 
     def _rate(self, depth: int, which: int) -> float:
-        """Between the depths of the table the seconds of a token grow linearly."""
+        """Return the rate at a depth: the seconds per token are interpolated between the depths of
+        the table."""
         rows = self.curve
         at = max(1, min(len(rows) - 1, sum(row[0] < depth for row in rows)))
         (low, *first), (high, *second) = rows[at - 1 : at + 1]
@@ -320,7 +327,8 @@ class Gb10(TimedServer):
 
 
 def _with_both_names(line: bytes) -> bytes:
-    """A message has `reasoning` and `reasoning_content` in 0.14, whose grammars have one end."""
+    """Add `reasoning` and `reasoning_content` to a message, as 0.14 does, whose grammars have one
+    end."""
     line = line.replace(b"<|endoftext|>", b"")
     start = 6 if line.startswith(b"data: ") else 0
     if b'"reasoning"' not in line or line[start : start + 1] != b"{":
@@ -358,13 +366,13 @@ def main() -> None:
         core.wait()
 
 
-#: The engine's process: it ends with its parent.
+#: The engine's process, which ends with its parent.
 _CORE = "import sys; sys.stdin.read()"
 _UNKNOWN = "WARNING [envs.py:2114] Unknown vLLM environment variable detected: {unknown}"
 
 
 def _unknown_variables() -> set[str]:
-    """As vLLM looks for them (``vllm/envs.py``, validate_environ)."""
+    """Return the unknown variables, as vLLM finds them (``vllm/envs.py``, validate_environ)."""
     from vllm import envs
 
     return {name for name in os.environ if name.startswith("VLLM_")} - {*envs.environment_variables}
@@ -373,7 +381,7 @@ def _unknown_variables() -> set[str]:
 def _release(
     settings: Settings, arguments: list[str], values: dict[str, Any], log: Log
 ) -> tuple[Release, list[dict[str, Any]]]:
-    """What a release makes of its command line, and the lines that are still to come."""
+    """Return a release's reaction to its command line, and the remaining log lines."""
     lines = data("start.toml")["line"]
     log.write(lines.pop(0))
     for name in sorted(_unknown_variables()):

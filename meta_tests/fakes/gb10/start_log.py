@@ -1,5 +1,5 @@
-"""What the stand-in's server is told, and what it writes while it starts: the lines of one node, or
-of two that serve together (``two.toml``)."""
+"""Settings of the stand-in's server, and its log lines at a start: of one node, or of two nodes
+that serve together (``two.toml``)."""
 
 import json
 import os
@@ -14,64 +14,64 @@ from typing import Any
 from meta_tests.fakes.installed import compiled
 
 HERE = Path(__file__).parent
-#: The effort's build, where a release is named.
+#: The MXFP4 build, in place of a release.
 BUILD = "mxfp4"
-#: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
+#: Lines that a faulty or slower start does not change: the marker of FlashInfer's workspace.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 
 
 @dataclass
 class Settings:
-    """What the machine and its owner are like."""
+    """The machine's properties, and its owner's settings."""
 
     release: str
-    #: What the build calls itself.
+    #: The version of the build.
     version: str
-    #: A real vLLM that serves the same model on the CPU, and its key.
+    #: A real vLLM on the CPU that serves the same model, and its key.
     behind: str
     key: str
-    #: The NVML library's file.
+    #: The file of the NVML library.
     state: str
-    #: Tokens per second of decode and prefill by depth, by the experts that were chosen.
+    #: Tokens per second of decode and prefill by depth, by the chosen experts.
     rates: dict[str, list[tuple[int, float, float]]]
-    #: Seconds of the time line for each second here.
+    #: Seconds of the time line per real second.
     faster: float = 40.0
-    #: FlashInfer's modules that are compiled at the first start, and the seconds that each takes.
+    #: FlashInfer's modules that the first start compiles, and the seconds of each.
     compiles: dict[str, float] = field(default_factory=dict)
-    #: What is wrong with its start: names of ``faults.toml``.
+    #: The faults of its start: names in ``faults.toml``.
     faults: list[str] = field(default_factory=list)
-    #: Factor on the rate of decode, half a minute after the first timed request.
+    #: A factor on the decode rate, half a minute after the first timed request.
     drift: float = 1.0
-    #: So many seconds after the first timed request the engine's process dies; 0: never.
+    #: The engine's process dies this many seconds after the first timed request; 0: never.
     dies_after_s: float = 0.0
-    #: Its last words: a key of ``deaths``.
+    #: Its last log lines: a key of ``deaths``.
     death: str = "illegal-address"
-    #: The build's start compiles what its caches lack.
+    #: Whether the build's start compiles what its caches lack.
     cold: bool = False
-    #: What stands in front of each line, and of those of the engine's worker.
+    #: The prefix of each line, and of the lines of the engine's worker.
     prefix: str = ""
     worker: str = ""
-    #: Tokens a second that another client gets meanwhile, from the start on.
+    #: The tokens per second that another client gets from the start on.
     tenant_rate: float = 0.0
-    #: Where the lines of a second node go, of a server on two; empty: it is on one. What a node's
-    #: own lines say otherwise: its rank, a pattern, and what stands in its place.
+    #: The log file of the second node, for a server on two nodes; empty: one node. Changes of a
+    #: node's own lines: its rank, a pattern, and the replacement.
     node_log: str = ""
     otherwise: list[tuple[int, str, str]] = field(default_factory=list)
-    #: So long a server hangs before it dies of a lost node; it stays up, and says so by /health.
+    #: How long the server hangs before it dies of a lost node; /health stays 200.
     hangs_s: float = 0.0
-    #: Number of the timed request during which it writes that it compiles a kernel; 0: none.
+    #: The number of the timed request during which it logs that it compiles a kernel; 0: none.
     compiles_at: int = 0
-    #: Ray has started it: its lines are in one log.
+    #: Whether Ray has started it, so that its lines are in one log.
     ray: bool = False
 
     @classmethod
     def load(cls) -> "Settings":
-        """From the file that GB10_SETTINGS names."""
+        """Load the file that GB10_SETTINGS names."""
         return cls(**json.loads(Path(os.environ["GB10_SETTINGS"]).read_text("utf-8")))
 
 
 class Log:
-    """The lines of a start, at their time on a faster clock."""
+    """Writes the lines of a start at their times, on a faster clock."""
 
     def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
         self.settings = settings
@@ -94,7 +94,7 @@ class Log:
         time.sleep(max(0.0, wait_s))
         if "module" in entry:
             _compile(entry["module"], entry["seconds"])
-            self.began += entry["seconds"]  # compilers are not faster here
+            self.began += entry["seconds"]  # compilers do not run on the faster clock
         for role in ("api", "core", "bare", "bare_api", "bare_core"):
             if role in entry:
                 self._say(role, entry[role])
@@ -106,7 +106,7 @@ class Log:
                 self._of_node(rank, f"{host}:{pid}:{pid} [0] {text}" if named else text)
 
     def _of_node(self, rank: int, line: str) -> None:
-        """Write a line of one of two nodes, in its own words."""
+        """Write a line of one of two nodes, with the node's values."""
         words = {"rank": rank, "peer": 1 - rank, "address": self.two["addresses"][rank]}
         words["version"] = self.values["version"]
         rows = [(rank, *row) for row in self.two["instead"]] + self.settings.otherwise
@@ -149,7 +149,7 @@ def data(name: str) -> dict[str, Any]:
 
 
 def compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
-    """A module of FlashInfer that is compiled at the first start: a file a second."""
+    """Compile a module of FlashInfer at the first start: one file per second."""
     return {"at": at, "module": module, "seconds": seconds}
 
 

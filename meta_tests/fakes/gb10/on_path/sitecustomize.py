@@ -1,6 +1,6 @@
-"""On the stand-in's PYTHONPATH: the GPU's own measurement answers from a file, as no GPU is there.
-`sm121 box --device-only cuda:0` multiplies matrices in a process of its own; what a GB10 would have
-measured there stands in the JSON file that GB10_DEVICE names."""
+"""Replace the measurement of the GPU by values of a file; this module is on the stand-in's
+PYTHONPATH. `sm121 box --device-only cuda:0` measures in a separate process. The JSON file that
+GB10_DEVICE names contains what a GB10 would measure."""
 
 import os
 import sys
