@@ -1,1 +1,1 @@
-"""Catalogues of planted faults, and the tests that run them."""
+"""Catalogues of injected faults, and the tests that run them."""

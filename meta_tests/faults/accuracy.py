@@ -1,8 +1,9 @@
-"""How far the suite and other clients are from the truth: writes docs/tables/accuracy.md.
+"""Measure the error of the suite and of other clients, and write docs/tables/accuracy.md.
 
-``python -m meta_tests.faults.accuracy --parts ours,clean,gate,speed,peers``. A part that is not
-named is taken from its last run (``.cache/accuracy``). Peers live in environments of their own
-under ``.cache/peers``, made here; of one that cannot be installed the table says so.
+``python -m meta_tests.faults.accuracy --parts ours,clean,gate,speed,peers`` measures the named
+parts; the others are taken from their last run (``.cache/accuracy``). Other clients (peers) are
+installed in their own environments under ``.cache/peers``; the table says which could not be
+installed.
 """
 
 import argparse
@@ -45,10 +46,10 @@ CACHE = ROOT / ".cache" / "accuracy"
 PEERS = ROOT / ".cache" / "peers"
 TOKENIZER = ROOT / ".cache" / "canary" / "bf16"
 MODEL = "gpt-oss-120b"
-#: tokens a second of each stream, streams, requests.
+#: Tokens per second of each stream, streams, requests.
 POINTS = ((52.0, 1, 10), (60.0, 1, 10), (200.0, 1, 20), (50.0, 8, 32))
 CLEAN_RUNS = 50
-#: Servers 1 % from the threshold, with 1 % jitter from request to request; so many at a time.
+#: Servers 1 % from the threshold, with 1 % jitter between requests; the number that run at once.
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="the documents")
 GATE_RUNS = 50
 GATE_BOUND = 80
@@ -59,10 +60,10 @@ FIRST_MS = 250.0
 TOKENS = 64
 RUNS = 3
 FOOLED = 0.02
-#: What a client itself may take on a busy machine: slow is not fooled.
+#: The time that a client may take on a busy machine; a slow client is not wrong.
 CLIENT_MS = 15.0
 PEERS_DATA = tomllib.loads((DATA / "peers.toml").read_text("utf-8"))
-#: How a client is started; traps in which there is no right number: to give one is to be fooled.
+#: How a client is started; traps without a right number, in which any number is wrong.
 COMMANDS = PEERS_DATA["commands"]
 NO_NUMBER = PEERS_DATA["no_number"]
 TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
@@ -78,14 +79,14 @@ def timed_server(*arguments: str) -> Iterator[servers.TimedServer]:
 
 
 def true_rate(record: dict[str, Any]) -> float:
-    """Tokens after the first chunk over the time from it to the last."""
+    """Return the tokens after the first chunk, divided by the time from it to the last chunk."""
     sent = record["sent_ns"]
     after = sum(at > sent[0] for at in sent)
     return after / (sent[-1] - sent[0]) * 1e9 if after else 0.0
 
 
 def measure_ours() -> list[dict[str, Any]]:
-    """The client against the truth of each request."""
+    """Compare the suite's client with the true times of each request."""
     rows = []
     for rate, streams, requests in POINTS:
         options = ("--rate", str(rate), "--fixed-ms", "50")
@@ -107,7 +108,7 @@ def measure_ours() -> list[dict[str, Any]]:
         left_out = 0
         for answer, record in zip(answers, _matched(answers, truth), strict=True):
             if validity.disturbed(answer, "usage", Measuring()):
-                left_out += 1  # as in a measurement, where another round takes its place
+                left_out += 1  # as in a measurement, where another round replaces it
                 continue
             errors.append(timing.decode_rate(answer, "usage") / true_rate(record) - 1)
             late.append(
@@ -123,7 +124,8 @@ def measure_ours() -> list[dict[str, Any]]:
 
 
 def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The server's record of each answer: by their time of sending, for each group of streams."""
+    """Return the server's record of each answer, by the time of sending, for each group of
+    streams."""
     order = sorted(range(len(answers)), key=lambda index: answers[index].chunks[-1].at_ns)
     ends = sorted(truth, key=lambda record: record["sent_ns"][-1])
     by_answer = dict(zip(order, ends, strict=True))
@@ -131,7 +133,7 @@ def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def measure_clean() -> dict[str, Any]:
-    """Honest servers of different pace: nothing that they say may be called INVALID."""
+    """Measure correct servers with different timing; no number may be INVALID."""
     plan = Plan(256, (8, 32), (0,), Measuring(rounds=5, short_rounds=2))
     wrong = []
     worst = 0.0
@@ -154,7 +156,7 @@ def measure_clean() -> dict[str, Any]:
 
 
 def measure_gate() -> list[dict[str, Any]]:
-    """What the gate decides on real servers, 1 % to either side of the threshold."""
+    """Return the decisions of the gate on real servers, 1 % above and below the threshold."""
     rows = []
     for rate, right in GATE_RATES:
         with ThreadPoolExecutor(GATE_TOGETHER) as pool:
@@ -168,7 +170,7 @@ def measure_gate() -> list[dict[str, Any]]:
 
 
 def decide(rate: float, seed: int) -> tuple[Verdict, int]:
-    """What the gate says of one server, and after how many rounds."""
+    """Return the decision of the gate on one server, and the number of rounds."""
     measuring = Measuring(rounds=gate.FIRST_LOOK, short_rounds=2, maximum_rounds=GATE_BOUND)
     plan = Plan(256, (8, 32), (0,), measuring)
     options = ("--rate", str(rate), "--jitter", "0.01", "--fixed-ms", "30", "--seed", str(seed))
@@ -201,7 +203,8 @@ def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
 
 
 def measure_speed() -> dict[str, float]:
-    """Wall seconds from the command to the verdict, with and without tg128, and llama-benchy's."""
+    """Return the wall seconds from the command to the verdict, with and without tg128, and
+    llama-benchy's."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     seconds = {}
     options = ("--rate", "53", "--model", MODEL)
@@ -237,7 +240,7 @@ def measure_speed() -> dict[str, float]:
 
 @dataclass
 class Said:
-    """What a client said of a server."""
+    """A client's result for a server."""
 
     rate: float | None
     ttft_ms: float | None
@@ -254,7 +257,7 @@ def sm121(url: str, _folder: Path) -> Said:
 
 
 def _command(client: str, **filled_in: object) -> list[str]:
-    """The words with which a client of ``data/peers.toml`` is started."""
+    """Return the command line of a client of ``data/peers.toml``."""
     values = {
         "peers": PEERS,
         "model": MODEL,
@@ -331,9 +334,9 @@ CLIENTS: dict[str, Callable[[str, Path], Said]] = {
 
 
 def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
-    """Each client on each trap; without ``fresh``, those that are not in the cache."""
+    """Run each client on each trap; without ``fresh``, only those that are not in the cache."""
     _install("llama-benchy", "llama-benchy==0.4.0")
-    # Of torch, guidellm needs a data loader: the CPU build, not gigabytes of CUDA.
+    # guidellm needs only a data loader of torch: the CPU build, without gigabytes of CUDA.
     _install("guidellm", "torch==2.13.0", "guidellm==0.8.1")
     _install("aiperf", "aiperf==0.13.0")
     by_trap: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
@@ -360,7 +363,7 @@ def _install(name: str, *requirements: str) -> None:
 
 
 def _run(command: list[str], result: Path, *, offline: bool = True) -> dict[str, Any] | str:
-    """What a client has written, or why it gave no number."""
+    """Return a client's output, or why it gave no number."""
     environment = {**os.environ, "OPENAI_API_KEY": "none"}
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
@@ -397,15 +400,15 @@ def _store(part: str, value: Any) -> None:
 
 
 def truth_of(trap: str, *, chat: bool = False) -> tuple[float, tuple[float, ...]]:
-    """The rate and the time to the first token that a client should find: what the engine
-    generates, whatever the stream looks like. With 3 tokens in the first chunk that chunk is
-    complete with its last token. The first token and the first text are both right answers; in a
-    chat the role comes with the first token, alone."""
+    """Return the rate and the time to the first token that a client should find, by the engine's
+    tokens and not by the stream. With 3 tokens in the first chunk, that chunk is complete with its
+    last token. The first token and the first text are both right answers; in a chat the role is
+    sent alone, with the first token."""
     bundled = {"three-tokens-a-chunk": 2, "first-chunk-of-8": 7, "no-ids-bundled": 7}
     if trap == "all-at-the-end":
         return RATE, (FIRST_MS + (TOKENS - 1) / RATE * 1e3,)
     first = FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
-    # Three tokens later: the first text, or what a chat holds back together with its role.
+    # The first text arrives three tokens later, or in a chat with the role, which is held back.
     later = "content-free" in trap or trap == "bursts"
     firsts = (first, first + 3 / RATE * 1e3) if later else (first,)
     return RATE, (FIRST_MS, *firsts) if chat and FIRST_MS not in firsts else firsts
@@ -423,7 +426,7 @@ def write(path: Path) -> None:
 
 
 def _peers_rows(peers: dict[str, dict[str, Any]], names: list[str]) -> Iterator[list[str]]:
-    """A row for each trap, and how often each client was fooled."""
+    """Return a row for each trap, and the number of wrong results of each client."""
     fooled = dict.fromkeys(names, 0)
     for trap in (trap for trap in TRAPS if trap in peers):
         rate, first = truth_of(trap)

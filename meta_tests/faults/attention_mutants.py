@@ -1,5 +1,5 @@
-"""Wrong attention: the provider `torch` with one thing of it broken. Registered by
-`kernel_mutants`."""
+"""Wrong attention: the provider `torch` with one injected fault. `kernel_mutants` registers these
+mutants."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from sm121.kernels.torch_provider import TorchProvider
 
 ATTENTION = ("prefill", "prefill_sinks", "decode", "decode_sinks")
 LOG2_E = math.log2(math.e)
-#: A method of the right provider is called through its class, with the broken one as `self`.
+#: Calls a method of the right class with the faulty object as `self`.
 right = TorchProvider
 CATALOGUE = Catalogue(TorchProvider, *ATTENTION)
 mutant = CATALOGUE.mutant
@@ -25,7 +25,7 @@ def nhd_as_hnd(cache: Tensor) -> Tensor:
     return cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
 
 
-#: By operation and groups: what stands in the place of the method, by the mutant's name.
+#: The replacement of the method by operation, groups and the mutant's name.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("kv_heads", "prefill", "decode"): {
         "KV heads interleaved": lambda self, query_heads, kv_heads, device: (
@@ -78,7 +78,7 @@ def window_by(by: int) -> Callable[[dict], dict]:
     return lambda k: {"window": None if k["window"] is None else k["window"] + by}
 
 
-#: By name: the keywords of both operations that are others, and the groups, where not all.
+#: By name: the changed keywords of both operations, and the groups, if not all.
 KEYWORDS: dict[str, tuple[Any, ...]] = {
     "sink dropped": (sinks_by(lambda s: None),),
     "sink zeroed": (sinks_by(lambda s: s * 0),),

@@ -1,4 +1,4 @@
-"""Running a catalogue as tests, keeping a row of each case, and its page of ``data/pages``."""
+"""Run a catalogue as tests, keep a row for each case, and fill its page of ``data/pages``."""
 
 import html
 import json
@@ -16,19 +16,19 @@ from meta_tests.folders import DATA, META, ROOT
 
 _FILE = "SM121_META_ROWS"
 
-#: The folder that pytest gives a test, with the name of its worker.
+#: pytest's folder of a test, with the name of its worker.
 _TEST_FOLDER = re.compile(r"[^\s(=]*/pytest-of-[^/\s]+/pytest-\d+/(?:popen-gw\d+/)?[^/\s]+/")
 
 
 def keep(row: dict[str, Any]) -> None:
-    """Keep the row of a case, where somebody has asked for rows."""
+    """Store the row of a case, if rows were requested."""
     if rows := os.environ.get(_FILE):
         with Path(rows).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
 def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
-    """Run all cases of a file of tests; pytest's exit status and the rows, as they were kept."""
+    """Run all cases of a file of tests; return pytest's exit status and the stored rows."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.touch()
@@ -43,13 +43,13 @@ def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 def cell(text: str, most: int = 240) -> str:
-    """Text for a cell of a table in Markdown, without the folders of the machine that made it."""
+    """Return a text for a cell of a Markdown table, without folders of this machine."""
     text = _TEST_FOLDER.sub("", text).replace(f"{ROOT}/", "")
     return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")
 
 
 def page(name: str, **values: Any) -> str:
-    """A page of a catalogue, in Markdown. Of a template ``cell`` is a filter."""
+    """Return the page of a catalogue in Markdown. ``cell`` is a filter of its template."""
     environment = Environment(
         loader=FileSystemLoader(DATA / "pages"),
         undefined=StrictUndefined,

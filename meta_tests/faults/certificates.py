@@ -1,9 +1,10 @@
-"""Certificates of an honest vLLM: how many of some runs are certified, and why not the others.
+"""Count how many of several runs on a correct vLLM get a certificate, with the reasons of the
+others.
 
 ``python -m meta_tests.faults.certificates --runs 50`` runs the suite with ``--certify`` on the CPU,
-with ``data/certifiable-cpu.toml``, one run after the other, and prints a line for each as it ends.
-It ends with 0 when each was certified. ``--levels smoke,performance`` asks for the certificate of
-these levels. With ``--state FILE`` runs add up over several calls: a row of JSON for each.
+with ``data/certifiable-cpu.toml``, one run after the other, and prints a line for each. The exit
+status is 0 if each was certified. ``--levels smoke,performance`` requests the certificate of these
+levels. With ``--state FILE``, several calls add their runs to one file: a row of JSON for each.
 """
 
 import argparse
@@ -22,7 +23,7 @@ PROFILE = DATA / "certifiable-cpu.toml"
 
 
 def with_levels(levels: list[str], folder: Path) -> Path:
-    """The profile, extended so that it asks for the certificate of these levels."""
+    """Return the profile, extended to certify these levels."""
     if not levels:
         return PROFILE
     file = folder / "profile.toml"
@@ -33,7 +34,7 @@ def with_levels(levels: list[str], folder: Path) -> Path:
 
 
 def certify(folder: Path, levels: list[str]) -> dict:
-    """verdict.json of a run in a folder; {} where none was written."""
+    """Return verdict.json of a run in a folder; {} if none was written."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     profile = with_levels(levels, folder)
     with (folder / "output.txt").open("w") as output:
@@ -47,7 +48,7 @@ def certify(folder: Path, levels: list[str]) -> dict:
 
 
 def row(verdict: dict, began: str, took_s: float) -> dict:
-    """What is kept of a run."""
+    """Return the stored data of a run."""
     fingerprint = verdict.get("fingerprint") or {}
     return {
         "began": began,
@@ -61,13 +62,13 @@ def row(verdict: dict, began: str, took_s: float) -> dict:
 
 
 def line(number: int, run: dict) -> str:
-    """A run as it is printed."""
+    """Return the printed line of a run."""
     outcome = f"{run['verdict']:12} {run['took_s']:6} s"
     return f"{number:3} {run['began']} {outcome}  {run['commit']}  {run['reason']}"
 
 
 def runs(number: int, folder: Path, levels: list[str], state: Path | None = None) -> list[dict]:
-    """Several runs, by their verdict.json; a line is printed, and kept, for each as it ends."""
+    """Run several times; print and store a line for each run when it ends."""
     verdicts: list[dict] = []
     for _ in range(number):
         began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -84,7 +85,7 @@ def runs(number: int, folder: Path, levels: list[str], state: Path | None = None
 
 
 def known(state: Path) -> list[dict]:
-    """The runs that were kept."""
+    """Return the stored runs."""
     if not state.is_file():
         return []
     return [json.loads(text) for text in state.read_text("utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""Whether a mistake in a data file is one line that names the file and what was expected."""
+"""Check that a mistake in a data file gives one line with the file and the expected value."""
 
 import re
 
@@ -9,17 +9,17 @@ from meta_tests.folders import ROOT
 from sm121.core import data_file
 
 FIXTURES = ROOT / "fixtures"
-#: What the file is called.
+#: The name of the file.
 NAME = "mine.toml"
 
 
 def assert_refused(model: type[BaseModel], text: str, expected: str) -> None:
-    """Check that this text is no file of the model, and that the one line says what was expected.
+    """Check that the model refuses a text with one line that contains the expected value.
 
     Args:
         model: The model of the data file.
-        text: The file, with its mistake.
-        expected: A regular expression of a part of the line.
+        text: The file with its mistake.
+        expected: A regular expression that must match a part of the line.
     """
     with pytest.raises(data_file.DataFileError) as caught:
         data_file.parse(text, model, NAME)
@@ -27,7 +27,7 @@ def assert_refused(model: type[BaseModel], text: str, expected: str) -> None:
 
 
 def with_mistake(model: type[BaseModel], right: str, old: str | None, new: str) -> str:
-    """Return a right file with `new` in place of `old`, or after it where `old` is None."""
+    """Return a correct file with `new` in place of `old`, or at its end if `old` is None."""
     data_file.parse(right, model, NAME)
     if old is None:
         return f"{right}\n{new}"

@@ -1,5 +1,6 @@
 """Wrong kernels of builds that round more than the checkpoint: dense MXFP4 layers, attention of an
-FP8 cache, experts with E4M3 activations under scales of one. Registered by `kernel_mutants`."""
+FP8 cache, and experts with E4M3 activations under scales of one. `kernel_mutants` registers them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ DENSE = ("mxfp4_linear",)
 FP8 = ("prefill_fp8", "decode_fp8")
 RANGES = ("moe_ranges", "moe_activation")
 
-#: By name: what makes the provider, and the groups of which one has to notice.
+#: By name: the function that creates the provider, and the groups of which one must detect it.
 MUTANTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {}
 
 
@@ -136,7 +137,7 @@ for fault, methods in {
 
 
 def on_cache(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """`change` of values in float32, under E4M3's own rounding."""
+    """Apply `change` to values in float32, then E4M3's own rounding."""
     return {"cached": lambda _self, values: change(values.float()).to(values.dtype)}
 
 
@@ -148,7 +149,7 @@ def cut(values: Tensor) -> Tensor:
     return near((values.view(torch.int32) & ~0xFFFFF).view(torch.float32))
 
 
-#: Of values in float32, that should be rounded to the nearest of E4M3.
+#: Changes of values in float32 that should be rounded to the nearest value of E4M3.
 ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
     "flushed below E4M3's normals": lambda v: near(v) * (near(v).abs() >= 2.0**-6),
     "saturates to NaN": lambda v: near(v).masked_fill(v.abs() > 464, torch.nan),
@@ -161,7 +162,7 @@ Call = tuple[str, tuple, dict]
 
 
 def changed_calls(change: Callable[[str, tuple, dict], Call]) -> dict[str, Any]:
-    """Both operations: another one in the place of each, or other arguments and keywords."""
+    """Replace both operations, or their arguments and keywords."""
 
     def operation(name: str) -> Callable[..., Tensor]:
         def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
@@ -174,7 +175,7 @@ def changed_calls(change: Callable[[str, tuple, dict], Call]) -> dict[str, Any]:
 
 
 def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """`change` of keys (0) or values (1) alone, before they are cached."""
+    """Apply `change` only to keys (0) or values (1), before they are cached."""
 
     def changed(name: str, arguments: tuple, keywords: dict) -> Call:
         q, *inputs = arguments
@@ -189,7 +190,7 @@ def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
 
 
 def by_window(windowed: bool) -> dict[str, Any]:
-    """A cache in bfloat16 of layers with (or without) a window."""
+    """Use a cache in bfloat16 for layers with (or without) a window."""
 
     def changed(name: str, arguments: tuple, keywords: dict) -> Call:
         plain = (keywords["window"] is not None) is windowed
@@ -248,7 +249,7 @@ class IdentityX(EmulatedProvider):
     quantised = IdentityProvider.quantised
 
 
-#: Of x and the hidden activations, of x alone, of the hidden activations alone.
+#: Changes of x and the hidden activations, of x alone, of the hidden activations alone.
 AS_IDENTITY = (Identity, IdentityX), (Emulation, IdentityX), (Identity, EmulatedProvider)
 AS_COMPUTED = (Emulation, ComputedX), (Identity, ComputedX), (Emulation, IdentityProvider)
 for form, promised, rows in (

@@ -1,4 +1,5 @@
-"""What the faults of ``data/protocol-faults.toml`` do to parsed requests and answers."""
+"""The changes that the faults of ``data/protocol-faults.toml`` make to parsed requests and
+answers."""
 
 import copy
 import json
@@ -43,7 +44,7 @@ def usage(answer: Json, change: Callable[[Json], None]) -> Json:
 
 
 def one_token_less(request: Json) -> Json:
-    """Stops early, as an engine that overlooks min_tokens and ignore_eos."""
+    """End an answer early, as an engine does that ignores min_tokens and ignore_eos."""
     less = max(1, request.get("max_tokens", 16) - 1)
     short = {"max_tokens": less, "min_tokens": less}
     return request | short if request.get("ignore_eos") else request
@@ -91,7 +92,7 @@ def swap(chunks: list[Json], key: str) -> list[Json]:
 
 
 def merge(chunks: list[Json]) -> list[Json]:
-    """Two tokens in a chunk, of which the client is told only the second's id."""
+    """Put two tokens into a chunk that contains only the second id."""
     first, second = with_text(chunks)[1:3]
     second["choices"][0]["text"] = first["choices"][0]["text"] + second["choices"][0]["text"]
     chunks.remove(first)
@@ -106,7 +107,7 @@ def change(chunks: list[Json], number: int, change: Callable[[Json], Any]) -> li
 
 @in_two_steps
 def drop_where(chunks: list[Json], drops: Callable[[Json], bool]) -> list[Json]:
-    """Leave out the second of the chunks for which ``drops`` holds."""
+    """Drop the second of the chunks for which ``drops`` is true."""
     hits = [n for n, chunk in enumerate(chunks) if drops(chunk)]
     return [chunk for n, chunk in enumerate(chunks) if n not in hits[1:2]]
 
@@ -160,7 +161,7 @@ def header_in_front(chunks: list[Json]) -> list[Json]:
 
 @in_two_steps
 def messages(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
-    """What becomes of a chat's messages on the way."""
+    """Change a chat's messages on the way."""
     messages = request.get("messages")
     if not isinstance(messages, list):
         return request
@@ -194,7 +195,7 @@ def texts(message: Json, change: Callable[[str], str]) -> None:
 
 
 def schema_as_text(request: Json) -> Json:
-    """The schema is told in place of the instructions."""
+    """Put the schema in place of the instructions."""
     if not request.get("response_format"):
         return request
     schema = {"role": "system", "content": json.dumps(request["response_format"])}
@@ -203,19 +204,19 @@ def schema_as_text(request: Json) -> Json:
 
 @in_two_steps
 def items(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
-    """What becomes of the items of a request of Responses."""
+    """Change the items of a request of the Responses API."""
     are_items = isinstance(request.get("input"), list)
     return {**request, "input": change(request["input"])} if are_items else request
 
 
 @in_two_steps
 def having(part: Json, key: str, change: Callable[[Json], Any]) -> None:
-    """Change what has something under a key."""
+    """Change each object that has this key."""
     if part.get(key):
         change(part)
 
 
-#: Those of one expression.
+#: Changes of one expression.
 SMALL: dict[str, Callable[..., Any]] = {
     "no_usage": lambda chunks: [chunk for chunk in chunks if chunk.get("choices")],
     "stream_cut_off_with_status_200": lambda text: text[: len(text) // 2],

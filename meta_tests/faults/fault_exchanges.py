@@ -1,5 +1,5 @@
-"""What the faults of the proxy do with a request and its answer in their hands; rows of
-``data/protocol-faults.toml`` name them as their ``exchange``."""
+"""Faults that need both the request and the answer; rows of ``data/protocol-faults.toml`` name them
+as their ``exchange``."""
 
 import json
 import re
@@ -13,13 +13,13 @@ from meta_tests.faults.fault_changes import Json, choice, message, no_instructio
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
-#: Longer than the cases of fixtures/api wait for an answer.
+#: Longer than the time limit of the cases of fixtures/api.
 HANG_S = 30.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What came from the client. ``body`` is None where it is no JSON object."""
+    """A client's request. ``body`` is None if it is no JSON object."""
 
     method: str
     path: str
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back. No status: the connection is dropped."""
+    """The returned answer. Without a status, the connection is dropped."""
 
     status: int | None
     content_type: str
@@ -49,7 +49,7 @@ Exchange = Callable[[Request, Forward], Answer]
 
 
 def each_fifth(change: Callable[[Json], Any]) -> Callable[[], Exchange]:
-    """A fault that comes and goes: it strikes every fifth chat."""
+    """An intermittent fault: it affects every fifth chat."""
 
     def make() -> Exchange:
         count = 0
@@ -78,7 +78,7 @@ def plainly(hook: Exchange) -> Callable[[], Exchange]:
 
 
 def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """What becomes of an answer that refuses a request."""
+    """Change an answer that refuses a request."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         answer = forward(request)
@@ -89,8 +89,8 @@ def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange
 
 
 def on_odd_chats(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """What becomes of a chat that ignores its end, whose tokens are forced to be no harmony, or
-    that has a tool's result and no tools."""
+    """Change a chat that ignores its end, whose tokens are forced to be no harmony, or that has a
+    tool's result and no tools."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         body = request.body or {}
@@ -117,7 +117,7 @@ def no_answer(_request: Request, _answer: Answer) -> Answer:
 
 
 def after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """The server is another one once it has refused a request."""
+    """Behave in another way after the first refused request."""
 
     def make() -> Exchange:
         refused = False
@@ -125,7 +125,7 @@ def after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], 
         def hook(request: Request, forward: Forward) -> Answer:
             nonlocal refused
             answer = broken(request, forward(request)) if refused else forward(request)
-            # A GET that was refused was only a look at what there is.
+            # A refused GET only looked for a page.
             refused = refused or (request.method == "POST" and answer.status in range(400, 500))
             return answer
 
@@ -140,7 +140,7 @@ def any_key(request: Request, forward: Forward) -> Answer:
 
 
 def stale() -> Exchange:
-    """Each completion gets the answer of the one before."""
+    """Give each completion the answer of the preceding one."""
     before: dict[str, Answer] = {}
 
     def hook(request: Request, forward: Forward) -> Answer:
@@ -155,8 +155,8 @@ def stale() -> Exchange:
 
 
 def empty_but_the_first() -> Exchange:
-    """The first answer is right, and all later ones are empty, with their tokens counted
-    (vllm#31422: gpt-oss on two GPUs)."""
+    """Return the right first answer, and later only empty answers with counted tokens (vllm#31422:
+    gpt-oss on two GPUs)."""
     count = 0
 
     def hook(request: Request, forward: Forward) -> Answer:
@@ -201,7 +201,7 @@ def error_in_the_stream(request: Request, answer: Answer) -> Answer:
 
 
 def prompt_rewritten(change: Callable[[str], list[int]]) -> Callable[[], Exchange]:
-    """The model is given other tokens than those of the chat, and the server says so."""
+    """Give the model other tokens than those of the chat, and report those tokens."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         body = request.body
@@ -234,7 +234,7 @@ def another_date(text: str) -> list[int]:
 
 @plainly
 def says_other_ids(request: Request, forward: Forward) -> Answer:
-    """Instructions are dropped, and the ids and usage are those of the chat with them."""
+    """Drop the instructions, and report the ids and the usage of the chat with them."""
     body = request.body
     if request.path != CHAT or body is None or body.get("stream"):
         return forward(request)

@@ -1,8 +1,8 @@
-"""Honest runs of one engine, each compared with the one before: ``--against`` must find nothing.
+"""Compare runs of one engine, each with the preceding one: ``--against`` must find no difference.
 
-``python -m meta_tests.faults.honest_pairs [--pairs 10] [--plan quick] [--output FILE]``: what
-differs between two runs of one engine is noise, and a gate that calls it worse is switched off. A
-run takes a server of its own; give the machine to nothing else meanwhile.
+``python -m meta_tests.faults.honest_pairs [--pairs 10] [--plan quick] [--output FILE]``:
+differences between two runs of one engine are noise, and users switch off a gate that reports them.
+Each run starts its own server; leave the machine idle meanwhile.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _HEAD = text_file("honest-pairs.md")
 
 
 def main() -> int:
-    """Run them; exit status 1 when a pair was called worse."""
+    """Run the pairs; the exit status is 1 if a run was called worse."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--plan", default="quick")

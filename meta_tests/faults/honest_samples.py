@@ -1,8 +1,8 @@
-"""How often the sampling tests call a right server wrong.
+"""Measure how often the sampling tests fail on a correct server.
 
 `python -m meta_tests.faults.honest_samples NAME [--rounds 20]` starts vLLM on the CPU with the
-canary's configuration NAME; what vLLM itself does wrong with speculation is fixed in it (see
-`in_vllm/speculation_saboteur.py`). With `--base-url URL --key KEY` a running server is asked, and
+canary's configuration NAME; vLLM's own faults with speculation are fixed in it (see
+`in_vllm/speculation_saboteur.py`). With `--base-url URL --key KEY` it tests a running server, and
 NAME describes it. Each call writes its row of docs/tables/honest-samples.md.
 """
 
@@ -32,12 +32,12 @@ from sm121.engines.detection import detect
 from sm121.measure import counters
 
 PAGE = ROOT / "docs" / "tables" / "honest-samples.md"
-#: Of the page's table, what is between its head and its rows.
+#: The part of the page's table between its head and its rows.
 SEPARATOR = "|---|---|---:|---|---|---:|"
 
 
 def failures(server: Server, seed: int) -> list[str]:
-    """What the tests of a round say that do not pass."""
+    """Return the failures of a round of tests."""
     can = detect(server)
     texts = []
     if can.version is None:
@@ -65,7 +65,7 @@ def failures(server: Server, seed: int) -> list[str]:
 
 @contextlib.contextmanager
 def started(configuration: str) -> Iterator[Server]:
-    """A server with the canary on this machine's CPU."""
+    """Start a server with the canary on this machine's CPU."""
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     drafts = "--speculative-config" in PROFILE.configurations[configuration].arguments
     saboteur = f"{'speculation' if drafts else 'model'}_saboteur.Saboteur"
@@ -77,7 +77,7 @@ def started(configuration: str) -> Iterator[Server]:
 
 
 def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple[str, bool]:
-    """Ask for the rounds; a row of the page, and whether all are green."""
+    """Run the rounds; return a row of the page, and whether all passed."""
     began = time.monotonic()
     seconds = list[float]()
     red = 0
@@ -99,7 +99,7 @@ def row_of_rounds(name: str, server: Server, most: int, minutes: float) -> tuple
 
 
 def main() -> int:
-    """Ask for the rounds; exit status 1 where one is red."""
+    """Run the rounds; the exit status is 1 if one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?", default="float32")
     parser.add_argument("--rounds", type=int, default=20)

@@ -1,6 +1,9 @@
-"""Wrong kernels: the provider `torch` with one thing broken, and the table of what notices it.
-`python -m meta_tests.faults.kernel_mutants` runs every mutant against every group of cases that its
-operations have, and writes docs/tables/kernel-mutants.md."""
+"""Wrong kernels: the provider `torch` with one injected fault, and the table of the cases that
+detect it.
+
+`python -m meta_tests.faults.kernel_mutants` runs every mutant against every group of cases of its
+operations, and writes docs/tables/kernel-mutants.md.
+"""
 
 import argparse
 import functools
@@ -26,14 +29,14 @@ MOE = ("moe_token_counts", "moe_routing", "moe_block_scales", "moe_activation")
 
 @dataclass(frozen=True)
 class Kill:
-    """The first case of a group that detected, and what it said."""
+    """The first case of a group that detected a fault, and its message."""
 
     group: str
     case: str
     finding: str
 
 
-#: A method of the right provider is called through its class, with the broken one as `self`.
+#: Calls a method of the right class with the faulty object as `self`.
 right = TorchProvider
 CATALOGUE = Catalogue(TorchProvider)
 MUTANTS, mutant, method, add = (
@@ -107,7 +110,7 @@ for group, where_wrong, first in (("decode", "for B > 16", 16), ("prefill", "abo
 
 
 class _Stale(TorchProvider):
-    """Keeps an output per shape and gives the previous one."""
+    """Keeps an output per shape, and returns the preceding one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +170,7 @@ def as_contiguous(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.as_strided(x.shape, (x.shape[1], 1))
 
 
-#: By name: the arguments of `fused_moe` that are others.
+#: By name: the changed arguments of `fused_moe`.
 OTHER_ARGUMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "swapped experts": lambda a: {"ids": swapped(a["ids"])},
     "expert 126 for 127": lambda a: {"ids": torch.where(a["ids"] == 127, 126, a["ids"])},
@@ -242,7 +245,8 @@ def swiglu(
     gate: Callable[..., Tensor] = above, up: Callable[..., Tensor] = both,
     inner: Callable[..., Tensor] = as_it_is, beta: float = 1.0,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """The activation with other clamps: of the gate, of the up, and of the gate in the sigmoid."""
+    """The activation with other limits: of the gate, of the up projection, and of the gate in the
+    sigmoid."""
 
     def activation(_self: Any, t: Tensor, alpha: float, limit: float) -> Tensor:
         gated = gate(t[:, 0::2], limit)
@@ -271,7 +275,7 @@ def routed(
     return change(shares), ids.int()
 
 
-#: By operation and groups: what stands in the place of the method, by the mutant's name.
+#: The replacement of the method by operation, groups and the mutant's name.
 METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     ("activation", "moe_activation"): {
         "gate clamped at -limit too": swiglu(gate=both),
@@ -470,7 +474,7 @@ def kill(wrong: Mutant) -> Kill | None:
 
 
 def table() -> str:
-    """The catalogue as Markdown."""
+    """Return the catalogue as Markdown."""
     killed = {
         wrong.name: [k for g in wrong.groups if (k := first_kill(wrong.make(), g))]
         for wrong in EVERY

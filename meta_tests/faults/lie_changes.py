@@ -1,4 +1,5 @@
-"""What the lies of ``data/lies.toml`` do, beside the faults of the proxy: many strike at times."""
+"""The changes that the faults of ``data/lies.toml`` make, in addition to those of the proxy; many
+are intermittent."""
 
 import json
 import threading
@@ -99,7 +100,8 @@ def reasoning_of_deltas(chunks: list[Json]) -> list[Json]:
 
 @dataclass
 class Traffic:
-    """Requests so far, under way, and what they were; the latest answer of each kind."""
+    """The number and the kinds of earlier and running requests, and the latest answer of each
+    kind."""
 
     requests: int = 0
     under_way: int = 0
@@ -113,8 +115,8 @@ Change = Callable[[Answer, Answer], Answer]
 
 
 def sometimes(when: When, change: Change, fields: Json | None = None) -> Callable[[], Exchange]:
-    """A lie at times: another answer, made of it and the latest of its kind, or other fields of the
-    request; ``drop`` names one that is dropped."""
+    """An intermittent fault: another answer, made from it and the latest one of its kind, or other
+    fields of the request; ``drop`` names a field that is dropped."""
 
     def make() -> Exchange:
         traffic = Traffic()
@@ -163,13 +165,13 @@ def failing(status: int) -> Change:
 
 
 def exchanged(old: str, new: str) -> Change:
-    """A text anywhere in an answer is another."""
+    """Replace a text anywhere in an answer."""
     return lambda answer, _before: replace(
         answer, content=answer.content.replace(old.encode(), new.encode())
     )
 
 
-#: Those of one expression.
+#: Changes of one expression.
 SMALL: dict[str, Callable[..., Any]] = {
     "part_of": lambda first, end=None: lambda row: row[first:end] or row,
     "swapped": lambda ids: [*ids[:2][::-1], *ids[2:]],

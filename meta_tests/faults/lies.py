@@ -1,7 +1,7 @@
-"""Lies by pairs: which tests of smoke, correctness and stress notice which.
+"""Inject faults in pairs, and find out which tests of smoke, correctness and stress detect which.
 
-The honest twin runs first, and what each test asks is kept: so it is known which tests a lie would
-touch. The table says how pairs are run.
+The clean twin runs first, and the requests of each test are stored, so that it is known which tests
+a fault can affect. The table describes how pairs are run.
 
     python -m meta_tests.faults.lies --seed 1 --output docs/tables/lies.md
 """
@@ -45,17 +45,17 @@ from sm121.core import profile
 
 LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress.py")
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
-SCRIPTED = ("counts the prompt", "leaves out")  # only an engine by script can be told to
-_MOST = 80  # requests of a test that are kept
-_TOGETHER_S = 0.5  # an answer of a crowd that is given again
-#: Ids in an answer that a server makes anew each time, and the times of answers.
+SCRIPTED = ("counts the prompt", "leaves out")  # only a scripted engine can be controlled
+_MOST = 80  # stored requests of a test
+_TOGETHER_S = 0.5  # a repeated answer of a crowd
+#: Ids in an answer that a server creates anew each time, and the times of answers.
 _ID = re.compile(r'("(?:id|item_id|call_id|response_id)": ?"[a-z]+(?:-tool)?[-_])([0-9a-f]{6,})')
 _CREATED = re.compile(r'("created(?:_at)?": ?)([0-9]+)')
 PLANTED = LIES | {n: f for n, f in SAMPLING.items() if not any(part in n for part in SCRIPTED)}
 
 
 def pairs(names: Sequence[str], seed: int) -> list[tuple[str, str]]:
-    """Each name in a pair; an odd one with the first."""
+    """Return each name in a pair; an odd one is paired with the first."""
     drawn = sorted(names)
     random.Random(seed).shuffle(drawn)
     return list(zip(drawn[::2], [*drawn[1::2], drawn[0]], strict=False))
@@ -63,13 +63,13 @@ def pairs(names: Sequence[str], seed: int) -> list[tuple[str, str]]:
 
 @dataclass
 class Twin:
-    """The honest run: seconds of each test that passed, and its requests with their answers."""
+    """The clean run: the seconds of each passed test, and its requests with their answers."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     exchanges: dict[str, list[tuple[str, Json, str, str]]] = field(default_factory=dict)
 
     def touched(self, lie: Fault) -> list[str]:
-        """The tests of which it would change something: the one that its row names, then the
+        """Return the tests that the fault can affect: the one that its row names, then the
         quickest."""
 
         def rank(test: str) -> tuple[bool, float]:
@@ -79,8 +79,7 @@ class Twin:
         return sorted((test for test in self.seconds if self._touches(lie, test)), key=rank)
 
     def within(self, tests: Sequence[str], seconds: float) -> list[str]:
-        """The first of the tests, as many as the honest run had in so many seconds; at least
-        one."""
+        """Return the first tests that the clean run ran in this many seconds; at least one."""
         spent = [*itertools.accumulate(self.seconds[test] for test in tests)]
         return [t for t, s in zip(tests, spent, strict=True) if t == tests[0] or s <= seconds]
 
@@ -94,9 +93,9 @@ class Twin:
 
 
 class Remembering(FaultProxy):
-    """Gives the answer of the real server again to a request that leaves no choice, under other
-    ids: so a catalogue of many runs takes minutes. The stress level is there to be answered, but
-    for crowds: those are of answers that go to others, and come together."""
+    """Repeats the real server's answer to a request with only one right answer, under other ids, so
+    that a catalogue of many runs takes minutes. Of the stress level, only crowds are not repeated:
+    their faults mix concurrent answers."""
 
     answers: dict[str, Answer]
 
@@ -120,7 +119,7 @@ class Remembering(FaultProxy):
 
 
 class Recording(FaultProxy):
-    """Asks another proxy, and keeps what each test asks, and what it is told."""
+    """Forwards to another proxy, and stores the requests and answers of each test."""
 
     inner: FaultProxy
     twin: Twin
@@ -143,9 +142,9 @@ def _test() -> str:
 
 @dataclass
 class Bench:
-    """A real server behind two proxies. `limits`: seconds of the honest run, of whose tests a pair
-    is told, and a lie that none detected; `part`: of the tests that take part; `options`: of
-    each run. A later run reads what is in `state`."""
+    """A real server behind two proxies. `limits`: the seconds of the clean run whose tests run for
+    a pair, and for a fault that no test detected; `part`: the tests that take part; `options`:
+    options of each run. A later run continues from `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
@@ -159,7 +158,7 @@ class Bench:
     @classmethod
     @contextlib.contextmanager
     def at(cls, url: str, key: str, *arguments: Any) -> Iterator[Bench]:
-        """In front of a server that runs."""
+        """Return a bench in front of a running server."""
         limits = httpx.Limits(max_connections=None)
         with (
             httpx.Client(timeout=300.0, trust_env=False, limits=limits) as http,
@@ -172,7 +171,7 @@ class Bench:
             yield bench
 
     def honest(self, expression: str) -> None:
-        """Run all tests without a lie; those that did not pass take no part."""
+        """Run all tests without a fault; those that do not pass take no part."""
         file = self.state / "twin.json"
         if file.is_file():
             for name, values in json.loads(file.read_text("utf-8")).items():
@@ -186,7 +185,7 @@ class Bench:
         file.write_text(json.dumps(vars(self.twin)), "utf-8")
 
     def fails(self, lies: Sequence[Fault], tests: Sequence[str], *options: str) -> dict[str, str]:
-        """The tests that fail against these lies together and not without, with what they say."""
+        """Return the tests that fail with these faults and not without, with their messages."""
         verdicts = self._verdicts(lies, tests, *options) if tests else []
         failed = {test: message for test, verdict, message, _ in verdicts if verdict == "FAIL"}
         honest = self._verdicts((), [*failed]) if failed else []
@@ -206,8 +205,8 @@ class Bench:
         return [(*test, s) for test, s in zip(outcome.tests, outcome.each_s, strict=True)]
 
     def pair(self, names: tuple[str, str]) -> None:
-        """Run a pair, then each of both against what failed, and against other tests until one
-        notices it; keep a row of each."""
+        """Run a pair, then each of both with the failed tests, and with other tests until one
+        detects it; store a row for each."""
         began = time.monotonic()
         before = self.results()
         lies = [PLANTED[name] for name in names]
@@ -223,7 +222,8 @@ class Bench:
                 continue
             alone = {t: text for t, text in together.items() if t in tests and t not in others}
             unclear = [test for test in together if test in tests and test in others]
-            # Two lies may cancel each other out: what held against both was not asked of one.
+            # Two faults may cancel each other out, so tests that passed with both run again with
+            # one.
             held = {test for test in first if test in others and test not in together}
             asked = {*row["asked"], *first} - held
             row["asked"] = [test for test in tests if test in asked]
@@ -237,7 +237,7 @@ class Bench:
             )
 
     def _until_noticed(self, lie: Fault, tests: Sequence[str], row: Json) -> None:
-        """Ask the other tests, the quickest first, each time for as long as all before."""
+        """Run the other tests, the quickest first, doubling the time of the selection."""
         while not self.done(row, tests):
             spent = sum(self.twin.seconds[test] for test in row["asked"])
             rest = [test for test in tests if test not in row["asked"]]
@@ -246,13 +246,13 @@ class Bench:
             row["fails"] = self.fails([lie], more, "--maxfail=1")
 
     def done(self, row: Json, tests: Sequence[str]) -> bool:
-        """Whether a lie was detected, or all were asked that may be."""
+        """Return whether a fault was detected, or all allowed tests ran."""
         rest = [test for test in tests if test not in row["asked"]]
         spent = sum(self.twin.seconds[test] for test in row["asked"])
         return bool(row.get("fails") or not rest or spent > self.limits[1])
 
     def results(self) -> dict[str, Json]:
-        """The rows so far, by lie; another process may be writing one."""
+        """Return the rows so far, by fault; another process may be writing one."""
         file = self.state / "rows.jsonl"
         text = file.read_text("utf-8") if file.is_file() else ""
         lines = text.rpartition("\n")[0].splitlines()
@@ -260,7 +260,8 @@ class Bench:
 
 
 def merged(folders: Sequence[Path]) -> dict[str, Json]:
-    """The rows of several states, by lie: the last that detected it, else the last."""
+    """Return the rows of several states, by fault: the last row that detected it, otherwise the
+    last."""
     rows: dict[str, Json] = {}
     for folder in folders:
         for line in (folder / "rows.jsonl").read_text("utf-8").splitlines():
@@ -271,13 +272,13 @@ def merged(folders: Sequence[Path]) -> dict[str, Json]:
 
 
 def page(rows: dict[str, Json], seed: int) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     unseen = [name for name, row in rows.items() if not row["fails"]]
     return catalogue_rows.page("lies", rows=rows, unseen=unseen, planted=PLANTED, seed=seed)
 
 
 def main() -> int:
-    """Run the catalogue, or some lies of it."""
+    """Run the catalogue, or some of its faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True)
@@ -326,7 +327,7 @@ def main() -> int:
                 subprocess.Popen([*again, f"--key={key}", f"--part={number}"])
                 for number in range(options.processes)
             ]
-            _ = [process.wait() for process in parts]  # what one that dies leaves is told below
+            _ = [process.wait() for process in parts]  # a worker that died is reported below
         for pair in drawn:
             bench.pair(pair)
         rows = bench.results()

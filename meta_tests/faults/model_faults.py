@@ -1,8 +1,9 @@
-"""Wrong models, served by the real vLLM on the CPU, and which test of the level notices each.
+"""Serve wrong models with the real vLLM on the CPU, and find out which test of the level detects
+each.
 
-`python -m meta_tests.faults.model_faults` starts vLLM once for each configuration, puts one fault
-after the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a
-user runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped.
+`python -m meta_tests.faults.model_faults` starts vLLM once for each configuration, injects one
+fault after the other (`in_vllm/model_saboteur.py`), runs the tests that should detect it as a user
+runs them, and writes docs/tables/model-faults.md. After an interruption it continues.
 """
 
 import argparse
@@ -34,17 +35,17 @@ ANSWERS = "test_known_answers"
 CACHE = "test_cold_equals_a_hit_of_the_prefix_cache"
 
 _DATA = tomllib.loads((DATA / "model-faults.toml").read_text("utf-8"))
-#: By each fault the tests that must notice it.
+#: The tests that must detect each fault.
 FAULTS: dict[str, list[str]] = _DATA["faults"]
-#: What a dtype is not asked to notice, and why.
+#: Faults that a dtype cannot detect, with the reason.
 NOT_FOR: dict[str, dict[str, str]] = _DATA["not_for"]
-#: What is asked of a checkpoint of real width.
+#: The faults for a checkpoint of real width.
 REAL_WIDTH: list[str] = _DATA["real_width"]["faults"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the tests said of one fault."""
+    """The results of the tests for one fault."""
 
     fault: str
     failed: tuple[str, ...]
@@ -54,7 +55,7 @@ class Finding:
 
 
 class SabotagedServer:
-    """The real vLLM on the canary, with a worker extension that breaks its model on request."""
+    """The real vLLM on the canary, with a worker extension that injects faults into its model."""
 
     def __init__(
         self,
@@ -66,8 +67,8 @@ class SabotagedServer:
     ) -> None:
         environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(IN_VLLM)}
         arguments = ["--worker-extension-cls", extension]
-        # Worker and scheduler are one process: the scheduler can be broken, too, and a start costs
-        # less.
+        # Worker and scheduler in one process: faults can be injected into the scheduler, too, and a
+        # start is faster.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         arguments += ["--distributed-executor-backend", "uni"]
         # The engine core is a fork of the API server.
@@ -89,7 +90,7 @@ class SabotagedServer:
         self.managed.stop()
 
     def put(self, fault: str) -> None:
-        """Put a fault in force, in place of the one before it; `nothing` for none."""
+        """Inject a fault in place of the preceding one; `nothing` for none."""
         with self.server.endpoint.http(timeout_s=120.0) as http:
             body = {"method": "sabotage", "args": [fault]}
             for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
@@ -99,7 +100,7 @@ class SabotagedServer:
                 assert status == 200, f"{path}: {status} {text}"
 
     def arguments(self, tests: tuple[str, ...]) -> list[str]:
-        """Of pytest, for the suite's tests of some names against this server."""
+        """Return pytest's arguments for tests with these names on this server."""
         return [
             "--arch", "cpu", "--base-url", self.server.endpoint.base_url,
             "--api-key", self.server.endpoint.api_key, "--reference", str(self.reference),
@@ -109,12 +110,12 @@ class SabotagedServer:
 
 
 def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory: Path) -> Finding:
-    """Run the level's tests of some names with a fault in force, in this process: the oracle's
-    answers are kept from one fault to the next."""
+    """Run tests of the level with an injected fault, in this process, which keeps the oracle's
+    answers for the next fault."""
     server.put(fault)
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
-    # A second run in one process finds the plugins imported: nothing to be warned of here.
+    # The plugins are already imported in a second run of one process; pytest's warning is ignored.
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W"]
     quiet += ["ignore::pytest.PytestAssertRewriteWarning"]
     options = [*quiet, f"--report-dir={report}"]
@@ -122,7 +123,7 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     passed = {_name(test) for test in tested if test["verdict"] == "PASS"}
     not_passed = [test for test in tested if test["verdict"] != "PASS"]
-    # A case of a test that did not run is none that failed.
+    # A case that did not run did not fail.
     failed = [t for t in not_passed if t["verdict"] != "NOT_RUN" or _name(t) not in passed]
     names, others = (
         tuple(dict.fromkeys(map(_name, tests)))
@@ -141,18 +142,18 @@ def _kept(entry: dict[str, Any]) -> Finding:
 
 
 def every_test() -> tuple[str, ...]:
-    """The tests that the catalogue uses."""
+    """Return the tests that the catalogue uses."""
     return tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
 
 
 def noticed(failed: Sequence[str]) -> str:
-    """The tests that detected a fault, for a cell of a table."""
+    """Return the tests that detected a fault, for a cell of a table."""
     names = (test.removeprefix("test_").replace("_", " ") for test in failed)
     return "; ".join(names) or "**survives**"
 
 
 def table(findings: dict[str, dict[str, Finding]]) -> str:
-    """docs/tables/model-faults.md of the findings by configuration and fault."""
+    """Return docs/tables/model-faults.md for the findings by configuration and fault."""
 
     def said(fault: str) -> str:
         of_fault = (of_one[fault] for of_one in findings.values() if fault in of_one)
@@ -164,7 +165,7 @@ def table(findings: dict[str, dict[str, Finding]]) -> str:
 
 
 def real_width(checkpoint: Path, golden: Path) -> int:
-    """The faults of `REAL_WIDTH` in BF16; prints what was seen."""
+    """Run the faults of `REAL_WIDTH` in BF16; print the results."""
     survivors = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -183,7 +184,7 @@ def real_width(checkpoint: Path, golden: Path) -> int:
 
 
 def main() -> int:
-    """Run what is missing, for at most `--minutes`, and write the table when nothing is."""
+    """Run the missing faults, for at most `--minutes`; write the table when none is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=TABLE)
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "model-faults")

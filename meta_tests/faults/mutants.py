@@ -1,4 +1,4 @@
-"""A catalogue of wrong kernels: each is the right class with one thing broken."""
+"""A catalogue of wrong kernels: each is the right class with one injected fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mutant:
-    """What makes a broken object, and the groups of cases of which one has to notice."""
+    """A function that creates a faulty object, and the groups of cases of which one must detect
+    it."""
 
     name: str
     make: Callable[[], Any]
@@ -16,7 +17,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class After:
-    """In the place of a method: what becomes of its result."""
+    """A method that changes the result of the original method."""
 
     change: Callable[..., Any]
 
@@ -26,7 +27,7 @@ class After:
 
 @dataclass(frozen=True)
 class Before:
-    """In the place of a method: what becomes of its arguments, several of which are a tuple."""
+    """A method that changes the arguments of the original method; several are a tuple."""
 
     change: Callable[..., Any]
 
@@ -39,7 +40,7 @@ class Before:
 
 
 def broken(right: type, **methods: Any) -> type:
-    """The class with other methods: functions, or changes of its own."""
+    """Return the class with other methods: functions, or changes."""
     others = {
         name: method.of(getattr(right, name)) if isinstance(method, After | Before) else method
         for name, method in methods.items()
@@ -48,7 +49,7 @@ def broken(right: type, **methods: Any) -> type:
 
 
 class Catalogue:
-    """Mutants of a class, in their order. `groups`: of one that names none."""
+    """The mutants of a class, in order. `groups`: the groups of a mutant that names none."""
 
     def __init__(self, right: type, *groups: str) -> None:
         self.right = right
@@ -56,7 +57,7 @@ class Catalogue:
         self.mutants: list[Mutant] = []
 
     def mutant(self, name: str, *groups: str) -> Callable[[type], type]:
-        """Register a broken class."""
+        """Register a faulty class."""
 
         def register(cls: type) -> type:
             self.mutants.append(Mutant(name, cls, groups or self.groups))
@@ -65,14 +66,14 @@ class Catalogue:
         return register
 
     def method(self, operation: str, name: str, *groups: str) -> Callable[[Any], None]:
-        """Register the class with another method in the place of an operation's."""
+        """Register the class with another method for an operation."""
         return lambda method: self.add(operation, name, method, *groups)
 
     def add(self, operation: str, name: str, method: Any, *groups: str) -> None:
         self.mutant(name, *groups)(broken(self.right, **{operation: method}))
 
     def add_all(self, methods: dict[tuple[str, ...], dict[str, Any]]) -> None:
-        """By operation and groups: what stands in the place of the method, by the name."""
+        """Register the replaced methods by operation, groups and name."""
         for (operation, *groups), mutants in methods.items():
             for name, method in mutants.items():
                 self.add(operation, name, method, *groups)

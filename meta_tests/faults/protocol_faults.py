@@ -1,9 +1,10 @@
-"""Every fault of the proxy against the test that must fail on it, many in one process.
+"""Run the test that must fail for every fault of the proxy, many in one process.
 
-A process of its own: it runs pytest on the levels again and again, each time behind another fault,
-which costs a second where a process for each would cost five.
+The process runs pytest on the levels once for each fault, which takes one second; a new process for
+each fault would take five.
 
-    python -m meta_tests.faults.protocol_faults --output docs/tables/protocol-faults.md"""
+    python -m meta_tests.faults.protocol_faults --output docs/tables/protocol-faults.md
+"""
 
 import argparse
 import contextlib
@@ -35,22 +36,23 @@ NO_FAULT = Fault("none", "")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the tests ended behind one fault."""
+    """The results of the tests with one fault."""
 
     fault: str
     status: int
-    #: (test, verdict, message) of each.
+    #: (test, verdict, message) of each test.
     tests: tuple[tuple[str, str, str], ...]
     seconds: float
     output: str = ""
-    #: Of each test.
+    #: The seconds of each test.
     each_s: tuple[float, ...] = ()
-    #: The first exception of the proxy itself: what failed then was not the fault.
+    #: The first exception of the proxy itself, which would explain a failure without the fault.
     proxy_error: str = ""
 
     @property
     def killed(self) -> bool:
-        """The named test failed, and said what it required; a courtesy leaves the run green."""
+        """Whether the named test failed with its requirement; a fault of severity `courtesy` leaves
+        the run green."""
         if self.proxy_error:
             return False
         failed = [message for _, verdict, message in self.tests if verdict == "FAIL"]
@@ -65,7 +67,7 @@ def vllm_serving(
     python: str = sys.executable,
     **variables: str,
 ) -> ManagedServer:
-    """The real vLLM as the profile starts it, on some checkpoint; with further arguments."""
+    """Start the real vLLM as the profile does, on a checkpoint, with further arguments."""
     settings = PROFILE.configurations[name]
     arguments = (*PROFILE.engine.arguments, *settings.arguments, *more)
     environment_ = environment_items(PROFILE.engine.environment, variables)
@@ -76,7 +78,7 @@ def vllm_serving(
 
 
 def node_id(test: str) -> str:
-    """Where a test of the levels is, from its name."""
+    """Return the id of a test of the levels, from its name."""
     function = test.partition("[")[0]
     for file in sorted((ROOT / "tests").glob("test_*.py")):
         if f"def {function}(" in file.read_text("utf-8"):
@@ -87,8 +89,8 @@ def node_id(test: str) -> str:
 def outcomes(
     base_url: str, key: str, names: Sequence[str], *, clean: Sequence[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the named faults in one process of their own; the outcomes as they come. `clean`: tests
-    that are run first, behind the proxy without a fault."""
+    """Run the named faults in a separate process; yield the outcomes. `clean`: tests that run
+    first, behind the proxy without a fault."""
     command = [sys.executable, "-m", "meta_tests.faults.protocol_faults"]
     command += ["--base-url", base_url, "--key", key]
     command += [*(f"--clean={test}" for test in clean), *names]
@@ -102,7 +104,7 @@ def outcomes(
 def run(
     proxy: FaultProxy, fault: Fault, nodes: Sequence[str], key: str, report: Path, *options: str
 ) -> Outcome:
-    """Tests behind one fault, in this process."""
+    """Run tests with one fault, in this process."""
     import pytest
 
     proxy.switch(fault)
@@ -117,7 +119,7 @@ def run(
                 *(f"{ROOT}/{node}" for node in nodes), *options,
             ]
         )  # fmt: skip
-    file = report / "verdict.json"  # none where the run did not even open
+    file = report / "verdict.json"  # empty if the run did not open
     tests_of = json.loads(file.read_text("utf-8"))["tests"] if file.is_file() else []
     results = tuple((test["id"], test["verdict"], test["message"]) for test in tests_of)
     tail = output.getvalue()[-1500:] if status != 1 else ""
@@ -128,7 +130,8 @@ def run(
 
 
 def record_environment_once() -> None:
-    """It is the same behind every fault: recorded once, it is half as long a run."""
+    """Record the environment, which is the same for every fault, only once: this halves the time of
+    a run."""
     once = functools.cache(
         functools.partial(
             environment.record, sys.executable, arguments=(), environment={}, workload={}
@@ -151,7 +154,7 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
 
 
 def table(outcomes_of_faults: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
-    """The catalogue as Markdown."""
+    """Return the catalogue as Markdown."""
     return catalogue_rows.page(
         "protocol-faults", found=outcomes_of_faults, clean=clean, seconds=seconds, faults=FAULTS
     )
@@ -183,7 +186,7 @@ def _catalogue(output: Path) -> int:
 
 
 def main() -> int:
-    """Run the catalogue, or some faults of it against a server that runs."""
+    """Run the catalogue, or some of its faults on a running server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="run all of it, and write the table there")
     parser.add_argument("--base-url")

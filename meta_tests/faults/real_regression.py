@@ -1,8 +1,10 @@
-"""The regression level on the real vLLM: the same again is no regression, 10 % slower is one.
+"""Run the regression level on the real vLLM: an unchanged server must pass, one that is 10 % slower
+must fail.
 
 `python -m meta_tests.faults.real_regression` starts vLLM on the CPU for each run, slowed in its
-worker (`in_vllm/slower_worker.py`) where it says so, and writes docs/tables/regression-shown.md. It
-takes about half an hour, on a machine that does nothing else; `--runs` makes some of the runs anew.
+worker (`in_vllm/slower_worker.py`) if the run requires it, and writes
+docs/tables/regression-shown.md. It takes about half an hour on an idle machine; `--runs` repeats
+some of the runs.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from meta_tests.folders import DATA, FAULTS, ROOT
 
 TABLE = ROOT / "docs" / "tables" / "regression-shown.md"
 STATE = ROOT / ".cache" / "real-regression"
-#: Of the forward pass, which is not all of the time that a token takes.
+#: The share of the forward pass, which is not the whole time of a token.
 SLOWED = "SLOWED_BY=0.12"
 PLAIN = "SLOWED_BY=0"
 LEVELS = ("tests/test_performance.py", "tests/test_regression.py")
@@ -31,7 +33,7 @@ AB = "test_b_is_not_worse_than_a"
 
 @dataclass(frozen=True)
 class Case:
-    """A run, and the verdict that each of the tests that judge it is required to have."""
+    """A run, and the required verdict of each test."""
 
     name: str
     arguments: tuple[str, ...]
@@ -49,7 +51,7 @@ CASES = (
 
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
-    """verdict.json of the run, with the seconds that it took."""
+    """Return verdict.json of the run, with its duration in seconds."""
     report = folder / case.name.replace(" ", "-").replace("%", "percent")
     started = time.monotonic()
     words = [
@@ -69,7 +71,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """docs/tables/regression-shown.md."""
+    """Return docs/tables/regression-shown.md."""
     rows = []
     for case in (case for case in CASES if case.name in results):
         run = results[case.name]

@@ -1,6 +1,6 @@
-"""gpt-oss served with one rounding wrong (``data/rounding-faults.toml``), computed in float32.
-Formats of weights are in the checkpoint that it loads, by the codec; the oracle rounds those of the
-intact one."""
+"""gpt-oss with one wrong rounding (``data/rounding-faults.toml``), computed in float32. The codec
+puts the formats of weights into the loaded checkpoint; the oracle rounds the weights of the intact
+one."""
 
 import dataclasses
 import tomllib
@@ -22,7 +22,7 @@ from tools import small_oracle
 from tools.roundings import DENSE, part_of, write_twin
 
 _DATA = tomllib.loads((DATA / "rounding-faults.toml").read_text("utf-8"))
-#: By name: a row of the data file.
+#: The rows of the data file by name.
 Row = Mapping[str, Any]
 HONEST: Mapping[str, Row] = _DATA["honest"]
 FAULTS: Mapping[str, Row] = _DATA["fault"]
@@ -31,12 +31,13 @@ _LOUD = 64.0
 
 
 def formats_of(row: Row) -> str:
-    """What the server says that it has."""
+    """Return the formats that the server reports."""
     return DENSE if row["formats"] == "dense" else str(row["formats"])
 
 
 def quantised(weight: Tensor, rule: mxfp4.ScaleRule = _RULE, roll: int | None = None) -> Tensor:
-    """The values of a weight [out, in] in MXFP4, by the codec; its scales moved along one axis."""
+    """Return the values of a weight [out, in] in MXFP4, by the codec, with its scales shifted along
+    one axis."""
     blocks = weight.double().numpy().reshape(len(weight), -1, mxfp4.BLOCK)
     scales = mxfp4.choose_scale(np.abs(blocks).max(-1), rule)
     codes = mxfp4.encode_elements(blocks / mxfp4.decode_scale(scales)[..., None])
@@ -85,13 +86,14 @@ _EXPERTS: Mapping[str, rounding.Function] = {
 
 
 def with_loud_keys(name: str, tensor: Tensor) -> Tensor:
-    """The same model with keys beyond 448: what they are multiplied by, queries are divided by."""
+    """Return the same model with keys beyond 448: keys are multiplied by a factor and queries
+    divided by it."""
     return tensor * {"q_proj": 1 / _LOUD, "k_proj": _LOUD}.get(name.split(".")[-2], 1.0)
 
 
 @in_two_steps
 def held(name: str, tensor: Tensor, row: Row) -> Tensor:
-    """How a server with that row holds a tensor of the checkpoint."""
+    """Return a tensor of the checkpoint as a server with this row stores it."""
     part = part_of(name)
     where = row.get("part", "")
     if row["formats"] != "dense" or part is None or not name.endswith(".weight"):
@@ -128,8 +130,8 @@ def _computing_as(row: Row) -> Iterator[None]:
 
 
 def answers(row: Row, checkpoint: Path, folder: Path, dtype: str) -> dict[str, list[float]]:
-    """What such a server says of each prompt: log p of each token that really follows. It loads a
-    twin of the checkpoint, in a new folder, where it holds other weights."""
+    """Return such a server's answer to each prompt: log p of each actual next token. If its weights
+    differ, it loads a twin of the checkpoint in a new folder."""
     if row["formats"] == "dense":
         checkpoint = write_twin(checkpoint, folder, held(row))
     served = Rounding.parse(formats_of(row))

@@ -1,9 +1,10 @@
-"""Wrong speculative decoding, served by the real vLLM on the CPU, and which test notices each.
+"""Serve wrong speculative decoding with the real vLLM on the CPU, and find out which test detects
+each fault.
 
-`python -m meta_tests.faults.speculation_faults` starts vLLM with the canary's Eagle3 drafter, puts
-one fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant
-to notice as a user runs them, and writes the table of docs/tables/speculation-faults.md. With
-`--clean-runs N` it runs all of these tests N times on the intact server.
+`python -m meta_tests.faults.speculation_faults` starts vLLM with the canary's Eagle3 drafter,
+injects one fault after the other (`in_vllm/speculation_saboteur.py`), runs the tests that should
+detect it as a user runs them, and writes the table of docs/tables/speculation-faults.md. With
+`--clean-runs N` it runs all these tests N times on the intact server.
 """
 
 import argparse
@@ -25,19 +26,19 @@ CONFIGURATION = "eagle3"
 TOKENS = "test_speculation_keeps_the_targets_tokens"
 LIFE = "life of the attached server"
 
-#: By each fault the tests that must notice it.
+#: The tests that must detect each fault.
 FAULTS: dict[str, list[str]] = tomllib.loads((DATA / "speculation-faults.toml").read_text("utf-8"))
 EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
 
 
 def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
-    """A server that speculates, and can be broken."""
+    """Start a server with speculative decoding into which faults can be injected."""
     saboteur = "speculation_saboteur.Saboteur"
     return SabotagedServer(checkpoint, folder, CONFIGURATION, extension=saboteur)
 
 
 def table(findings: dict[str, Finding]) -> str:
-    """The rows of docs/tables/speculation-faults.md."""
+    """Return the rows of docs/tables/speculation-faults.md."""
     return catalogue_rows.page("speculation-faults", found=findings, noticed=noticed)
 
 
@@ -68,7 +69,7 @@ def main() -> int:
                 failed = findings[fault].failed or "SURVIVES"
                 seconds = findings[fault].seconds
                 print(f"== {fault}: {failed} ({seconds} s) {text}", flush=True)
-                if LIFE in findings[fault].failed:  # the next ones need another server
+                if LIFE in findings[fault].failed:  # the next faults need another server
                     log = next(Path(folder).glob("server-*.log"))
                     text = log.read_text("utf-8", "replace").splitlines()
                     why = [line for line in text if "EngineCore pid" in line and "ERROR" in line]

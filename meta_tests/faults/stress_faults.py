@@ -1,7 +1,8 @@
-"""Every fault under load against the level that must notice it: the class of its bundle, and that
-nothing is left.
+"""Run the stress level on every fault under load: check the class of its bundle, and that nothing
+remains.
 
-    python -m meta_tests.faults.stress_faults --output docs/tables/stress-faults.md [NAME ...]"""
+    python -m meta_tests.faults.stress_faults --output docs/tables/stress-faults.md [NAME ...]
+"""
 
 import argparse
 import contextlib
@@ -35,25 +36,25 @@ SUSTAINED = (f"{LEVEL}::test_sustained_load",)
 
 @dataclass(frozen=True)
 class Case:
-    """A fault and what must become of it."""
+    """A fault and its expected result."""
 
     name: str
     text: str
-    #: Class of the first bundle; "" where there must be none.
+    #: The class of the first bundle; "" if there must be none.
     kind: str
     tests: Sequence[str] = SUSTAINED
-    #: Fault of the stress server; None: the real vLLM.
+    #: The fault of the stress server; None: the real vLLM.
     fault: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
     profile: dict[str, str] = field(default_factory=dict)
     #: What is done to the run from outside.
     special: str = ""
-    #: What must be in the summary or the bundle's lines.
+    #: A text that must be in the summary or the bundle.
     says: str = ""
 
 
-#: In the temporary directory: a bundle that could not lie in the report, compiled kernels, and the
-#: lock of the machine.
+#: Files of the temporary directory: a bundle that could not be written into the report, compiled
+#: kernels, and the lock of the machine.
 KEPT = ("sm121-crash-", "torchinductor_", machine_lock.name())
 CASES = {
     name: Case(name, **row)
@@ -63,7 +64,7 @@ CASES = {
 
 @dataclass
 class Outcome:
-    """What became of a fault."""
+    """The result for a fault."""
 
     case: str
     status: int
@@ -71,7 +72,7 @@ class Outcome:
     kinds: list[str]
     summary: str
     owner: str
-    #: What is wrong with the outcome itself.
+    #: Deviations of the outcome.
     wrong: list[str]
     seconds: float
     line: str = ""
@@ -79,7 +80,7 @@ class Outcome:
 
 
 def profile_text(changes: dict[str, str]) -> str:
-    """The embedded default's profile with patience for a server that answers in milliseconds."""
+    """Return the CPU profile with time limits for a server that answers in milliseconds."""
     text = (ROOT / "fixtures/profiles/cpu-tiny-gpt-oss.toml").read_text("utf-8")
     values = {"stalled_after_s": "8", "request_within_s": "40", "ready_within_s": "60", **changes}
     begin = text.index("[stress]")
@@ -103,7 +104,7 @@ def profile_text(changes: dict[str, str]) -> str:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
-    """A file system of so many MB; False where none can be mounted."""
+    """Mount a file system of this many MB; False if none can be mounted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)]
     mounted = subprocess.run(command, capture_output=True).returncode == 0
@@ -115,16 +116,17 @@ def small_disk(folder: Path, megabytes: int = 3) -> Iterator[bool]:
 
 
 def segments() -> set[str]:
-    """Shared memory that no living process maps; what another run still uses is its own."""
+    """Return shared memory that no living process maps; segments in use may belong to another
+    run."""
     used = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # it has ended, or is not ours to read
+        with contextlib.suppress(OSError):  # it has ended, or may not be read
             used += maps.read_text("utf-8", "replace")
     return {path.name for path in Path("/dev/shm").glob("psm_*") if path.name not in used}
 
 
 def run(case: Case, template: WarmPytest, *, keep: Path | None = None) -> Outcome:
-    """One fault in a run of its own, which is a fork of the template."""
+    """Run one fault in a fork of the template process."""
     with tempfile.TemporaryDirectory(prefix="meta-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         temporary = folder / "t"
@@ -159,7 +161,7 @@ def _run(
     output = folder / "output.txt"
     status = _status(case, template, output, temporary, report, profile, mark)
     processes = _left(mark)
-    if case.fault == "cgroup":  # the group was ours, not the server's: nobody else removes it
+    if case.fault == "cgroup":  # this program created the group, so it must remove it
         for group in Path("/sys/fs/cgroup").glob("**/sm121-[0-9]*"):
             with contextlib.suppress(OSError):
                 group.rmdir()
@@ -191,7 +193,7 @@ def _status(
     profile: Path,
     mark: str,
 ) -> int:
-    """The exit status of the run."""
+    """Return the exit status of the run."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
     arguments = ["-p", "no:cacheprovider", "--arch", "cpu", f"--profile={profile}",
@@ -215,10 +217,10 @@ def _status(
 
 
 def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
-    """What a run has left of shared memory, files and ports."""
+    """Return the shared memory, files and ports that a run left behind."""
     wrong = []
     fresh = segments() - before
-    if fresh:  # another server on this machine may just be making its own
+    if fresh:  # another server on this machine may be creating its own
         time.sleep(5.0)
         fresh &= segments()
     if fresh:
@@ -258,7 +260,7 @@ def _verdict(report: Path, temporary: Path) -> dict:
         verdict = json.loads((report / "verdict.json").read_text("utf-8"))
     if verdict.get("crashes"):
         return verdict
-    # A full disk: what could be written lies in a bundle elsewhere.
+    # On a full disk, the bundle is in another folder.
     for index in sorted(temporary.glob("sm121-crash-*/*/bundle.json")):
         bundle = json.loads(index.read_text("utf-8"))
         entry = {"kind": bundle["class"], "summary": bundle["summary"], "owner": bundle["owner"]}
@@ -308,7 +310,8 @@ def _judge(
 
 
 def _without_stacks(bundle: Path) -> list[str]:
-    """Processes of a bundle that show no Python stack; every process of these servers is Python."""
+    """Return the processes of a bundle without a Python stack; all processes of these servers run
+    Python."""
     file = bundle / "stacks.txt"
     sections = file.read_text("utf-8").split("## ")[1:] if file.is_file() else []
     wrong = [] if sections else ["no stacks"]
@@ -320,7 +323,7 @@ def _without_stacks(bundle: Path) -> list[str]:
 
 
 def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
-    """The catalogue as Markdown."""
+    """Return the catalogue as Markdown."""
     return catalogue_rows.page(
         "stress-faults", found=outcomes, clean=clean, seconds=seconds, cases=CASES,
         without_place=lambda text: re.sub(r"/\S*/report\b", "REPORT", text),
@@ -328,7 +331,7 @@ def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
 
 
 def main() -> int:
-    """Run all of it, or the faults that are named."""
+    """Run the catalogue, or the named faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write the table there")
     parser.add_argument("--samples", type=Path, help="keep some bundles there, as samples")
@@ -364,7 +367,7 @@ def main() -> int:
     return 1 if any(outcome.wrong for outcome in [*outcomes, *clean]) else 0
 
 
-#: Bundles that are kept in docs/bundles.
+#: The bundles in docs/bundles.
 SAMPLES = ("engine-core-killed", "stopped", "oom-cgroup", "leak")
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Each way to a PASS that is none is not green, and its clean twin is (`false_greens/`)."""
+"""Each false-green scenario is not green, and its clean twin is (`false_greens/`)."""
 
 import pytest
 
 from meta_tests.faults import catalogue_rows
 from meta_tests.faults.false_greens import Case, Kit, cases
 
-#: Some seconds each, and another case of the same item stays.
+#: Cases of some seconds each; another case of the same item remains.
 LONG = (
     "--depths 0",
     "-o python_functions=test_health",
@@ -51,7 +51,7 @@ CASES = [_case(case) for case in cases()]
 
 @pytest.fixture
 def kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16) -> Kit:
-    """Where a case happens."""
+    """Return the fixtures for a case."""
     return Kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16)
 
 

@@ -1,6 +1,6 @@
-"""Every check of the smoke and correctness levels is seen failing on the fault that it exists for:
-a sample, on one real vLLM. Faults of the protocol are put by a proxy in front of it
-(`protocol_faults.py`), faults of the model into it (`model_faults.py`); at last it is killed."""
+"""Checks of the smoke and correctness levels fail if their fault is injected: a sample, on one real
+vLLM. A proxy injects protocol faults (`protocol_faults.py`), a worker extension injects model
+faults (`model_faults.py`), and the last test kills the server."""
 
 import json
 import re
@@ -21,9 +21,9 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 
 pytestmark = pytest.mark.timeout(1200)
 
-#: Of the protocol faults. `make catalogues` has all of them.
+#: A sample of the protocol faults. `make catalogues` runs all of them.
 PROTOCOL = "a stream that drops a token"
-#: Of the wrong models, and the test that notices each.
+#: A sample of the wrong models, and the test that detects each.
 MODELS = {
     "one block's scale one step up": model_faults.ORACLE,
     "wrong after a hit of the prefix cache only": model_faults.CACHE,
@@ -32,21 +32,21 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def sabotaged(canary_bf16, tmp_path_factory):
-    """The real vLLM, one start for all tests here."""
+    """Start the real vLLM once for all tests of this module."""
     with SabotagedServer(canary_bf16, tmp_path_factory.mktemp("vllm")) as server:
         yield server
 
 
 @pytest.fixture
 def real_vllm(sabotaged):
-    """It with the model intact."""
+    """Return the server with the intact model."""
     sabotaged.put(model_faults.CLEAN)
     return sabotaged.server
 
 
 @pytest.fixture
 def judge(sabotaged, run_pytest):
-    """Run tests of the level with a fault of the model in force, as a user does."""
+    """Run tests of the level with an injected fault of the model, as a user does."""
 
     def run(fault: str, *tests: str, options: tuple[str, ...] = ()):
         sabotaged.put(fault)
@@ -70,7 +70,8 @@ def test_a_sample_of_the_protocol_faults_is_caught(real_vllm, run_pytest):
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
 def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
-    """Each is detected by its own test; without a lie both pass. The second touches both tests."""
+    """Two faults are detected, each by its own test; without a fault both tests pass. The second
+    fault affects both tests."""
     tests = {
         "the second stop token is ignored": "test_a_stop_token_ends_the_answer",
         "one id for all completions": "test_answers_have_ids_and_times",
@@ -87,7 +88,8 @@ def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
 
 @pytest.mark.slow("four whole runs; test_against.py has the rules, without an engine")
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
-    """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
+    """Whole runs against a trusted run: the same deviation, another one, and one of severity
+    `courtesy`."""
     tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
     endpoint = real_vllm.endpoint
     faults = fault_proxy.FAULTS
@@ -206,7 +208,7 @@ def test_an_import_from_another_environments_packages_is_caught(run_pytest, tmp_
 
 
 def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_bf16):
-    """A checkout that the profile expects exists, and vLLM comes from elsewhere."""
+    """The profile expects a checkout that exists, and vLLM is imported from elsewhere."""
     (tmp_path / "checkout" / "vllm").mkdir(parents=True)
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     checkouts = f'[engine.checkouts]\nvllm = "{tmp_path}/checkout"\n\n[engine.needs]'
@@ -235,7 +237,8 @@ def test_the_published_table_of_models_is_of_these_faults():
 
 
 def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
-    """The last one here: the core ends, and the server that answers for it some seconds later."""
+    """The engine core is killed, and its API server ends some seconds later. This test runs
+    last."""
     managed = sabotaged.managed
     listening = set()
     serving = []

@@ -1,4 +1,4 @@
-"""The numerics of the kernel level notice every wrong kernel, and no right one."""
+"""The numerics of the kernel level detect every wrong kernel, and pass every right one."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ EVERY = kernel_mutants.EVERY
 MOE = [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.MOE)]
 
 
-#: Mutants that only a large batch or all groups show: some seconds each. Others like them stay.
+#: Mutants of some seconds each, which only a large batch or all groups detect. Similar ones remain.
 LARGE = (
     "320: scales of neighbouring blocks",
     "320: 2 % too large",
@@ -41,11 +41,11 @@ LARGE = (
 )
 
 
-#: Of W4A8's others every fifth stays.
+#: Every fifth of W4A8's others remains.
 W4A8 = {m.name for n, m in enumerate(kernel_mutants.W4A8) if n % 5}
-#: One in eight of those that test_checks_fast_build.py has no other look at.
+#: One in eight of those that test_checks_fast_build.py does not test otherwise.
 FAST_BUILD = {m.name for n, m in enumerate(kernel_mutants.FAST_BUILD) if n % 8}
-#: What any operation can have: all of the first one, every third of the others.
+#: Faults of any operation: all for the first operation, every third for the others.
 ANYWHERE = {m.name for op in ("prefill_attention: ", "decode_attention: ")
             for n, m in enumerate(m for m in EVERY if m.name.startswith(op)) if n % 3}  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_a_wrong_kernel_is_noticed(broken):
     [pytest.param(m, marks=[pytest.mark.slow] * (n % 8 > 0), id=m.name) for n, m in enumerate(MOE)],
 )
 def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
-    """Its tolerance is wider, and hides none of them."""
+    """The wider tolerance of such kernels hides none of the faults."""
     provider = broken.make()
     provider.rounds_each_expert = True
     kills = (kernel_mutants.first_kill(provider, group) for group in broken.groups)
@@ -74,7 +74,8 @@ def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
 
 
 def test_the_largest_of_many_errors_is_held_against_rounding(monkeypatch):
-    """An honest Marlin had 0.0328 at 2,048 tokens, where some hundred may have 0.032."""
+    """A correct Marlin had an error of 0.0328 at 2,048 tokens; the limit for a hundred tokens is
+    0.032."""
     problem = problems.build(next(c for c in cases.GROUPS["moe_token_counts"] if c.tokens == 129))
     honest = moe.fused_moe(*problem.arguments, **problem.keywords, roundings=moe.EACH_EXPERT)
     largest = comparison.measure(honest.bfloat16(), problem.reference, 1e-3).max
@@ -121,7 +122,7 @@ def test_the_published_table_is_of_these_mutants():
     "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > SAMPLE)) for n in range(1, SEEDS + 1)]
 )
 def test_a_right_kernel_passes(seed):
-    """Each group by turns with each of its cases: other values, other weights."""
+    """Each group with each of its cases in turn: other values, other weights."""
     for group in cases.GROUPS:
         chosen = list(kernel_mutants.small(group))
         case = chosen[seed % len(chosen)]
@@ -130,8 +131,8 @@ def test_a_right_kernel_passes(seed):
 
 
 def test_experts_without_a_share_may_be_any():
-    """vLLM's fused_topk takes the softmax before the top-k. Who takes the third for the second is
-    right where neither has a share."""
+    """vLLM's fused_topk takes the softmax before the top-k. If two experts have a share of zero,
+    either choice is right."""
 
     class SoftmaxFirst(TorchProvider):
         apart = 0
@@ -152,7 +153,7 @@ def test_experts_without_a_share_may_be_any():
 
 @pytest.mark.parametrize("change", [("flip", 0), ("reshape", -1), ("view", torch.int32)], ids=str)
 def test_what_the_second_run_alone_does_wrong_is_noticed(change):
-    """Other values, and the same bytes in another shape or as another dtype."""
+    """The second run has other values, and the same bytes in another shape or as another dtype."""
 
     class Second(TorchProvider):
         calls = itertools.count()
@@ -166,7 +167,7 @@ def test_what_the_second_run_alone_does_wrong_is_noticed(change):
 
 
 class Seldom(TorchProvider):
-    """Decodes wrongly in one run: a fifth of the elements, as XQA in flashinfer issue 3658."""
+    """Decodes a fifth of the elements wrongly in one run, as XQA in flashinfer issue 3658."""
 
     def __init__(self, wrong_run: int | None, factor: float = 1.5) -> None:
         super().__init__()
@@ -233,7 +234,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
         checks.check(Refuses(), problems.build(strided))
     with pytest.raises(RuntimeError, match="expected contiguous"):
         checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
-    # A RuntimeError as well: as NOT_RUN it would be a green crash.
+    # A RuntimeError, too: as NOT_RUN, a crash would be green.
     Refuses.words = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="illegal memory access"):
         checks.check(Refuses(), problems.build(strided))

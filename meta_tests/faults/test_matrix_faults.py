@@ -1,4 +1,4 @@
-"""Planted faults: each comes out with the right outcome and down to the right values."""
+"""Injected faults have the right outcome, and are narrowed down to the right values."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ _HEAD = text_file("one-axis.toml")
 
 
 def one_axis(folder: Path, **values: str) -> Path:
-    """Axes with one axis, whose values have these arguments."""
+    """Return axes with one axis, whose values have these arguments."""
     text = _HEAD
     for name, arguments in {"usual": "", **values}.items():
         text += f"""
@@ -73,8 +73,8 @@ def test_all_faults_at_once_are_told_apart(run_matrix, slow):
 
 @pytest.mark.slow("a run of the matrix with six starts more")
 def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_path):
-    """A server that dies or fails requests while it is measured has no disturbed rate; a start that
-    fails once is started again, and is no set."""
+    """If a server dies or fails requests while it is measured, this is a crash and not a disturbed
+    rate. A start that fails once is repeated, and gives no failing set."""
     file = one_axis(tmp_path, dies="--window half", fails="--spec ngram", once="--enforce-eager")
     faults = "die-streaming:half fail-streaming:ngram crash-once:enforce-eager"
     status, run, matrix = run_matrix("--matrix-axes", str(file), "--matrix", "1", faults=faults)
@@ -91,7 +91,7 @@ def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_pat
     assert again["outcome"] == "PASS"
     boots = (tmp_path / "boots.txt").read_text().splitlines()
     assert sum("--enforce-eager" in line for line in boots) == 2
-    # What other levels do after an abnormal end is done here too: a bundle, a line, a class.
+    # What other levels do after a crash is done here, too: a bundle, a line, a class.
     crashes = run.verdict["crashes"]
     assert {c["kind"] for c in crashes} == {"oom"} and len(crashes) == 3
     assert {c["test"].rpartition("[")[2] for c in crashes} == {"way=dies]", "way=once]"}

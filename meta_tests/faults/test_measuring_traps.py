@@ -1,5 +1,5 @@
-"""Every trap that fools a client that people trust, and what the suite says of it. The sample of
-`make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps."""
+"""The suite detects every trap in which a popular client gives a wrong result. `make test` runs a
+sample; ``--slow`` (`make catalogues`) runs all traps."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from sm121.run.stored_run import StoredMetric
 pytestmark = pytest.mark.alone
 #: Half of the real lengths and a fast server, so that a sample of the traps fits into `make test`.
 RATE = 200.0
-#: Lateness is given in milliseconds: at half the rate it is the share of an answer that is meant.
+#: Delays are given in ms; at half the length they have the intended share of an answer.
 OPTIONS = dict.fromkeys(("late-and-leaking", "later-than-half"), ("--rate", "100"))
 OPTIONS["drift"] = ("--drift-after-s", "1.5")
 MEASURING = Measuring(rounds=5, short_rounds=2, silent_within_s=2.0, request_within_s=20.0)
@@ -37,14 +37,15 @@ PLAN = Plan(512, (16, 64), (0,), MEASURING)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a row of ``data/traps.toml`` requires: reasons against the number, or the right one."""
+    """The requirement of a row of ``data/traps.toml``: reasons against the number, or the right
+    number."""
 
     pace: dict[str, object]
     invalid: tuple[str, ...] = ()
     clock: str | None = "usage"
     unproven: tuple[str, ...] = ()
     rounds: int = 5
-    #: Another reason, which may be there as well.
+    #: Another reason, which may also be given.
     perhaps: str | None = None
     sample: bool = False
     peers: bool = False
@@ -55,7 +56,7 @@ def opened(url: str, directory: Path, plan: Plan = PLAN) -> AbstractContextManag
 
 
 def measure(url: str, directory: Path, *, rounds: int = 5, streams: int = 1, slots=None):
-    """A cell of that many rounds."""
+    """Measure a cell with this many rounds."""
     with opened(url, directory) as server:
         server.slots = slots
         return MeasuredCell(server, 0, concurrency=streams).gather(rounds)
@@ -99,7 +100,7 @@ def test_the_first_token_is_what_ttft_waits_for(timed_server, tmp_path):
 
 
 def test_failed_requests_are_infinite_times(timed_server, tmp_path):
-    """One of five fails: it is in the tail, and no rate of the others is believed."""
+    """One of five requests fails: it counts in the tail, and the rate of the others is INVALID."""
     server = timed_server("--rate", "200", "--fail-every", "5")
     times = metrics.find("e2e", quantile=0.99).of(measure(server.base_url, tmp_path))
     assert times.valid and float("inf") in times.samples
@@ -121,8 +122,8 @@ def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
 
 @pytest.mark.parametrize("prompts", ["either", pytest.param("turns", marks=pytest.mark.slow)])
 def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, prompts):
-    """Four, of 100 tokens a second each; however the engine does their prompts: that is a metric of
-    its own."""
+    """Four streams of 100 tok/s each; the prefill of their prompts does not count, because it has
+    its own metric."""
     options = ("--prompts", prompts, "--prefill-rate", "4000", "--fixed-ms", "50", "--seed", "1")
     server = timed_server("--rate", "100", *options)
     cell = measure(server.base_url, tmp_path, rounds=4, streams=4)
@@ -136,7 +137,8 @@ def test_streams_are_measured_while_all_of_them_decode(timed_server, tmp_path, p
 
 
 def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path):
-    """A server with one slot: what is missing is said, and how to get it."""
+    """A server with one slot has no concurrent rate, and the message says why and how to get
+    one."""
     server = timed_server("--rate", "400", "--slots", "1")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=2)
     with pytest.raises(NotRun, match=r"tg16_c2@d0: in 4 of 4 rounds .*--max-num-seqs"):
@@ -145,14 +147,14 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
 
 @pytest.mark.slow("six streams at two places")
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
-    """Six at two places: neither INVALID nor missing, and by another name."""
+    """Six streams at two places have a rate that is valid, under another name."""
     server = timed_server("--rate", "100", "--slots", "2")
     cell = measure(server.base_url, tmp_path, rounds=4, streams=6, places=2)
     decode = StreamsRate().of(cell)
     waited = metrics.find("ttft", quantile=0.5).of(cell)
     assert decode.valid and decode.name == "tg16_q6@d0"
     assert "6 requests, 2 at once" in decode.remarks[0]
-    for rate in decode.samples:  # three turns of two, and what is between them
+    for rate in decode.samples:  # three turns of two, and the gaps between them
         assert 100 < rate <= 205, decode.samples
     assert waited.valid and waited.name == "ttft_q6_p50"
     with pytest.raises(Inapplicable, match="run 2 at once"):
@@ -160,7 +162,7 @@ def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_serve
 
 
 def test_a_dip_between_captured_sizes_is_told_and_a_slope_is_none():
-    """Steps of 20 ms and 1 ms for each stream; padded, five take the step of eight."""
+    """Steps take 20 ms plus 1 ms per stream; padded, five streams take the step of eight."""
 
     def rate(streams: int, as_of: int) -> float:
         return streams / (0.020 + 0.001 * as_of)
@@ -179,7 +181,8 @@ def test_a_pause_after_the_first_token_stays_in_the_rate(timed_server, tmp_path)
 
 
 def test_a_connection_that_was_ended_costs_its_time_and_shows(timed_server, tmp_path):
-    """The idle connection was closed 30 ms after the request: they are in the time."""
+    """An idle connection was closed 30 ms after the request: the time to the first token includes
+    these 30 ms."""
     server = timed_server("--rate", "200", "--drop-every", "5", "--drop-after-ms", "30")
     cell = measure(server.base_url, tmp_path)
     ttft = metrics.find("ttft", quantile=0.5).of(cell)
@@ -190,12 +193,12 @@ def test_a_connection_that_was_ended_costs_its_time_and_shows(timed_server, tmp_
 
 
 def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
-    """The last look at a cell does not overwrite what the first was decided by."""
+    """The last measurement of a cell does not overwrite the records of its first decision."""
     server = timed_server("--rate", "400")
     with opened(server.base_url, tmp_path) as measured:
         first = MeasuredCell(measured, 0).gather(2)
         again = MeasuredCell(measured, 0, short_rounds=0, warm=True).gather(1)
-        first.timed.left_out += again.timed.answers  # as where the client was late for it
+        first.timed.left_out += again.timed.answers  # as if the client was late for it
         first.gather(3)
     names = [DecodeRate(16).of(cell).records.name for cell in (first, again)]
     assert names == ["d0-c1.jsonl", "d0-c1-2.jsonl"]
@@ -209,8 +212,9 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
 @pytest.mark.parametrize("echo", ["asked", "always", "apart", "never"])
 @pytest.mark.parametrize("rate", [52, 250])
 def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, echo):
-    """0 to 40 ms late, then a bunch, as a GPU showed it: within 0.1 % at every depth, or INVALID
-    with that cause. Lateness without a payload is known from the gaps alone, to 0.3 %."""
+    """The first chunk is 0 to 40 ms late, followed by a bunch, as a GPU showed: within 0.1 % at
+    every depth, or INVALID with this cause. Lateness without a payload is found from the gaps
+    alone, to 0.3 %."""
     options = ("--late-ms-per-1k", "1.15", "--echo", echo, "--prefill-rate", "40000")
     server = timed_server("--rate", str(rate), *options)
     plan = Plan(2048, (32, 128), (0,), Measuring(rounds=7, short_rounds=3))
@@ -251,7 +255,8 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
 
 
 def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):
-    """The first 12 tokens come together, and a short answer has 8: longer ones are asked for."""
+    """The first 12 tokens arrive together, and a short answer has 8, so longer short answers are
+    requested."""
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")
     server = timed_server("--rate", "200", *options)
     plan = Plan(2048, (32,), (0,), Measuring(rounds=5, short_rounds=3))

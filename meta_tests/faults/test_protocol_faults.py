@@ -1,5 +1,5 @@
-"""The catalogue of protocol faults is whole, and its table is of these faults. A sample of it runs
-in test_fault_catalogue.py, all of it in `make catalogues`."""
+"""The catalogue of protocol faults is complete, and its table contains exactly these faults.
+test_fault_catalogue.py runs a sample, `make catalogues` all of them."""
 
 import copy
 import dataclasses

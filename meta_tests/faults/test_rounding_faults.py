@@ -1,4 +1,5 @@
-"""A server that rounds in another way than it says is detected, by the part that rounds wrong."""
+"""A server that rounds in another way than it reports is detected, and the message names the
+part."""
 
 import re
 import shutil
@@ -26,14 +27,15 @@ from tools import roundings  # noqa: E402
 
 @pytest.fixture(scope="module")
 def few():
-    """Two prompts past the window, in the numbers of their own tokens and some hundreds more."""
+    """Return two prompts longer than the window, numbered by a small vocabulary of their tokens and
+    some hundreds more."""
     with roundings.two_prompts() as tokens:
         yield tokens
 
 
 @pytest.fixture(scope="module")
 def checkpoints(few, canary_bf16, tmp_path_factory):
-    """The canary, and the same with keys beyond 448."""
+    """Return the canary, and the same with keys beyond 448."""
     folder = tmp_path_factory.mktemp("checkpoints")
     plain = roundings.with_few_tokens(canary_bf16, folder / "canary", few)
     change = rounding_faults.with_loud_keys
@@ -42,7 +44,7 @@ def checkpoints(few, canary_bf16, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def judged(checkpoints, tmp_path_factory):
-    """What the tests of the level say of a server that computes so."""
+    """Return the results of the level's tests on a server that computes in this way."""
     files: dict[tuple[str, bool], OracleFile] = {}
 
     def judge(server: rounding_faults.Row, dtype: str) -> list[str]:
@@ -72,7 +74,7 @@ def judged(checkpoints, tmp_path_factory):
 def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     checkpoints, monkeypatch, cached, tmp_path
 ):
-    """A server that cuts off is what vLLM on a CPU is meant to be; one without FP8 is red."""
+    """A server that truncates passes, as vLLM on a CPU does; one without FP8 fails."""
     server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
     row = {"formats": "kv=fp8", "cached": cached}
     answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
@@ -102,8 +104,8 @@ def test_an_honest_server_is_green(judged, name, dtype):
 
 @pytest.mark.parametrize("name", _slow(FAULTS, ["window layers alone in FP8"]))
 def test_another_rounding_than_promised_is_noticed(judged, name):
-    """By a test that names the format, and first of all the part whose rounding it is like; in BF16
-    too where that is said to show it."""
+    """A test fails that names the format, and first the part whose rounding differs; in BF16, too,
+    if the row says so."""
     for dtype in ("float32", *FAULTS[name].get("also_in", ())):
         failures = judged(FAULTS[name], dtype)
         assert failures, f"survives in {dtype}"
@@ -113,7 +115,7 @@ def test_another_rounding_than_promised_is_noticed(judged, name):
 
 
 def test_the_twin_of_the_canary_holds_what_the_rule_makes(checkpoints, tmp_path):
-    """By the codec as by the oracle's rounding, and nothing but dense layers differs."""
+    """The codec and the oracle's rounding give the same values, and only dense layers differ."""
     from safetensors.torch import load_file
 
     change = rounding_faults.held({"formats": "dense"})

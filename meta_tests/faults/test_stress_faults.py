@@ -1,4 +1,4 @@
-"""A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
+"""A sample of the faults under load; docs/tables/stress-faults.md contains all of them."""
 
 import json
 
@@ -8,7 +8,7 @@ from meta_tests.faults import stress_faults
 from meta_tests.faults.stress_faults import segments
 from sm121.machine import machine_lock
 
-SAMPLE = ("pytest-killed",)  # test_level.py shows wrong answers in less time
+SAMPLE = ("pytest-killed",)  # test_level.py tests wrong answers in less time
 
 
 @pytest.mark.timeout(180)
@@ -19,7 +19,7 @@ def test_the_fault_is_noticed_classified_and_cleaned_up(name, warm_pytest):
 
 
 def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
-    """Outside of pytest the catalogue called the file left, which stays for the next run."""
+    """The lock file stays for the next run; the catalogue must not count it as left behind."""
     machine_lock.take(tmp_path).close()
     assert stress_faults._remains(segments(), tmp_path, "") == []
     (tmp_path / "tmpabc").touch()
@@ -27,7 +27,7 @@ def test_the_lock_of_the_machine_is_not_left_over(tmp_path):
 
 
 def test_the_documentation_shows_every_fault_and_every_sample():
-    """Fails until `make catalogues` has made both anew after a case was added."""
+    """This fails after a new case until `make catalogues` has written the table and the bundles."""
     root = stress_faults.ROOT
     rows = (root / "docs" / "tables" / "stress-faults.md").read_text("utf-8")
     cases = [case for name, case in stress_faults.CASES.items() if name != "clean"]

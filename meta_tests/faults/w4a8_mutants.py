@@ -1,6 +1,6 @@
-"""Wrong MXFP8 x MXFP4 experts: the emulation of FlashInfer's kernels with one thing broken.
-`MILDER` are other roundings of the same mathematics that no tolerance tells apart: they are named,
-with the reason, and not dropped."""
+"""Wrong MXFP8 x MXFP4 experts: the emulation of FlashInfer's kernels with one injected fault.
+`MILDER` contains other roundings of the same mathematics that no tolerance distinguishes; they are
+listed with the reason, not dropped."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ right = Emulation
 CATALOGUE = Catalogue(Emulation, *ANY)
 mutant = CATALOGUE.mutant
 method = CATALOGUE.method
-#: Each with the reason.
+#: Each with its reason.
 MILDER: dict[str, tuple[type[Emulation], str]] = {}
 
 
@@ -39,7 +39,7 @@ class _Floor(Emulation):
 
 
 class _Coarser(Emulation):
-    """Scales one exponent higher, and the elements half as large."""
+    """Scales one exponent higher, and elements half as large."""
 
     def scale_bytes(self, amax):
         return shifted((amax, super().scale_bytes(amax)), 1)[1]
@@ -51,14 +51,14 @@ class _Finer(Emulation):
 
 
 class _Cut(Emulation):
-    """Elements cut off, not rounded: half a step smaller."""
+    """Elements truncated instead of rounded: half a step smaller."""
 
     def to_mxfp8(self, x):
         return super().to_mxfp8((x.float() * (1 - 2.0**-5)).bfloat16())
 
 
 def only(operand: str, cls: type[Emulation]) -> type[Emulation]:
-    """What `cls` does wrong, in the quantisation of an operand alone."""
+    """Apply the fault of `cls` only in the quantisation of one operand."""
     quantise = {f"quantise_{operand}": lambda _self, t: cls().to_mxfp8(t.bfloat16())}
     return type("Only", (Emulation,), quantise)
 
@@ -84,7 +84,7 @@ def _(self, x):
 
 
 class _Plain(Emulation):
-    """Values that are not quantised, under scales of 1."""
+    """Values that are not quantised, with scales of 1."""
 
     def plain(self, values):
         return values, torch.full((len(values), values.shape[1] // BLOCK), 127, dtype=torch.uint8)
@@ -209,7 +209,7 @@ def _(self, results, shares, ids, biases):
 
 
 class _WrongScale(Emulation):
-    """One block's scale of a matrix, wrong by so much."""
+    """One block scale of a matrix, wrong by this factor."""
 
     first = False
     by = 1
@@ -243,11 +243,11 @@ def _(self, results, shares, ids, biases):
     return out
 
 
-# Those of one expression
+# Faults of one expression
 
 
 def accumulated(low: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Sums of 32 products at a time, rounded after each step."""
+    """Return sums of 32 products at a time, rounded after each step."""
 
     def product(_self: Emulation, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
         wide = times_scales(values.float(), scales)
@@ -279,7 +279,7 @@ def without_last(t: Tensor, columns: int) -> Tensor:
 
 
 RANGES = ("moe_ranges", *ANY)
-#: By operation and groups, if other than `ANY`: what stands in its place, by the mutant's name.
+#: The replacement by operation, groups if not `ANY`, and the mutant's name.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
     ("quantise_x",): {"x: stored scale one too high": After(lambda pair: shifted(pair, 1))},
     ("quantise_hidden",): {

@@ -1,6 +1,8 @@
-"""The catalogue of false greens: each way to a PASS that is none, and its clean twin that passes. A
-module has the cases of some items. A case is a pair of functions of a `Kit`: ``fault`` does what
-must not pass, ``clean`` the same without the fault."""
+"""The catalogue of false-green scenarios: each must not pass, and its clean twin must pass.
+
+A module contains the cases of some items. A case is a pair of functions of a `Kit`: ``fault`` does
+what must not pass, ``clean`` does the same without the fault.
+"""
 
 import importlib
 import pkgutil
@@ -12,22 +14,27 @@ from typing import Any
 
 @dataclass
 class Kit:
-    """What a case has at hand: the fixtures of ``meta_tests/conftest.py``."""
+    """The fixtures of ``meta_tests/conftest.py`` that a case may use."""
 
     run_pytest: Callable[..., Any]
     start_pytest: Callable[..., Any]
     fault_server: Callable[..., Any]
     timed_server: Callable[..., Any]
     tmp_path: Path
-    #: The BF16 canary's folder.
+    #: The folder of the BF16 canary.
     canary: Path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said in the end. `verdict`: of the run, of the metric, or of the decision that the
-    case is about; `text`: the line that gives the reason; `status`: pytest's exit status; None
-    where a case asks a function; `certified`: what verdict.json says of the certificate."""
+    """The result of a case.
+
+    Attributes:
+        verdict: The verdict of the run, of the metric, or of the decision that the case is about.
+        text: The line with the reason.
+        status: pytest's exit status; None if a case calls a function.
+        certified: The field of verdict.json.
+    """
 
     verdict: str
     text: str
@@ -46,11 +53,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to a false green. `item`: what the catalogue lists it under, as "1 Tokens with the
-    first chunk"; `name`: the variant, in a few words; `fault`: does it; must not be green; `clean`:
-    the same without the fault; must be green; `slow`: it takes more than about ten seconds; left to
-    ``make catalogues``; `expected`: a part of what must be said; `module`: the module that has the
-    case, which `cases` fills in."""
+    """One false-green scenario.
+
+    Attributes:
+        item: The item of the catalogue, such as "1 Tokens with the first chunk".
+        name: The variant, in a few words.
+        fault: Injects the fault; the result must not be green.
+        clean: Does the same without the fault; the result must be green.
+        slow: Whether it takes more than about ten seconds; only ``make catalogues`` runs it.
+        expected: A part of the expected text.
+        module: The module with the case, set by `cases`.
+    """
 
     item: str
     name: str
@@ -62,7 +75,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of them, by item."""
+    """Return all cases, by item."""
     modules = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("__")]
     every: list[Case] = []
     for name in modules:

@@ -1,4 +1,4 @@
-"""Runs the whole catalogue of false greens and writes ``--output``, its table."""
+"""Run the whole catalogue of false-green scenarios, and write its table to ``--output``."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from meta_tests.faults.false_greens import cases
 
 
 def main() -> int:
-    """Run it; 1 when something is green that must not be, or a clean twin is not."""
+    """Run the catalogue; return 1 if a fault is green, or a clean twin is not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()

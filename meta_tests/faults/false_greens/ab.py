@@ -1,4 +1,4 @@
-"""10: ``--ab`` looks whether B ran what B was asked for, and A what A was."""
+"""10: ``--ab`` checks that both sides ran as requested."""
 
 import contextlib
 import itertools
@@ -41,7 +41,7 @@ _CONFIG = (
     "INFO 11-20 10:00:01 [mxfp4.py:1] Using '{moe}' Mxfp4 MoE backend.\n"
 )
 _NUMBERS = itertools.count()
-#: What B promises: more than what a start of the same thing shows.
+#: B's promised improvement: more than the difference between two starts.
 _PROMISE = Hypothesis(
     feature="a faster backend",
     hypothesis="This should improve tg32 by 10 % because the experts run on another kernel.",
@@ -50,14 +50,15 @@ _PROMISE = Hypothesis(
 )
 
 
-#: Of each side what its starts say: the experts, the dtype, whether graphs are off. The last stays.
+#: The log of each start of each side: the experts, the dtype, whether graphs are off. The last one
+#: repeats.
 Logs = dict[str, list[dict[str, Any]]]
 _USUAL = {"moe": "MARLIN", "dtype": "bfloat16", "eager": False}
 
 
 class _Deaf(SideWatch):
     def forgotten(self, name: str, server: Server) -> str | None:
-        return None  # nobody listens at such a start
+        return None  # no server listens at such a start
 
 
 @dataclass
@@ -100,7 +101,7 @@ def _kernel_path(server: Server) -> KernelPath:
 
 @in_two_steps
 def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
-    """The comparison and the hypothesis of one run, judged as the two tests do."""
+    """Return the comparison and the hypothesis of one run, judged as the two tests do."""
     folder = kit.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
     file = new_file(profile="meta", box=BoxReport(state="QUALIFIED", reason=""))
@@ -143,7 +144,7 @@ def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
 
 @in_two_steps
 def _whole_run(kit: Kit, sides: Sequence[str], faults: str = "") -> Outcome:
-    """``pytest --ab`` on an engine whose B falls back, or does not, or on two URLs."""
+    """Run ``pytest --ab`` on an engine whose B uses a fallback or not, or on two URLs."""
     profile_file = servers.matrix_profile(kit.tmp_path, text_file("lenient.toml"))
     status, run = kit.run_pytest(
         "-p", "meta_tests.fakes.matrix_engine", "--profile", str(profile_file),
@@ -188,7 +189,7 @@ def _second_door(port: int) -> Iterator[str]:
 
 @in_two_steps
 def _urls(kit: Kit, same: bool) -> Outcome:
-    """Two URLs: one server behind two ports, or two servers."""
+    """Return two URLs: of one server behind two ports, or of two servers."""
     first = kit.timed_server("--rate", "500", "--model", "canary").base_url
     if same:
         with _second_door(int(first.rpartition(":")[2])) as other:
@@ -199,7 +200,8 @@ def _urls(kit: Kit, same: bool) -> Outcome:
 
 @in_two_steps
 def _answers(kit: Kit, sensible: bool) -> Outcome:
-    """What is said of a B that answers noise, or what A answers, after an A that knows a fact."""
+    """Return the verdict on a B that answers noise, or the same as A, after an A that knows a
+    fact."""
     run = AbRun(
         stand_in(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
         ab.parse_sides(["", "--x"]), None, lambda _side: None,
@@ -219,10 +221,11 @@ class _Seen(SideWatch):
 
 @in_two_steps
 def _logs(kit: Kit, lines: str) -> Outcome:
-    """What is said of the log at a URL, to which a server writes between a visit's two looks."""
+    """Return the verdict on the log at a URL to which a server writes between the two readings of a
+    visit."""
     log = kit.tmp_path / f"b-{len(lines)}.log"
     decided = []
-    log.write_text(f"{_ILLEGAL}\n")  # of an earlier time
+    log.write_text(f"{_ILLEGAL}\n")  # from an earlier time
     parts = stand_in(
         profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),
         of=lambda _server: KernelPath(), phase=("regression", "in the run"), redact=str,

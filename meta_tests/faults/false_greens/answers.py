@@ -1,4 +1,4 @@
-"""11: answers that a tolerance would let pass, though they are not whole or not of the request."""
+"""11: answers within a tolerance that are incomplete or belong to another request."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sm121.core.verdict import NotRun
 from . import Case, Kit, Outcome
 
 ITEM = "11 Answers within a tolerance"
-#: As the profile of a GB10: forks are allowed.
+#: As in a GB10's profile: two right continuations are accepted.
 BOUND = AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="as sm121-gpt-oss-120b")
 GOLDEN = GoldenBound(**{**BOUND.model_dump(), "mean_divergence": 0.02, "top1_at_least": 0.5})
 _OTHER = b"A prompt of somebody else: "
@@ -23,7 +23,7 @@ _OTHER = b"A prompt of somebody else: "
 
 @in_two_steps
 def _in_a_batch(_body: Json, together: bool, reply: Json, change: Callable[[Json], None]) -> None:
-    """Break the answers of requests that are under way together."""
+    """Change the answers of concurrent requests."""
     if together:
         change(reply)
 
@@ -44,12 +44,13 @@ def _others_ids_and_text(reply: Json) -> None:
 
 
 def _fork(reply: Json) -> int | None:
-    """Where the first two tokens are as likely as each other."""
+    """Return the position at which the first two tokens are equally likely."""
     return next((n for n, p in enumerate(reply["places"]) if p[0][1] - p[1][1] < 0.1), None)
 
 
 def _others_text(reply: Json) -> None:
-    """Only of answers with a fork: of the others the ids are known, and so is the text."""
+    """Give another request's text only to answers with two right continuations; the ids and texts
+    of others are known."""
     if _fork(reply) is not None:
         reply["text"] = answer(_OTHER, len(reply["ids"]), together=True)["text"]
 
@@ -67,7 +68,8 @@ def _ended_early(reply: Json) -> None:
 
 
 def _others_rest(reply: Json) -> None:
-    """After the first fork another request's answer, whose beginning nobody can ask from."""
+    """Continue with another request's answer after the first position with two right continuations,
+    where no request can ask again."""
     fork = _fork(reply)
     reply["hides_prompt"] = True
     if fork is not None and fork + 1 < len(reply["ids"]):
@@ -84,7 +86,7 @@ def _others_rest_without_prompts(_body: Json, together: bool, reply: Json) -> No
 
 
 def _second_best(reply: Json) -> None:
-    """Not greedy, and always the same."""
+    """Always choose the second-best token: not greedy, but always the same."""
     likeliest = reply["places"][-1]
     likeliest[0], likeliest[1] = likeliest[1], likeliest[0]
     reply["ids"][-1] = likeliest[0][0]
@@ -95,18 +97,18 @@ def _second_best(reply: Json) -> None:
 def _in_a_long_answer(
     _body: Json, _together: bool, reply: Json, change: Callable[[Json, int], None]
 ) -> None:
-    """Break what is said after the sixth token of a request."""
+    """Change an answer after its sixth token."""
     for number in range(6, len(reply["ids"])):
         change(reply, number)
 
 
 def _drifts(reply: Json, n: int) -> None:
-    """Each step of decoding adds to the error."""
+    """Add an error to each decode step, so that it accumulates."""
     reply["places"][n] = [(t, value - 0.15 * (n - 5)) for t, value in reply["places"][n]]
 
 
 def _accepts_a_draft(reply: Json, number: int) -> None:
-    """What a drafter proposed is said, whatever the model holds for likelier."""
+    """Return what a drafter proposed, even if the model prefers another token."""
     first, second, third = reply["places"][number]
     reply["places"][number] = [(second[0], first[1]), (first[0], second[1]), third]
     reply["ids"][number] = second[0]
@@ -114,7 +116,7 @@ def _accepts_a_draft(reply: Json, number: int) -> None:
 
 
 def _reads_a_wrong_block(body: Json, _together: bool, reply: Json) -> None:
-    """A block of the prefix cache that generated tokens filled is another's."""
+    """Read another request's block of the prefix cache that generated tokens filled."""
     if body["max_tokens"] == 1 and isinstance(body["prompt"], list) and len(body["prompt"]) > 30:
         other = answer(_OTHER, 1, together=False)
         reply.update(ids=other["ids"], places=other["places"], text=other["text"])
@@ -145,7 +147,7 @@ def _token_by_token(kit: Kit, server: Server) -> None:
 
 
 def _against_itself(kit: Kit, server: Server) -> None:
-    """A recording, and the same server compared with it."""
+    """Record a server, and compare it with the recording."""
     asker = _asker(kit, server)
     prompts = continuations()
     recorded = golden.record(

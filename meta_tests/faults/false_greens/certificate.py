@@ -1,4 +1,4 @@
-"""A certificate by a choice of options, tests, gates and waivers (13)."""
+"""13: a certificate with a favourable selection of options, tests, gates and waivers."""
 
 import itertools
 import os
@@ -60,7 +60,7 @@ def _without_a_test(file: VerdictFile) -> None:
 
 
 def _failed_and_waived(file: VerdictFile) -> None:
-    """The gate failed on nothing but lost requests, and a waiver says that this is known."""
+    """Let the gate fail only because of lost requests, and waive this failure."""
     file.metrics["tg32@d0"].value = None
     file.metrics["tg32@d0"].verdict = file.tests[-1].verdict = verdict_file.Verdict.FAIL
     file.tests[-1].waived = True
@@ -70,7 +70,7 @@ _TEST = "tests/test_smoke.py"
 
 
 def _copy(kit: Kit) -> Path:
-    """The suite's tests in a folder of their own."""
+    """Copy the suite's tests into a folder."""
     folder = kit.tmp_path / f"copy-{next(_NUMBERS)}"
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "conftest.py", folder)
@@ -79,7 +79,7 @@ def _copy(kit: Kit) -> Path:
 
 @in_two_steps
 def _checkout(kit: Kit, change: Callable[..., None] = _nothing, *options: str) -> Outcome:
-    """A checkout, and what was done in it."""
+    """Create a checkout, and change it."""
     folder = _copy(kit)
     git(folder, "init", "-q")
     git(folder, "add", ".")
@@ -93,7 +93,7 @@ def _checkout(kit: Kit, change: Callable[..., None] = _nothing, *options: str) -
 
 
 def _change(folder: Path, *flags: str) -> None:
-    """Change a test, of which git was told this."""
+    """Change a test and mark it as unchanged for git."""
     for flag in flags:
         git(folder, "update-index", flag, _TEST)
     file = folder / _TEST
@@ -113,7 +113,7 @@ def _add(folder: Path, ignored: str = "") -> None:
 
 @in_two_steps
 def _tarball(kit: Kit, change: Callable[[Path], None] = _nothing) -> Outcome:
-    """The tests where no commit says what they are."""
+    """Create the tests without a commit that identifies them."""
     folder = _copy(kit)
     change(folder)
     foreign = certification.foreign_tests(folder)

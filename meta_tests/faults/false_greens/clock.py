@@ -1,4 +1,4 @@
-"""Items 1 and 2, and the payload that a GPU showed: a clock that starts too late."""
+"""1, 2 and the delay by prompt length that a GPU showed: a clock that starts too late."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,11 +14,11 @@ from sm121.measure.metrics.tg import DecodeRate
 
 from . import Case, Kit, Outcome
 
-#: Required of a decode rate; servers are below or above it by 2 %.
+#: The gate of a decode rate; servers are 2 % below or above it.
 MINIMUM = 200.0
 BELOW = 196.0
 ABOVE = 204.0
-#: Required of the slowest time to the first token, in milliseconds; an honest one has a quarter.
+#: The gate of the slowest time to the first token, in ms; a correct server needs a quarter.
 AT_MOST_MS = 300.0
 _MEASURING = Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
 PLAN = plan.Plan(256, (32, 128), (0,), _MEASURING)
@@ -36,7 +36,7 @@ def measured(kit: Kit, options: tuple[str, ...], read: Read, **texts: bool) -> M
 
 @in_two_steps
 def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
-    """The rate over the first tokens against what is required of it."""
+    """Judge the rate over the first tokens by its gate."""
     served = ("--rate", str(rate), *options)
     rate_of_server = measured(kit, served, DecodeRate(tokens).settle, **texts)
     if rate_of_server.invalid:
@@ -48,7 +48,7 @@ def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool
 
 @in_two_steps
 def waited(kit: Kit, *options: str) -> Outcome:
-    """The slowest time to the first token against what is required of it."""
+    """Judge the slowest time to the first token by its gate."""
 
     def read(cell: cells.MeasuredCell) -> Measurement:
         time = metrics.find("ttft", quantile=0.99).of(cell)
@@ -68,14 +68,14 @@ WITNESS = "1 What is compared with the stream says nothing"
 
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
-    """A server below what is required; above it, it may be as late as it likes."""
+    """A server below the gate; above the gate, it may be late."""
     fault = judged(*options, rate=BELOW)
     clean = judged(*options, rate=ABOVE)
     return Case(item, name, fault, clean, expected, slow)
 
 
 def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool = True) -> Case:
-    """A stream that cannot be timed, and the same server without that."""
+    """A stream that cannot be timed, and the same server without the fault."""
     fault = judged(*options, rate=BELOW, tokens=tokens)
     clean = judged(rate=ABOVE, tokens=tokens)
     return Case(FIRST, name, fault, clean, expected, slow)
@@ -83,7 +83,7 @@ def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool
 
 @in_two_steps
 def first_token(kit: Kit, *options: str) -> Outcome:
-    """The time to the first token against what is required of it."""
+    """Judge the time to the first token by its gate."""
     served = ("--rate", "200", "--prefill-rate", "500", *options)
     time = measured(kit, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
     if time.invalid:
@@ -93,7 +93,7 @@ def first_token(kit: Kit, *options: str) -> Outcome:
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
-    """A server that is fast enough, if what it says were all there is."""
+    """A server that would be fast enough if its reports were complete."""
     fault = judged(*options, rate=ABOVE, tokens=128)
     clean = judged(rate=ABOVE, tokens=128)
     return Case(WITNESS, name, fault, clean, expected, slow=True)

@@ -1,4 +1,4 @@
-"""What was certified is not written down, so two runs are compared that are not alike (12)."""
+"""12: a comparison of two runs that differ in something that is not recorded."""
 
 import itertools
 from typing import Any

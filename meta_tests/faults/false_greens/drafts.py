@@ -1,4 +1,4 @@
-"""Item 17: a server that drafts, whose rate, clock or counters are not what they seem."""
+"""17: a server with speculative decoding, whose rate, clock or counters are wrong."""
 
 import tomllib
 from typing import Any
@@ -11,7 +11,7 @@ from .clock import ABOVE, BELOW, Ask, judged
 
 TEXT = "17 A rate on text that nobody writes"
 LIES = "17 A clock of a server that drafts"
-#: What is accepted changes from step to step, and from text to text; the slowest is above, too.
+#: The accepted tokens vary between steps and texts; the slowest text is above the gate, too.
 DRAFTS = ("--steps", "2135312411", "--accepted-length", "2.3")
 HIGH = 1.07 * ABOVE
 ROWS = tomllib.loads((DATA / "drafting-lies.toml").read_text("utf-8"))
@@ -19,7 +19,8 @@ ROWS = tomllib.loads((DATA / "drafting-lies.toml").read_text("utf-8"))
 
 @in_two_steps
 def level(kit: Kit, *options: str) -> Outcome:
-    """tg32@d0 of the level, attached, against the 52 tok/s of the shipped profile."""
+    """Run tg32@d0 of the level on an attached server, with the gate of 52 tok/s of the shipped
+    profile."""
     server = kit.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
     status, run = kit.run_pytest(
         "tests/test_performance.py", "--arch", "sm121", "--base-url", server.base_url,

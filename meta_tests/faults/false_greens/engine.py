@@ -1,4 +1,4 @@
-"""The engine ends between two tests, though nobody stopped it (7)."""
+"""7: the engine ends between two tests, although nobody stopped it."""
 
 import time
 
@@ -17,7 +17,7 @@ from sm121.session.session import Session
 
 @in_two_steps
 def ends(session: Session, do: str, *then: str) -> None:
-    """It is told to do this; then servers of these configurations are wanted."""
+    """Let a server end in this way; then request servers of these configurations."""
     tell(session, f"do={do}")
     for configuration in then:
         session.run.server(configuration)

@@ -1,4 +1,4 @@
-"""An error that kills nobody: in the server's log, or in the kernel's messages (7)."""
+"""7: an error that ends no process, in the server's log or in the kernel's messages."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
 
 def stack(prefix: str, message: str, file: str, exception: str) -> str:
-    """A message with its traceback as vLLM prints them: the prefix before each line."""
+    """Return a message with its traceback in vLLM's format: the prefix before each line."""
     lines = [message, *STACK.format(file).splitlines(), exception]
     return "\n".join(prefix + line for line in lines)
 
@@ -32,24 +32,24 @@ def _rows(name: str) -> dict[str, tuple[Any, dict[str, Any]]]:
     return {kind: (row["clean"], row["variants"]) for kind, row in rows.items()}
 
 
-#: By what is reported: what a healthy server, or the kernel, says that is like it, and variants.
+#: By the reported error: a similar line of a healthy server or kernel, and variants.
 LOGGED = _rows("silent-errors")
 REPORTED = _rows("kernel-messages")
-#: What is quick to start; `test_silent_errors.py` reads the lines of all.
+#: The errors that start quickly; `test_silent_errors.py` reads the lines of all.
 _QUICK = ("an illegal memory access that is survived", "one behind a worker's end", "Xid 31")
 _NUMBERS = itertools.count()
 
 
 @in_two_steps
 def prints(session: Session, text: str) -> None:
-    """A server prints it, and serves on."""
+    """Let a server print a line and continue."""
     session.run.server()
     tell(session, f"do=print&text={quote(text)}")
 
 
 @in_two_steps
 def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
-    """The kernel says it during a run of that architecture."""
+    """Let the kernel log a message during a run on this architecture."""
 
     def doing(session: Session) -> None:
         session.run.target = dataclasses.replace(session.run.target, arch=arch)

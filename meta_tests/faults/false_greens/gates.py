@@ -1,4 +1,4 @@
-"""Rates that a gate must not pass: throttling, noise with a memory, rounds left out (3, 4, 6)."""
+"""3, 4, 6: rates that a gate must not pass: throttling, correlated noise, dropped rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,8 +16,8 @@ Step = Callable[[Kit], Outcome]
 
 @in_two_steps
 def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
-    """The decision on rounds that agree with their level to 0.05 %; no more are allowed. Beside
-    them so many were left out, and may have been as usual."""
+    """Return the decision on rounds within 0.05 % of their level, without further rounds. This many
+    rounds were dropped, and may have been normal."""
     values = [rate * (1.0 + 0.0005 * (-1) ** at) for at, rate in enumerate(rates)]
     late = [(51.0, 55.0)] * left_out
     decision = gate.decide(values, gate_errors.RATE, maximum_rounds=len(values), left_out=late)
@@ -26,7 +26,7 @@ def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
 
 @in_two_steps
 def _served(kit: Kit, *server: str) -> Outcome:
-    """The decode rates of a server and what comes after them."""
+    """Return the decode rates of a server and the metrics after them."""
     status, run = kit.run_pytest(
         *(_LEVEL, "--arch", "sm121", "--configuration", "mxfp4", "--depths", "0"),
         *("-k", "decode_rate or concurrent_rate"),
@@ -37,7 +37,7 @@ def _served(kit: Kit, *server: str) -> Outcome:
 
 
 def _passed_too_often(verdicts: Mapping[Verdict, int]) -> Outcome:
-    """PASS where a gate passes it in more than two of a hundred runs, by three errors."""
+    """Return PASS if a gate passes in more than two of a hundred runs, by three standard errors."""
     often = verdicts[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     return Outcome("PASS" if often else "not passed", f"of {_RUNS} runs: {counts}")
@@ -66,7 +66,7 @@ def _independent() -> Step:
 
 @in_two_steps
 def _left_out(_kit: Kit, lateness: int, slow_share: float, distance: float) -> Outcome:
-    """`lateness`: its place in `gate_errors.LATENESS`."""
+    """`lateness`: the index in `gate_errors.LATENESS`."""
     level = gate_errors.THRESHOLD * (1.0 + distance)
     late = gate_errors.LATENESS[lateness]
     verdicts = gate_errors.left_out(late, level, slow_share, _RUNS, count_them=True)

@@ -1,4 +1,4 @@
-"""Any log proves the kernel path of an attached server (9)."""
+"""9: a log of another server proves the kernel path of an attached server."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 
 def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
-    """The verdict file of a script's session at a URL, with a log."""
+    """Return the verdict file of a script's session at a URL, with a log."""
     file: list[VerdictFile] = []
 
     def doing(session: Session) -> None:
@@ -38,15 +38,15 @@ def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
 
 
 def two_logs(kit: Kit) -> tuple[Path, Path]:
-    """Files for the log of a server, and for the one that is given for it."""
+    """Return the files for the server's log and for the given log."""
     number = next(_NUMBERS)
     return kit.tmp_path / f"own-{number}.log", kit.tmp_path / f"given-{number}.log"
 
 
 @in_two_steps
 def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Outcome:
-    """The kernel path of an attached server, from a log that `write` makes of the server's own.
-    Whether it is proven is what is asked: FAIL where it is not."""
+    """Judge whether the kernel path of an attached server is proven by a log that `write` makes of
+    the server's own; FAIL if it is not."""
     log, copy = two_logs(kit)
     with attached_engine(log, *server) as (url, _), writing(write, log, copy):
         file = file_of(kit, url, copy)
@@ -57,7 +57,7 @@ def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Ou
 
 @contextlib.contextmanager
 def writing(write: Callable[[Path, Path], None], log: Path, copy: Path) -> Iterator[None]:
-    """`write` over and over, as somebody would who keeps a log going."""
+    """Call `write` repeatedly, as a process does that keeps a log growing."""
     write(log, copy)
     over = threading.Event()
 
@@ -86,7 +86,7 @@ def a_copy(log: Path, copy: Path) -> None:
 
 @in_two_steps
 def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -> None:
-    """The start of another server, then what this one says of its requests."""
+    """Return the start of another server, followed by this server's lines about its requests."""
     access = [line for line in log.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
     if in_days:
         start["at"] = time.time() + in_days * 86400
@@ -95,7 +95,7 @@ def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -
 
 @in_two_steps
 def a_copy_that_goes_on(log: Path, copy: Path, line: str) -> None:
-    """Another process appends a line to it, over and over."""
+    """Let another process append a line repeatedly."""
     a_copy(log, copy)
     with copy.open("a") as stream:
         stream.write(line + "\n")
@@ -107,7 +107,7 @@ def beginning_cut_off(log: Path, copy: Path) -> None:
 
 
 def put(file: Path, text: str) -> None:
-    """All of it at once: nobody reads half a file."""
+    """Write the whole file at once, so that nobody reads half of it."""
     new = file.with_suffix(".new")
     new.write_text(text, "utf-8")
     new.replace(file)
@@ -115,7 +115,7 @@ def put(file: Path, text: str) -> None:
 
 @in_two_steps
 def its_log_has_another_start(kit: Kit, *, share: bool) -> Outcome:
-    """Two servers write into one file; the second one's path is not the first one's."""
+    """Let two servers with different paths write into one file."""
     log = kit.tmp_path / f"shared-{share}.log"
     other = log.with_name(f"other-{share}.log")
     with attached_engine(log) as (url, _):
@@ -128,7 +128,7 @@ def its_log_has_another_start(kit: Kit, *, share: bool) -> Outcome:
 
 @in_two_steps
 def log_is_moved(kit: Kit, move: Callable[[Path], object], line: str) -> Outcome:
-    """An attached server's log is cut, renamed or removed after its path was judged."""
+    """Truncate, rename or remove an attached server's log after its path was judged."""
     log, _ = two_logs(kit)
 
     def doing(session: Session) -> None:
@@ -151,7 +151,7 @@ def log_of_an_ab_side(kit: Kit, write: Callable[[Path, Path], None]) -> Outcome:
     return Outcome("INVALID" if reason else "PASS", reason)
 
 
-# What becomes of a log.
+# The ways in which a log changes.
 cut = functools.partial(os.truncate, length=0)
 removed = Path.unlink
 

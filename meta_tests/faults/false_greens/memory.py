@@ -1,4 +1,4 @@
-"""16: a leak that no request shows and a day does."""
+"""16: a leak that is too small for a request's limit and large over a day."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from .engine import attached_engine
 
 _GIB = 2**30
 _TESTS = ("sustained_load", "memory_does_not_grow")
-#: A healthy vLLM on a CPU: after so many requests its heap grew by so many MiB.
+#: The heap of a healthy vLLM on a CPU: MiB of growth after this many requests.
 _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 
 
@@ -27,8 +27,8 @@ _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 def _load(
     _kit: Kit, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
 ) -> Outcome:
-    """The judgement on a minute of a load, of which a server keeps so much after n requests.
-    `device`: it keeps memory of a GB10's device, which is in no process."""
+    """Judge a minute of a load in which a server keeps this much memory after n requests. `device`:
+    memory of a GB10's device, which belongs to no process."""
     noise = random.Random(1)
     samples = []
     for second in range(60):
@@ -48,7 +48,7 @@ def _load(
 
 @in_two_steps
 def _idle(_kit: Kit, blocks_in_use: float, blocks: int) -> Outcome:
-    """What is said of a server that keeps so many blocks after its load, or so large a share."""
+    """Judge a server that keeps this many blocks, or this share of them, after its load."""
     size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
     page = f"vllm:kv_cache_usage_perc {blocks_in_use / (blocks or 1)}\n{size}\n"
     with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
@@ -66,7 +66,7 @@ def _heap(requests: int) -> float:
 
 @in_two_steps
 def _attached(kit: Kit, fault: str, *, proxied: bool = False) -> Outcome:
-    """A server that somebody else started, and what is said of its memory."""
+    """Judge the memory of a server that somebody else started."""
     folder = kit.tmp_path / f"{fault}-{proxied}"
     folder.mkdir()
     (folder / "profile.toml").write_text(profile_text({}))

@@ -1,4 +1,4 @@
-"""The kernel path is judged once, and it changes later (8)."""
+"""8: the kernel path changes after it was judged."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def says_before_a_restart(session: Session, line: str) -> None:
 
 @in_two_steps
 def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
-    """What a GB10's log of these lines is, against the profile's path."""
+    """Compare a GB10's log with these lines with the profile's path."""
     log = kit.tmp_path / f"gb10-{len(lines)}.log"
     log.write_text("\n".join(lines) + "\n", "utf-8")
     required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
@@ -49,7 +49,7 @@ def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
 
 @in_two_steps
 def measured(_kit: Kit, *, leaves_the_path: bool) -> Outcome:
-    """A rate that is read while the log says that the path was left."""
+    """Measure a rate while the log shows another path."""
     invalid: list[Invalidity] = []
     off_path = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
     metric = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Stored runs that are no baseline, and what changed since them (5)."""
+"""5: stored runs that are no baseline, and changes since them."""
 
 import json
 import tempfile
@@ -22,7 +22,7 @@ _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 
 
 
 def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
-    """Runs after each other, each stored and compared with the latest; the outcome of the last."""
+    """Store several runs, each compared with the preceding one; return the outcome of the last."""
     storage = Path(tempfile.mkdtemp(dir=kit.tmp_path))
     server = kit.fault_server()
     status = 0
@@ -49,7 +49,7 @@ def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | No
 
 @in_two_steps
 def _changed(kit: Kit, change: Callable[[Any], None]) -> Outcome:
-    """A run like the one before it, which is named and was changed after it was stored."""
+    """Return a run like the named one, which was changed after it was stored."""
     return _runs(kit, [1.0, 1.0], change)
 
 
@@ -73,7 +73,7 @@ def _red(stored: Any) -> None:
 
 @in_two_steps
 def _baseline(_kit: Kit, **changes: Any) -> Outcome:
-    """Whether a stored run is a baseline for one of its own context."""
+    """Return whether a stored run is a baseline for its own context."""
     context: dict[str, Any] = dict.fromkeys(("profile", "model", "path", "definition"))
     entry = {
         "sm121": 1, "metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True,
@@ -96,7 +96,7 @@ def _judged(change: Change) -> Outcome:
 def _against_one_run(
     _kit: Kit, name: str, unit: str, before: list[float], now: list[float]
 ) -> Outcome:
-    """A metric of few samples against the only stored run."""
+    """Judge a metric with few samples by the only stored run."""
     run = past_runs.stored_run("0001", _rate(name, unit, before))
     return _judged(*trend.compare({name: _rate(name, unit, now)}, [run], _LIMITS))
 
@@ -109,7 +109,7 @@ _NOW: dict[str, Any] = {
 
 
 def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """A context that differs in this; in a table of it, in the keys that are named."""
+    """Return a context that differs in this key, or in the named keys of a table."""
     return now | {
         key: now[key] | value if isinstance(value, dict) else value
         for key, value in changes.items()
@@ -118,14 +118,14 @@ def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 @in_two_steps
 def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
-    """A run at so much of the rate of runs ones, of contexts that differ from its own in this."""
+    """Judge a run at this share of the rate of earlier runs, whose contexts differ in this."""
     rates = [100.0 + 0.1 * at for at in range(8)]
     before, now = (_rate("tg32@d0", "tok/s", [v * by for v in rates]) for by in (1, share))
     runs = [past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts]
     if matches := [run for run in runs if not run.unlike(_NOW)]:
         return _judged(*trend.compare({now.name: now}, matches, _LIMITS))
     error = measured.none_matches(runs, _NOW, kit.tmp_path, measured=1, is_stored=False)
-    green = error.verdict is Verdict.NOT_RUN  # alone it is no failure
+    green = error.verdict is Verdict.NOT_RUN  # by itself this is no failure
     return Outcome("PASS" if green else error.verdict.value, str(error))
 
 

@@ -1,4 +1,4 @@
-"""An attached server is replaced behind its URL (17)."""
+"""17: an attached server is replaced behind its URL."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,16 @@ from sm121.session.session import Session
 
 @dataclasses.dataclass(frozen=True)
 class Replaced:
-    """Another process takes the place of an attached server, after a rate of it was recorded.
-    `start`: arguments of the server. `then`: of the one after it; None: it stays. `proxy`:
-    arguments of a proxy in front of both; None: both listen at the URL. `measuring`: it happens
-    between two rounds of a second rate, and not between two tests. `with_log`: the log of the first
-    is given. `core`: its engine core alone ends, and it starts another."""
+    """Another process replaces an attached server after a rate was recorded.
+
+    Attributes:
+        start: Arguments of the server.
+        then: Arguments of its replacement; None: it stays.
+        proxy: Arguments of a proxy in front of both; None: both listen at the URL.
+        measuring: It happens between two rounds of a second rate, not between two tests.
+        with_log: The log of the first server is given.
+        core: Only its engine core ends, and the server starts another.
+    """
 
     start: Sequence[str] = ()
     then: Sequence[str] | None = ()
@@ -32,7 +37,7 @@ class Replaced:
 
     @property
     def stays(self) -> "Replaced":
-        """Its twin: nothing happens to the server."""
+        """Return the clean twin: nothing happens to the server."""
         return dataclasses.replace(self, then=None)
 
     def __call__(self, kit: Kit) -> Outcome:
@@ -61,7 +66,7 @@ class Replaced:
                 elif self.then is not None:
                     process.terminate()
                     process.wait(10)
-                    time.sleep(2.1)  # a start of the same second is not told apart
+                    time.sleep(2.1)  # a start within the same second cannot be distinguished
                     port = ("--port", url.rpartition(":")[2]) if self.proxy is None else ()
                     other = attached_engine(folder / "other.log", *port, *self.start, *self.then)
                     url_file.write_text(servers.enter_context(other)[0])
@@ -76,14 +81,14 @@ class Replaced:
         is_hidden = "/metrics" in (self.proxy or ())
         doubt = "not proven that one process served to the end"
         summary = (kit.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
-        if self.then is None:  # what a PASS may not be taken for
+        if self.then is None:  # claims that a PASS must not make
             assert (doubt in summary) == is_hidden, summary
         assert (files[0].engine.unwatched in files[0].unproven) == is_hidden, files[0].unproven
         return outcome
 
 
 def replacements() -> Iterator[Case]:
-    """The rows of ``meta_tests/data/replaced-servers.toml``."""
+    """Return the rows of ``meta_tests/data/replaced-servers.toml``."""
     rows = tomllib.loads((DATA / "replaced-servers.toml").read_text("utf-8"))
     for name, row in rows.items():
         expected = row.pop("expected")

@@ -1,4 +1,4 @@
-"""A merged run that says more than its worst shard (15)."""
+"""15: a merged run with a better verdict than its worst shard."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 def _written(folder: Path, file: VerdictFile, edit: dict[str, Any] | None) -> Path:
-    """A folder with the run, in whose verdict.json these fields were edited."""
+    """Return a folder with a run in whose verdict.json these fields were changed."""
     folder.mkdir(parents=True)
     verdict_file.write(file, folder / "verdict.json")
     if edit is not None:
@@ -54,7 +54,7 @@ def _shard(index: int, **changed: Any) -> VerdictFile:
 
 @in_two_steps
 def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
-    """Of several shards, the last of which was edited."""
+    """Merge several shards, the last of which was changed."""
     files = (_shard(1), *others)
     folders = [
         _written(kit.tmp_path / f"shard-{next(_NUMBERS)}", file, edit if n == len(files) else None)
@@ -69,7 +69,7 @@ def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) 
 
 
 def _undecided() -> VerdictFile:
-    """A shard whose tests held and whose report could not be written to the end."""
+    """Return a shard that passed, but whose report could not be written completely."""
     file = _shard(2)
     file.settle(verdict_file.Verdict.INCONCLUSIVE)
     file.reason = "the report cannot be written: no space left on device"

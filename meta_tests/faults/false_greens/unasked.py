@@ -1,4 +1,4 @@
-"""A build that no longer does what a check needs, which a run called not run (17)."""
+"""17: a build that lost an ability that a check needs, so that the check is NOT_RUN."""
 
 import contextlib
 import itertools
@@ -25,13 +25,13 @@ from sm121.engines import capabilities
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.metrics.streams import StreamsRate
 
-#: What a counter says that is not there.
+#: The value of a missing counter.
 VANISHED = None
 BOUND = level_settings.AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, source="a meta test")
 
 
 def decided(ask: Callable[[], object]) -> Outcome:
-    """What a run would say of a check: one that was not run reds nothing."""
+    """Return a run's verdict on a check; a check that did not run cannot fail a run."""
     try:
         ask()
     except unmet.Unmet as failure:
@@ -43,7 +43,7 @@ def decided(ask: Callable[[], object]) -> Outcome:
 
 @in_two_steps
 def cached(_kit: Kit, *hits: float | None) -> Outcome:
-    """A server whose log says that its prefix cache is on, and what it counts."""
+    """A server whose log says that its prefix cache is on, with its counters."""
     with scripted() as server:
         texts = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
         counts = iter(hits)
@@ -52,8 +52,8 @@ def cached(_kit: Kit, *hits: float | None) -> Outcome:
 
 @in_two_steps
 def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Outcome:
-    """A server that counts hits of its prefix cache: one costs such a share of the prefill, and
-    changes the answer so. Without a change the time is asked for, else the answer."""
+    """A server that counts hits of its prefix cache: a hit costs this share of the prefill, and
+    changes the answer in this way. Without a change the time is judged, otherwise the answer."""
     cache = set[str]()
     counts = itertools.count(0.0, 65_536.0)
 
@@ -72,7 +72,7 @@ def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = 
 
 @in_two_steps
 def other(answered: Json, tokens: int) -> None:
-    """The second of the likeliest tokens comes in so many places, as if it were the likeliest."""
+    """Choose the second likeliest token at this many positions, as if it were the likeliest."""
     for n, ((best, log), (second, less), third) in enumerate(answered["places"][:tokens]):
         answered["places"][n] = [(second, log), (best, less), third]
         answered["ids"][n] = second
@@ -83,13 +83,13 @@ def same(_answered: Json) -> None: ...
 
 
 def unsure(answered: Json) -> None:
-    """The first token is less likely than cold."""
+    """Make the first token less likely than without the cache."""
     answered["places"][0] = [(token, log - 0.3) for token, log in answered["places"][0]]
 
 
 @in_two_steps
 def streams(kit: Kit, count: int, slots: int) -> Outcome:
-    """Streams at a server that was asked to run as many, and has places for so many."""
+    """Send as many concurrent streams as a server was configured for, which has fewer places."""
     url = kit.timed_server("--rate", "400", "--slots", str(slots)).base_url
     with opened(url, kit.tmp_path / f"streams-{slots}") as server:
         server.slots_sure = True
@@ -98,7 +98,7 @@ def streams(kit: Kit, count: int, slots: int) -> Outcome:
 
 
 def speculation(url: str, asker: Mock, method: str) -> Speculation:
-    """Of a server at a URL that was started with a drafter."""
+    """Test a server at a URL that was started with a drafter."""
     server = Server(Endpoint(url, "k", "m"), True, "vllm", "0.32.0", None, None, None)
     can = capabilities.of("vllm", "0.32.0")
     texts = prompts.continuations()
@@ -107,7 +107,7 @@ def speculation(url: str, asker: Mock, method: str) -> Speculation:
 
 @contextlib.contextmanager
 def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
-    """A server whose metrics count drafts; its URL."""
+    """Start a server whose metrics count drafts; return its URL."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:
@@ -120,7 +120,7 @@ def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
 
 @in_two_steps
 def drafts(_kit: Kit, method: str, step: int) -> Outcome:
-    """A server that was started with a drafter, and counts so many drafts at each look."""
+    """A server that was started with a drafter, and counts this many drafts at each reading."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
     looks = itertools.count(step, step)
     with counting(lambda: dict.fromkeys(names, next(looks))) as url:
@@ -130,7 +130,8 @@ def drafts(_kit: Kit, method: str, step: int) -> Outcome:
 
 @in_two_steps
 def accepted(_kit: Kit, *shares: float) -> Outcome:
-    """A server that accepts such a share of its drafts while one request runs, two, and so on."""
+    """A server that accepts this share of its drafts while one request runs, while two run, and so
+    on."""
     drafted = Counter[str]()
 
     def answer(requests: Sequence[Request]) -> Sequence[Request]:
@@ -148,8 +149,8 @@ def accepted(_kit: Kit, *shares: float) -> Outcome:
 
 @in_two_steps
 def samples(_kit: Kit, cut: promised.Cut | bool, share: float) -> Outcome:
-    """A server that leaves out the log-probabilities of some sampled answers. `cut`: the one that
-    is asked for, or False."""
+    """A server that omits the log-probabilities of some sampled answers. `cut`: the number of the
+    request, or False."""
     chance = random.Random(3)
 
     def lacking(body: Json) -> Json:

