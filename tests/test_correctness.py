@@ -66,8 +66,7 @@ def test_seed_is_used(sdk):
 
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
-    """Without sampling parameters, the server samples with the checkpoint's defaults, or else with
-    neutral ones."""
+    """The server samples with the checkpoint's defaults, or neutral ones, if none are sent."""
     sampling.defaults_hold(api, sampling.defaults_promised(api, server), attempts)
 
 
@@ -79,16 +78,14 @@ def test_samples_follow_the_temperature(sampler):
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_keep_the_cut(sampler, cut):
-    """With top_p, top_k or min_p, no excluded token appears, and the others appear as often as
-    predicted."""
+    """With top_p, top_k or min_p, only the remaining tokens appear, as often as predicted."""
     sampler.keeps_the_cut(cut)
 
 
 @contract
 @pytest.mark.parametrize("penalty", ["presence", "frequency", "repetition"])
 def test_samples_are_penalised(sampler, penalty):
-    """A penalty lowers the probability of a generated token by the right amount. Only
-    repetition_penalty also counts tokens of the prompt."""
+    """A penalty lowers a token's probability by the right amount."""
     sampler.penalises(f"{penalty}_penalty")
 
 
@@ -100,8 +97,7 @@ def test_samples_are_allowed_tokens(sampler, parameter):
 
 
 def test_samples_of_chats_follow_the_temperature(sampler):
-    """In chats, each token appears as often as its log-probability predicts at the given
-    temperature."""
+    """In chats, each token appears as often as its log-probability predicts."""
     sampler.chats_obey("temperature")
 
 
@@ -117,16 +113,14 @@ def test_samples_of_chats_keep_the_cut(sampler, cut):
 
 @pytest.mark.ability("oracle")
 def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, remark):
-    """The log-probabilities of prompt tokens agree with the oracle, also across the sliding window
-    and KV blocks."""
+    """Log-probabilities of prompt tokens agree with the oracle, also across the window."""
     remark(f"oracle: {log_probabilities.prompts_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
 @pytest.mark.parametrize("mistake", oracle_texts.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
-    """The log-probabilities do not contain the pattern of a known fault that is smaller than the
-    rounding of BF16."""
+    """The log-probabilities show no known fault that is smaller than the rounding of BF16."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
 
 
@@ -145,25 +139,21 @@ def test_rounding_costs_what_the_profile_allows(price_of_rounding, metric):
 
 @pytest.mark.ability("oracle")
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, remark):
-    """Generated tokens are the likeliest ones, and all log-probabilities reported with them agree
-    with the oracle."""
+    """Generated tokens and their log-probabilities agree with the oracle."""
     remark(f"oracle: {log_probabilities.generations_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
 def test_generation_past_the_original_context_agrees_with_the_oracle(asker, reference):
-    """Answers agree with the oracle beyond YaRN's original 4096 positions, across 32 KV blocks and
-    chunked prefill."""
+    """Answers agree with the oracle beyond YaRN's original 4096 positions."""
     log_probabilities.generations_agree(asker, reference, [oracle_texts.long_prompt()])
 
 
-# The same request, sent in another way: the tokens are equal if the engine guarantees that.
-# Otherwise differences within the noise are accepted.
+# The same request, sent in another way. The tokens are equal, or within the engine's noise.
 
 
 def test_alone_equals_in_a_batch(continuations):
-    """A prompt has the same answer alone and in a batch with prompts of other lengths, in any
-    order."""
+    """A prompt has the same answer alone and in a batch of prompts of other lengths."""
     continuations.equal_in_a_batch()
 
 
@@ -173,8 +163,7 @@ def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits,
 
 
 def test_a_hit_of_the_prefix_cache_saves_time(continuations, prefix_cache_hits, caches_prefixes):
-    """The prefill of a long prompt from the prefix cache takes at most half as long as without the
-    cache."""
+    """The prefix cache at least halves the time of a long prompt."""
     continuations.hits_save_time(prefix_cache_hits, is_on=caches_prefixes)
 
 
@@ -184,8 +173,7 @@ def test_one_prefill_equals_a_chunked_one(continuations):
 
 
 def test_streamed_ids_equal_those_at_once(continuations):
-    """A streamed answer has the same tokens, text, token count and finish reason as the answer
-    without streaming."""
+    """A streamed answer has the tokens, text, count and finish reason of the plain answer."""
     continuations.equal_streamed()
 
 
@@ -213,8 +201,7 @@ def test_before_equals_after_an_aborted_request(continuations):
 
 
 def test_speculation_keeps_the_targets_tokens(speculation, remark):
-    """Each greedy token is the likeliest token of the target model, by a prefill of the same text
-    without drafts."""
+    """Each greedy token is the target model's likeliest, by a prefill without drafts."""
     remark(f"speculation: {speculation.tokens_are_the_targets()}")
 
 
@@ -224,34 +211,29 @@ def test_speculation_keeps_the_targets_log_probabilities(speculation, remark):
 
 
 def test_speculation_keeps_the_targets_distribution(speculation, remark):
-    """The four likeliest tokens are sampled as often as the target model predicts, at a temperature
-    and with top_p."""
+    """The four likeliest tokens are sampled as often as the target model predicts."""
     remark(f"speculation: {speculation.samples_follow_the_target()}")
 
 
 def test_speculation_ends_an_answer_anywhere(speculation):
-    """max_tokens, stop tokens and stop strings can end an answer between tokens that were accepted
-    in one step."""
+    """An answer can end between tokens that were accepted in the same step."""
     speculation.ends_anywhere()
 
 
 @contract
 def test_speculation_keeps_a_form(speculation):
-    """Structured output is valid even if its form forbids, at any token, what the target model
-    would generate."""
+    """Structured output is valid even where the target model prefers another token."""
     speculation.forms_are_kept()
 
 
 @contract
 def test_drafted_and_accepted_tokens_add_up(speculation, remark):
-    """The server's counters of drafted and accepted tokens add up to the tokens of its answers,
-    also by position."""
+    """The counters of drafted and accepted tokens add up to the tokens of the answers."""
     remark(f"speculation: {speculation.counts_add_up()}")
 
 
 def test_drafts_are_accepted(speculation):
-    """Some drafted tokens are accepted, also at the end of a long answer and in eight concurrent
-    answers."""
+    """Drafted tokens are accepted, also late in a long answer and in concurrent answers."""
     speculation.drafts_are_accepted()
 
 
@@ -283,8 +265,7 @@ def test_golden_file_is_recorded(recorder, conformance, remark):
 
 @pytest.mark.asked_for("--golden")
 def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, conformance, remark):
-    """KL divergence, top-1 agreement and the largest difference of a token are within the limits
-    for a golden file."""
+    """The differences from the golden file are within the profile's limits."""
     environment = conformance.run.record.file.environment
     result = golden.compare(golden_file, asker, prompts.continuations(), golden_bound, environment)
     remark(f"golden: {result.summary()}")
@@ -296,8 +277,7 @@ def test_answers_agree_with_the_golden_file(asker, golden_file, golden_bound, co
 @pytest.mark.slow("starts a server for each of the profile's correctness.same_answers")
 @pytest.mark.timeout(1800)
 def test_other_configurations_give_the_same_answers(recorder, servers, profile, golden_bound):
-    """Eager mode and compiled mode, and runs with and without speculation, give the same answers,
-    also past the sliding window."""
+    """Answers are the same in eager and compiled mode, with and without speculation."""
     trusted = recorder()
     for name in profile.correctness.same_answers:
         if name != profile.under_test:
@@ -319,8 +299,7 @@ def test_scores_are_as_published(server, profile, conformance, remark):
 @pytest.mark.ability("tool_scores")
 @pytest.mark.timeout(0)  # each score has its own limit
 def test_tools_are_called_as_published(api, profile, conformance, remark):
-    """The model calls the right tool in each try of OpenAI's compatibility test, in the chat API
-    and the Responses API."""
+    """The model calls the right tool in each try of OpenAI's compatibility test."""
     compatibility.judge(api, profile, conformance.run.record.directory / "scores", remark)
 
 
@@ -330,8 +309,7 @@ def test_tools_are_called_as_published(api, profile, conformance, remark):
 
 @contract
 def test_usage_equals_the_ids(api, profile):
-    """Usage equals the number of token ids: at a natural end, at the limit, and over several
-    choices."""
+    """Usage equals the number of token ids, at every kind of end and over several choices."""
     endings.usage_equals_the_ids(api, profile.correctness)
 
 
@@ -357,16 +335,14 @@ def test_nothing_is_cut_off(api, profile):
 
 @contract
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
-    """At a high temperature, chats with different seeds differ, and chats with the same seed are
-    equal."""
+    """Hot chats differ if their seeds differ, and are equal if their seeds are equal."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
 
 
 @contract
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat", "response"])
 def test_each_form_obeys_temperature_and_top_p(api, form):
-    """Answers differ at temperature 1. They are equal at temperature 0, and where top_p leaves one
-    token."""
+    """Answers differ at temperature 1, but not at 0 or if top_p leaves one token."""
     sampling.form_obeys_temperature_and_top_p(api, form)
 
 
@@ -386,22 +362,19 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 @contract
 def test_min_tokens_is_kept(api, profile):
-    """No answer ends before min_tokens. An answer whose every token is a stop token ends exactly
-    there."""
+    """No answer ends before min_tokens, and a stop token ends it right after."""
     endings.min_tokens_is_kept(api, profile.correctness)
 
 
 @contract
 def test_ignore_eos_goes_on(api, profile):
-    """With ignore_eos, the end-of-text token does not end the answer, and no special token is in
-    the text."""
+    """With ignore_eos, an answer continues after its end token, without special tokens."""
     endings.ignore_eos_goes_on(api, profile.correctness)
 
 
 @contract
 def test_a_stop_string_ends_the_text(api):
-    """The text ends before the stop string, also if the string begins inside a token, streamed or
-    not."""
+    """The text ends before the stop string, also if it begins inside a token."""
     endings.stop_string_ends_the_text(api)
 
 
@@ -418,15 +391,13 @@ def test_special_tokens_never_leak(api, profile):
 
 @contract
 def test_logit_bias_is_obeyed(api):
-    """A bias of -100 excludes the likeliest token. A bias of 50 makes another token the
-    likeliest."""
+    """A bias of -100 excludes a token, and a bias of 50 makes a token the likeliest."""
     sampling.logit_bias_is_obeyed(api)
 
 
 @contract
 def test_log_probabilities_name_the_chosen_token(api):
-    """Each token has one entry of log-probabilities, and the greedy choice is the likeliest token
-    in it."""
+    """Each token has one entry, and the greedy choice is the likeliest token in it."""
     logprobs.name_the_chosen_token(api)
 
 
@@ -438,8 +409,7 @@ def test_greedy_takes_the_likeliest_token(api, in_chats):
 
 @contract
 def test_log_probabilities_of_a_chat_are_whole(api, profile):
-    """Each generated token of a chat has an entry with the bytes of its text, and is in the list of
-    likely tokens."""
+    """Each token of a chat has an entry with its bytes, and is among the likely tokens."""
     logprobs.of_a_chat_are_whole(api, profile.correctness)
 
 
@@ -470,23 +440,20 @@ def test_answers_belong_to_their_prompts(api, profile):
 
 
 def test_chats_end_in_a_final_message(api, profile):
-    """Each try of a chat ends by itself, with the answer in the final channel and the reasoning in
-    its own field (pass^k)."""
+    """Each try of a chat ends by itself, with reasoning and final message (pass^k)."""
     endings.chats_end_in_a_final_message(api, profile.correctness)
 
 
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
 def test_tokens_of_a_chat_are_harmony(api, profile, effort):
-    """The first token of a chat is harmony's channel token, and each message has a start and an
-    end."""
+    """A chat's first token is the channel token, and each message has a start and an end."""
     endings.chats_are_harmony(api, profile.correctness, effort)
 
 
 @pytest.mark.ability("harmony")
 def test_first_token_is_the_channel_token(api, profile):
-    """The first token of a chat is harmony's channel token, by the log-probabilities if there are
-    no ids."""
+    """A chat's first token is the channel token, by its log-probabilities without ids."""
     endings.begins_with_the_channel_token(api, profile.correctness)
 
 
@@ -496,16 +463,14 @@ def test_first_token_is_the_channel_token(api, profile):
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chats.load_chats(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
-    """The harmony prompt contains each part of a chat, without earlier reasoning. Special tokens in
-    a message stay text."""
+    """The harmony prompt contains each part of a chat, without earlier reasoning."""
     chat_prompts.becomes_its_harmony(api, chat, server_environment)
 
 
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", chat_prompts.TELLING)
 def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat):
-    """The answer to a chat equals the answer to the chat's own tokens. Without token ids, it must
-    depend on the chat."""
+    """A chat and its own harmony tokens have the same answer."""
     chat = chats.find_chat(chat)
     chat_prompts.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
 
@@ -513,8 +478,7 @@ def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat
 @pytest.mark.ability("harmony")
 @pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
-    """The prompt of a response contains the instructions, turns, calls and results, by its
-    usage."""
+    """The prompt of a response contains instructions, turns, calls and results."""
     responses.becomes_its_harmony(api, chats.find_chat(chat))
 
 
@@ -542,8 +506,7 @@ def test_a_tool_can_be_named(api, profile):
 @pytest.mark.ability("tools")
 @pytest.mark.parametrize("name", ["get-weather", "weather.get", "mcp__weather-eu__get"])
 def test_a_tool_keeps_its_name(api, profile, name):
-    """A tool with a hyphen or a dot in its name, as MCP servers have, is called by that name. A
-    server may refuse the dot."""
+    """A tool is called by its name, also if the name has a hyphen or a dot."""
     tools.named_as_offered(api, profile.correctness, name)
 
 
@@ -585,8 +548,7 @@ def test_deltas_add_up_to_the_message(api, profile, with_tools):
 @contract
 @pytest.mark.parametrize("kind", ["completion", "chat", "response"])
 def test_a_stream_keeps_every_character(api, kind, attempts):
-    """A streamed text with non-ASCII characters is complete, also if a token ends inside a
-    character."""
+    """A stream has every character, also if a token ends inside a character."""
     streaming.keeps_every_character(api, kind, attempts)
 
 
@@ -598,23 +560,20 @@ def test_a_response_has_reasoning_and_message(api, profile):
 
 @contract
 def test_a_response_that_was_cut_off_says_so(api, profile):
-    """A response that reaches its limit has the status `incomplete` with the reason, and usage
-    equals the limit."""
+    """A response at its limit is `incomplete`, with the reason, and usage is the limit."""
     responses.is_incomplete_at_the_limit(api, profile.correctness)
 
 
 @contract
 @pytest.mark.ability("tools")
 def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
-    """A response has a function_call item. After the tool's output, the message contains that
-    output."""
+    """A response calls a tool, and the next message contains the tool's output."""
     responses.calls_and_reads_the_result(api, profile.correctness)
 
 
 @contract
 def test_events_of_a_response_add_up(api, judge, profile, attempts):
-    """The events of a streamed response are in order, and their deltas add up to the response
-    without streaming."""
+    """The events of a response are in order, and add up to the response without streaming."""
     responses.events_add_up(api, judge, profile.correctness, attempts)
 
 
@@ -645,8 +604,8 @@ def test_choice_is_kept_in_a_chat(api, judge, profile):
     structured_output.keeps_choice_in_a_chat(api, judge, profile.correctness)
 
 
-# The profile's exam (fixtures/exams). Each question has the rules for its right answers, and each
-# section the number of allowed misses. An answer that is empty, truncated or a loop always fails.
+# The exam (fixtures/exams) has a rule for each answer, and allowed misses for each section.
+# An answer that is empty, truncated or a loop always fails.
 
 
 @pytest.mark.ability("exam")
@@ -663,8 +622,7 @@ def test_dialogues_are_followed(candidate):
 
 @pytest.mark.ability("exam")
 def test_the_right_tools_are_called(candidate):
-    """The model calls the right tools, or none, with the right arguments, and its answers use the
-    results."""
+    """The model calls the right tools with the right arguments, and uses the results."""
     candidate.passes("tools")
 
 
@@ -677,8 +635,7 @@ def test_answers_in_a_form_are_right(candidate):
 @pytest.mark.ability("long_document")
 @pytest.mark.timeout(3600)
 def test_a_long_chat_with_tools_stays_whole(candidate):
-    """In a chat with many tool calls and 24,000 tokens of results, no answer is empty, truncated or
-    a loop."""
+    """In a chat with many tool calls, no answer is empty, truncated or a loop."""
     candidate.converses(24_000)
 
 
@@ -686,8 +643,7 @@ def test_a_long_chat_with_tools_stays_whole(candidate):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("length", [8_000, 32_000, 100_000])
 def test_long_documents_are_read(candidate, length):
-    """The model finds facts at five depths of a document. One fact needs another fact of the
-    document."""
+    """The model finds facts at five depths of a document, one by way of another."""
     candidate.recalls(length)
 
 
@@ -722,8 +678,7 @@ def test_the_sdk_reads_what_the_server_says(sdk, profile):
 @contract
 @pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
 def test_streams_are_as_published(api, logprobs):
-    """Chunks are valid by their schema, with one id and one finish_reason. The last chunk has the
-    usage, then [DONE] follows."""
+    """Chunks are valid by their schema; the last one has the usage, then [DONE] follows."""
     streaming.is_as_published(api, logprobs)
 
 
@@ -744,22 +699,19 @@ def test_a_stream_without_usage_has_none(api):
 @contract
 @pytest.mark.api_cases
 def test_request(judge, case):
-    """The server answers a request, or refuses it with a status 4xx and an error object. Later
-    requests work as before."""
+    """The server answers a request, or refuses it with a 4xx, and works as before."""
     judge(case)
 
 
 @contract
 def test_an_error_of_a_stream_is_an_error(api):
-    """An invalid streaming request is refused with a status 4xx, not with a stream that breaks
-    off."""
+    """An invalid streaming request is refused with a status 4xx before a stream begins."""
     streaming.refuses_with_a_status(api)
 
 
 @pytest.mark.ability("harmony")
 def test_no_harmony_error_in_the_log(server):
-    """The log contains no error of harmony's parser after the requests of this level. This test
-    runs last."""
+    """The log has no error of harmony's parser after all requests. This test runs last."""
     if server.log is None:
         raise NotRun(server.why_no_log)
     lines = harmony.errors_in(server.log)

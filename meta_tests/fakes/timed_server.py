@@ -1,10 +1,6 @@
-"""An OpenAI-compatible streaming server with known timing.
+"""An OpenAI-compatible streaming server with known timing: ``timed_server.py --port N --rate 52``.
 
-    python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]
-
-Each chunk has an absolute deadline. The log contains the time at which it was sent, in nanoseconds
-of CLOCK_MONOTONIC, in one JSON line per request. ``POST /admin`` with fields of `Pace` changes them
-for later requests.
+``--log FILE`` has each chunk's sending time (CLOCK_MONOTONIC, ns); ``POST /admin`` changes `Pace`.
 """
 
 from __future__ import annotations
@@ -431,7 +427,7 @@ def _held(events: list[Event], plan: Plan, tokens: int) -> list[Event]:
 
 
 def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
-    """Adapt the plan to the prompt's continuation: random tokens, or a text with its own drafts."""
+    """Adapt the plan to the continuation: random tokens, or a text with drafts."""
     last = ids_of(prompt)[-50:]
     turn = sum(last) % max(len(pace.steps), 1)
     rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
@@ -439,8 +435,7 @@ def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
 
 
 def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float]:
-    """Return when each token exists if several are generated in one step; the first ones may be
-    faster."""
+    """Return when each token exists if several are generated in one step."""
     sizes = [int(digit) for digit in pace.steps]
     each_s, at = sum(sizes) / len(sizes) / rate, [first_s]
     for size in itertools.islice(itertools.cycle(sizes), tokens):
@@ -452,7 +447,7 @@ def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float
 
 
 async def _until(deadline: int) -> None:
-    """Wait for a time of CLOCK_MONOTONIC: sleep first, and spin at the end."""
+    """Wait for a time of CLOCK_MONOTONIC: sleep first, spin at the end."""
     remaining = deadline - time.monotonic_ns()
     if remaining > SPIN_NS:
         await asyncio.sleep((remaining - SPIN_NS) / 1e9)
