@@ -72,10 +72,11 @@ def served_facts_of(url: str) -> served_facts.ServedFacts:
 
 
 def of(name: str, value: float) -> Number:
-    unit = "ms" if name.startswith("ttft") else "tok/s"
+    metric = name[:2] if name[:2] in ("pp", "tg") else "ttft"
+    unit = "ms" if metric == "ttft" else "tok/s"
     samples = [value] * 3
     measurement = Measurement(name=name, unit=unit, samples=samples, higher_is_better=unit != "ms")
-    return Number(measurement, Estimate(value, value, value, 0.95, rounds=3), 0)
+    return Number(measurement, Estimate(value, value, value, 0.95, rounds=3), 0, metric)
 
 
 def test_the_profile_has_what_the_server_shows(written):

@@ -11,8 +11,8 @@ from sm121.core.unmet import Fact
 
 #: The ``kind`` of these facts.
 KIND = "checkpoint label"
-#: The prefixes of the names of formats that are not quantised.
-_FLOATS = ("float", "bfloat")
+#: The formats that are not quantised.
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
 #: The largest share of a part's values that may be unquantised, although the label gives the part a
 #: quantised format. An engine's model code handles such exceptions (DeepSeek-V4's compressor).
 _MOST = 0.5
@@ -63,7 +63,7 @@ class _Matrix:
 
     @property
     def is_float(self) -> bool:
-        return (self.weight.format or "").startswith(_FLOATS)
+        return self.weight.format in _FLOATS
 
     @property
     def is_wrong(self) -> bool:
@@ -84,9 +84,7 @@ class _Matrix:
 
 
 def _is_judged(weight: Weight) -> bool:
-    if not weight.part.linear or weight.format is None:
-        return False
-    return not weight.format.startswith(weights.UNKNOWN)
+    return weight.part.linear and weight.format is not None and weight.is_described
 
 
 def _left_alone(matrices: Sequence[_Matrix]) -> tuple[list[_Matrix], list[str]]:

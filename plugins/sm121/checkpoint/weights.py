@@ -15,8 +15,6 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 #: The name of the group with all weights of a drafter.
 DRAFT = "draft"
-#: The prefix of the format of a weight that no row of checkpoint.toml describes.
-UNKNOWN = "unknown"
 #: The number of bits of an element that contains several packed integers.
 _PACKED_BITS = 32
 
@@ -37,6 +35,8 @@ class Weight:
     expert: int | None
     #: The name in formats.toml; None: the weight is no matrix (a norm, a bias).
     format: str | None
+    #: False for a matrix whose format checkpoint.toml does not describe.
+    is_described: bool
     #: The tensor with the values, without scales and zero points.
     main: Tensor
     #: The number of its values, as far as it is known.
@@ -90,6 +90,7 @@ def _weight(
         drafts = True
     main = max(own.values(), key=lambda tensor: tensor.size)
     kind: str | None = None
+    is_described = True
     values = main.elements
     row = _row_of(own)
     if row is not None:
@@ -98,7 +99,10 @@ def _weight(
         kind = row.id if row.values else f"{row.id}{_PACKED_BITS // packed}"
         values = main.elements * packed
     elif len(main.shape) > 1 and names.no_matrix.search(module) is None:
-        kind = weight_tables.load().plain.get(main.dtype, f"{UNKNOWN} ({main.dtype})")
+        kind = weight_tables.load().plain.get(main.dtype)
+        if kind is None:
+            is_described = False
+            kind = f"unknown ({main.dtype})"
     return Weight(
         module=module,
         part=part,
@@ -106,6 +110,7 @@ def _weight(
         layer=layer,
         expert=int(expert[1]) if expert is not None else None,
         format=kind,
+        is_described=is_described,
         main=main,
         values=values,
         size=sum(tensor.size for tensor in own.values()),

@@ -42,11 +42,13 @@ class Number:
         measurement: The samples, their clock, and the reasons why they are invalid.
         estimate: The value with its interval; None if nothing was measured.
         depth: Tokens of context before the prompt.
+        metric: The key of the metric, such as ``tg`` of ``tg32@d0``.
     """
 
     measurement: Measurement
     estimate: Estimate | None
     depth: int
+    metric: str
 
     @property
     def value(self) -> float | None:
@@ -102,7 +104,7 @@ class Result:
         samples: Sequence[float] = each.measurement.samples
         if any(not 0.0 < sample < math.inf for sample in samples):
             samples = ()  # a failed request
-        is_prefill = name.startswith(PrefillRate.key)
+        is_prefill = each.metric == PrefillRate.key
         return BenchyRate(
             kind=without_depth(name),
             depth=each.depth,
@@ -230,5 +232,5 @@ def _numbers(server: MeasuredServer, plan: Plan) -> dict[str, Number]:
     for metric, cell in chosen:
         measurement = metric.of(cell)
         estimate = conclusion.estimate_of(measurement)
-        numbers[measurement.name] = Number(measurement, estimate, cell.depth)
+        numbers[measurement.name] = Number(measurement, estimate, cell.depth, metric.key)
     return numbers

@@ -12,6 +12,7 @@ from sm121.clock.measuring import Number, Result
 from sm121.core import profile, templates
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Profile
+from sm121.measure.metrics.times import TimeToFirstToken
 from sm121.session.known_answers import KnownAnswers
 from sm121.session.served_facts import ServedFacts
 
@@ -174,7 +175,7 @@ class Draft:
                 row["minimum"] = float(f"{number.value * (1 - _ALLOWANCE):.4g}")
                 row["source"] = source
                 rows.append(row)
-            elif name.startswith("ttft"):
+            elif number.metric == TimeToFirstToken.key:
                 row["at_most"] = float(f"{number.value * (1 + _ALLOWANCE):.4g}")
                 row["source"] = f"as measured on {self.date}, and a tenth"
                 rows.append(row)
