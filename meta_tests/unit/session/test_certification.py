@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 from urllib.parse import quote
@@ -19,10 +20,12 @@ from sm121.core.verdict import Verdict
 from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import summary
+from sm121.run.event_log import EventLog
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.machine_report import CrashReport
+from sm121.run.record import RunRecord, Target
 from sm121.run.verdict_file import EngineReport, MetricReport, VerdictFile
-from sm121.session import certification, fingerprinting, opening
+from sm121.session import certification, ending, fingerprinting, opening
 from sm121.session.given_engine import GivenEngine
 from sm121.session.given_judging import GivenJudging
 from sm121.session.given_target import GivenTarget
@@ -74,9 +77,17 @@ def test_the_first_line_of_a_certificate_says_that_there_is_no_oracle():
     judging = CPU.model_copy(update={"correctness": correctness})
     file = whole(judging)
     file.certificate_levels = ["smoke"]
-    run = certified(file, judging)
+    record = RunRecord(directory=Path(), log=EventLog(file), say=lambda *_: None)
+    record.emit(
+        ending.closed(
+            record, Settings(judging=GivenJudging(certify=True)),
+            Target("cpu", judging, obstacle=None), ending.CertificateGaps([], set(), None),
+            finished=True,
+        )
+    )  # fmt: skip
+    record.log.fold.settle()
     first = f"PASS (certified, without an oracle: {why})"
-    assert run.certified and first in summary.markdown(run).replace("\\", "")
+    assert file.certified and first in summary.markdown(file).replace("\\", "")
     assert "without an oracle" not in certified(whole()).certificate
 
 

@@ -269,6 +269,8 @@ class Closed:
     verdict: Verdict
     reason: str
     certified: bool | None
+    #: Why the certificate has no oracle; earlier versions did not record it.
+    no_oracle: str | None = None
     duration_s: float
     kind: Literal["closed"] = "closed"
 

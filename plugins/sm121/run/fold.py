@@ -194,6 +194,7 @@ class Fold:
             self.closed = event
             self.file.finished = event.finished
             self.file.certified = event.certified
+            self.file.no_oracle = event.no_oracle
             self.file.duration_s = event.duration_s
             return
         self.closed = None

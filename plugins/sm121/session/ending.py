@@ -1,10 +1,11 @@
-"""Sets the verdict of a run from its tests and its settings."""
+"""Decides the verdict of a run at its end, from its tests and its settings."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sm121.core.verdict import Verdict
-from sm121.run.record import Target
+from sm121.run.events import Closed
+from sm121.run.record import RunRecord, Target
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import certification
 from sm121.session.settings import Settings
@@ -25,15 +26,39 @@ class CertificateGaps:
     kernel_unread: str | None
 
 
-def judge(file: VerdictFile, settings: Settings, target: Target, gaps: CertificateGaps) -> None:
-    """Set the verdict and the reason of a run, and whether it is certified.
+def closed(
+    record: RunRecord, settings: Settings, target: Target, gaps: CertificateGaps, *, finished: bool
+) -> Closed:
+    """Return the last event of a run. A run whose report cannot be written is not PASS.
 
     Args:
-        file: The run with all decisions.
+        record: The record of the run with all other events. It is not changed.
         settings: The settings of the run.
         target: The target of the run.
         gaps: Further facts for a certificate.
+        finished: Whether every selected test has a verdict.
+
+    Returns:
+        The verdict of the run with its reason, and whether the run is certified.
     """
+    file = record.file.model_copy(deep=True)
+    file.finished = finished
+    _judge(file, settings, target, gaps)
+    if record.unwritten is not None and file.verdict is Verdict.PASS:
+        file.settle(Verdict.INCONCLUSIVE)
+        file.reason = record.unwritten
+    return Closed(
+        finished=finished,
+        verdict=file.verdict,
+        reason=file.reason,
+        certified=file.certified,
+        no_oracle=file.no_oracle,
+        duration_s=record.log.age_s,
+    )
+
+
+def _judge(file: VerdictFile, settings: Settings, target: Target, gaps: CertificateGaps) -> None:
+    """Set the verdict and the reason of a copy of the run, and whether the run is certified."""
     file.judge()
     if file.finished and target.obstacle is not None:
         file.settle(Verdict.NOT_RUN)

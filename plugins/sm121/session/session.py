@@ -157,23 +157,12 @@ class Session:
         run = self.run
         self.note_resources()
         for _attempt in range(2):
-            file = run.record.file.model_copy(deep=True)
-            file.finished = finished
             gaps = ending.CertificateGaps(
                 self.selected.deselected, self.selected.inapplicable, self.kernel.unread
             )
-            ending.judge(file, self.settings, run.target, gaps)
-            if run.record.unwritten is not None and file.verdict is Verdict.PASS:
-                file.settle(Verdict.INCONCLUSIVE)
-                file.reason = run.record.unwritten
-            closed = events.Closed(
-                finished=finished,
-                verdict=file.verdict,
-                reason=file.reason,
-                certified=file.certified,
-                duration_s=run.record.log.age_s,
+            run.record.emit(
+                ending.closed(run.record, self.settings, run.target, gaps, finished=finished)
             )
-            run.record.emit(closed)
             self.write_verdict()
             self.crashes.after_unwritten(run.servers)
             if run.record.unwritten is None:
