@@ -1,6 +1,7 @@
 """Runs that are compared with a trusted run, and the comparison of one with it."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from sm121.core import profile
@@ -79,12 +80,23 @@ def held(run: VerdictFile, trusted: trusted_runs.Trusted, rate: float = 50.0, se
             test.tolerated = "known"
     samples = rates(rate, seed)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
-    facts = against.judge(
-        run, trusted, OWN, {"tg32@d0": now} if rate else {}, lambda test: test.id not in left_out
-    )
-    run.tests += facts
+    metrics = {"tg32@d0": now} if rate else {}
+    return run, compared(run, trusted, metrics, lambda test: test.id not in left_out)
+
+
+def compared(
+    run: VerdictFile,
+    trusted: trusted_runs.Trusted,
+    metrics: dict[str, StoredMetric],
+    asked_for: Callable[[TestReport], bool] = lambda _test: True,
+) -> list[TestReport]:
+    """Compare a run as its session does at its end; return the decisions of the comparison."""
+    comparison = against.judge(run, trusted, OWN, metrics, asked_for)
+    run.against = comparison.report
+    run.changes = comparison.changes
+    run.tests += comparison.worse
     run.judge()
-    return run, facts
+    return comparison.worse
 
 
 def changed(number: int, *values: str | Fact) -> tuple[tuple[str, str, str | Fact], ...]:

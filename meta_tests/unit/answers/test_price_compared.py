@@ -88,12 +88,12 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     run = run_of(values)
     trusted = trusted_runs.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
-    worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
-    assert [test.id.removeprefix(AGAINST) for test in worse_tests] == [*worse]
-    assert run.against.no_worse == (not worse)
+    judged = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
+    assert [test.id.removeprefix(AGAINST) for test in judged.worse] == [*worse]
+    assert judged.report.no_worse == (not worse)
     if now is PAID:
-        assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)
-        assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
+        assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(judged.report)
+        assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(judged.report)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     run = run_of(now)
     runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
-    assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
+    judged = against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True)
     remark = "price of rounding: not measured in old, not compared"
-    assert run.against.differs == [remark] * is_named
+    assert judged.worse == [] and judged.report.differs == [remark] * is_named
 
 
 def test_speed_for_quality_in_compare():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 
-from meta_tests.fakes.against_runs import OWN, a_run, stored
+from meta_tests.fakes.against_runs import a_run, compared, stored
 from meta_tests.fakes.whole_run import waiver_file
 from meta_tests.folders import ROOT
 from meta_tests.texts import text_file
@@ -21,7 +21,7 @@ from sm121.plugin import outcomes
 from sm121.report import summary
 from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
-from sm121.session import against, trusted_runs
+from sm121.session import trusted_runs
 from sm121.session.given_judging import GivenJudging
 from sm121.session.settings import Settings
 
@@ -341,7 +341,7 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
     trusted.newest.metrics[peak.name] = peak
     now = {**trusted.newest.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
     run = a_run(("a", "PASS", "", level))
-    judged = [test.id for test in against.judge(run, trusted, OWN, now, lambda _test: True)]
+    judged = [test.id for test in compared(run, trusted, now)]
     assert (f"--against::{peak.name}" in judged) is (level == "smoke"), judged
     assert run.against.unjudged == [peak.name] * (level == "stress")
 

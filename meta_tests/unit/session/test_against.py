@@ -8,12 +8,12 @@ import pytest
 
 from meta_tests.fakes.against_runs import (
     ORACLE,
-    OWN,
     PATH,
     REFUSED,
     TESTS,
     a_run,
     changed,
+    compared,
     held,
     of,
     rates,
@@ -301,7 +301,7 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
     samples = rates(50.0, 2)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
     now = replace(now, **change)
-    facts = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
+    facts = compared(a_run(*TESTS), trusted, {"tg32@d0": now})
     assert [(test.id, test.verdict) for test in facts] == [("--against::tg32@d0", Verdict.INVALID)]
 
 
@@ -315,8 +315,7 @@ def test_what_is_not_judged_is_said(trusted):
     for test in run.tests[1:]:
         test.tolerated = "known"
     now = {"tg32@d0": rate, "itl_p99": replace(tail, samples=(80.0, 170.0), value=170.0)}
-    run.tests += against.judge(run, trusted, OWN, now, lambda _test: True)
-    run.judge()
+    compared(run, trusted, now)
     assert run.verdict is Verdict.PASS and run.against.unjudged == ["itl_p99"]
     assert "(itl_p99 not judged)" in run.why()
 
@@ -324,8 +323,7 @@ def test_what_is_not_judged_is_said(trusted):
 def test_a_failure_that_counts_is_not_called_known(trusted):
     """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
     run = a_run(*TESTS)
-    facts = against.judge(run, trusted, OWN, {**trusted.newest.metrics}, lambda _test: True)
-    run.judge()
+    facts = compared(run, trusted, {**trusted.newest.metrics})
     assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
     assert not run.against.known and len(run.against.changed) == 2
 

@@ -247,7 +247,7 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     tests = [test for test in run.record.ledger if test.executed and not test.excused]
     # The comparison with the trusted run is made later, when the run is closed.
     if session.settings.judging.against is not None and run.target.obstacle is None:
-        tests += session.worse_than_trusted(run.record.file.model_copy(deep=True))
+        tests += session.compare_with_trusted().worse
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:
         info = benchmark["extra_info"]

@@ -22,7 +22,14 @@ from sm121.regression import metric_levels, trend
 from sm121.regression.change import is_price, trade
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric
-from sm121.run.verdict_file import AGAINST, AgainstReport, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import (
+    AGAINST,
+    AgainstReport,
+    ChangeReport,
+    MetricReport,
+    TestReport,
+    VerdictFile,
+)
 from sm121.session import path_changes
 from sm121.session.trusted_runs import Trusted
 
@@ -54,35 +61,47 @@ def refuse(trusted: Trusted, run: VerdictFile) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """How a run compares with the trusted run.
+
+    Attributes:
+        report: The comparison as verdict.json shows it.
+        changes: All metrics of the run that are worse than before, or may be worse.
+        worse: A decision for each deterioration since the trusted run that no test shows.
+    """
+
+    report: AgainstReport
+    changes: list[ChangeReport]
+    worse: list[TestReport]
+
+
 def judge(
     run: VerdictFile,
     trusted: Trusted,
     profile: Profile,
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
-) -> list[TestReport]:
+) -> Comparison:
     """Compare a finished run with the trusted run, before its verdict is set.
 
     Args:
-        run: The run. ``run.against`` and ``run.changes`` are set.
+        run: The run. It is not changed.
         trusted: The trusted run.
         profile: The profile of the run.
         metrics: The metrics of the run, with their samples.
         asked_for: Returns whether this run requested a given test of the trusted run.
-
-    Returns:
-        A decision for each deterioration since the trusted run that no test shows.
     """
     before = trusted.newest.file
     report = AgainstReport(run=trusted.name, engine=_engine(before))
-    run.against = report
-    run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]
-    comparison = _Comparison(run, trusted, report, profile, metrics)
-    unasked = comparison.compare_tests(asked_for)
+    changes = [change for change in run.changes if change.beside != THE_TRUSTED]
+    comparison = Comparison(report, changes, worse=[])
+    judging = _Judge(run, trusted, comparison, profile, metrics)
+    unasked = judging.compare_tests(asked_for)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
-    comparison.compare_paths()
-    comparison.compare_metrics(_lost(before, unasked))
+    judging.compare_paths()
+    judging.compare_metrics(_lost(before, unasked))
     if before.fingerprint is not None and run.fingerprint is not None:
         report.differs = _differing(before.fingerprint, run.fingerprint)
     has_price = any(is_price(name) for name in metrics)
@@ -92,7 +111,7 @@ def judge(
     report.measured = _measured(run, trusted)
     report.trade = trade(_values(report.measured), _values(run.metrics))
     report.no_worse = not comparison.worse and not report.new and not report.changed
-    return comparison.worse
+    return comparison
 
 
 def _values(metrics: Mapping[str, MetricReport]) -> dict[str, float | None]:
@@ -116,27 +135,28 @@ class _MetricVerdict:
     text: str
 
 
-class _Comparison:
-    """The comparison of a run with the trusted run. ``worse`` collects the deteriorations."""
+class _Judge:
+    """Compares a run with the trusted run, and adds what it finds to the comparison."""
 
     def __init__(
         self,
         run: VerdictFile,
         trusted: Trusted,
-        report: AgainstReport,
+        comparison: Comparison,
         profile: Profile,
         metrics: Mapping[str, StoredMetric],
     ) -> None:
         self._run = run
         self._trusted = trusted
         self._before = trusted.newest.file
-        self._report = report
+        self._comparison = comparison
+        self._report = comparison.report
         self._profile = profile
         self._metrics = metrics
-        self.worse: list[TestReport] = []
 
     def _add(self, name: str, fact: Fact, verdict: Verdict = Verdict.FAIL) -> None:
-        self.worse.append(TestReport.of(f"{AGAINST}{name}", _LEVEL, fact, verdict=verdict))
+        decision = TestReport.of(f"{AGAINST}{name}", _LEVEL, fact, verdict=verdict)
+        self._comparison.worse.append(decision)
 
     def compare_tests(self, asked_for: Callable[[TestReport], bool]) -> list[TestReport]:
         """Compare the engine and the tests. Return the tests that this run did not request."""
@@ -206,7 +226,7 @@ class _Comparison:
             if change.holds:
                 yield _MetricVerdict(change.metric, Verdict.PASS, change.text)
             else:
-                self._run.changes.append(change.report(THE_TRUSTED))
+                self._comparison.changes.append(change.report(THE_TRUSTED))
                 yield _MetricVerdict(change.metric, change.verdict, change.text)
 
     def _obstacle(self) -> _MetricVerdict | None:

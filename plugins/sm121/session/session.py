@@ -239,27 +239,23 @@ class Session:
         settings = self.settings
         if settings.judging.against is None or run.target.obstacle is not None:
             return
-        compared = run.record.file.model_copy(deep=True)
-        worse = self.worse_than_trusted(compared)
-        assert compared.against is not None
-        run.record.emit(events.Compared(compared.against))
-        run.record.emit(events.Changed(compared.changes))
-        for entry in worse:
+        comparison = self.compare_with_trusted()
+        run.record.emit(events.Compared(comparison.report))
+        run.record.emit(events.Changed(comparison.changes))
+        for entry in comparison.worse:
             # A certificate does not depend on the comparison, and only reports it.
             if not settings.judging.certify:
                 run.record.emit(events.Decided(entry))
 
-    def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
-        """Return the deteriorations since the trusted run that no test shows.
-
-        Args:
-            file: A copy of this run's verdict file. Its ``against`` and ``changes`` are set.
-        """
+    def compare_with_trusted(self) -> against.Comparison:
+        """Compare the run so far with the trusted run, and record nothing."""
         trusted = self.settings.judging.against
         now = measured.of_this_run(self.recorder)
         assert trusted is not None
         metrics = now.metrics if now is not None else {}
-        return against.judge(file, trusted, self.run.profile, metrics, self.selected.asks_for)
+        return against.judge(
+            self.run.record.file, trusted, self.run.profile, metrics, self.selected.asks_for
+        )
 
     def release(self) -> None:
         """Stop a server that was started after the end, and unlock the report directory."""
