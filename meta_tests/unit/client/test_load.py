@@ -247,7 +247,8 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
         run,
         target=SimpleNamespace(arch="cpu"),
         directory=tmp_path,
-        no_memory=lambda: "memory is not known here",
+        attached_life=SimpleNamespace(no_memory="memory is not known here"),
+        unproven=lambda _line: None,
         file=new_file(engine=engine),
         say=lambda _what, line: lines.append(line),
     )

@@ -384,7 +384,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
 )
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = TestReport(id=identity, level="smoke", verdict="FAIL")
-    session = SimpleNamespace(run=stand_in(ledger=[failed], aborted=None, distrusted=None))
+    session = SimpleNamespace(run=stand_in(ledger=[failed], aborted=None, halted=None))
     why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
     assert ("the smoke level failed" in why) if gated else why is None
 

@@ -1,9 +1,11 @@
 """The servers of a run, of which one is attached."""
 
 from pathlib import Path
+from unittest import mock
 
 from meta_tests.fakes.run_events import new_file
 from sm121.core.profile import load
+from sm121.run import unknown_memory
 from sm121.run.engine_report import EngineReport
 from sm121.run.event_log import EventLog
 from sm121.run.record import RunRecord, Target
@@ -28,7 +30,7 @@ def test_the_memory_of_an_attached_server_is_looked_at_once(tmp_path: Path):
     log = EventLog(new_file(engine=engine))
     record = RunRecord(directory=tmp_path, log=log, say=lambda *_: None)
     run = Run.of(Target("cpu", load("cpu-tiny-gpt-oss"), None), record)
-    run.servers.attached_life = life
-    assert run.servers.no_memory() == "memory of the attached server: no process is seen"
+    run.servers.begin(mock.Mock(), life=life)
+    assert unknown_memory.reason(run) == "memory of the attached server: no process is seen"
     assert record.file.unproven == ["memory of the attached server: no process is seen"]
     assert life.looks == 1

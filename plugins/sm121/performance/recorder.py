@@ -83,10 +83,20 @@ class Recorder:
     #: The machine, whose memory bounds a rate; None for no bound.
     box: RunBox | None = None
     #: The earlier starts of the build; None without a storage.
-    starts: EarlierStarts | None = None
+    starts: EarlierStarts | None = field(default=None, init=False)
     #: Gates on the accuracy cost of the server's rounding, besides the profile's gates.
     gates: dict[str, Gate] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
+
+    def measure_on(self, box: RunBox, starts: EarlierStarts) -> None:
+        """Judge the following measurements by the machine, and by the earlier starts of the build.
+
+        Args:
+            box: The state of the machine.
+            starts: The stored starts.
+        """
+        self.box = box
+        self.starts = starts
 
     def record(
         self,

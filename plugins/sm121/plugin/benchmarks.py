@@ -126,14 +126,18 @@ def _duration(measurement: Measurement, sample: float) -> float:
 
 
 @pytest.fixture(scope="session")
-def box(conformance: Session) -> RunBox:
+def box(conformance: Session, pytestconfig: pytest.Config) -> RunBox:
     """The machine's state, read before the first measurement."""
     ab = conformance.settings.ab
     sides = ab.sides if ab is not None else ()
     urls = [side.url for side in sides if side.url is not None]
-    conformance.box = RunBox(conformance.run, also=urls)
-    conformance.box.read_before()
-    return conformance.box
+    machine = RunBox(conformance.run, also=urls)
+    starts = EarlierStarts(
+        pytestconfig.getoption("benchmark_storage"), pytestconfig.invocation_params.dir
+    )
+    conformance.recorder.measure_on(machine, starts)
+    machine.read_before()
+    return machine
 
 
 @pytest.fixture
@@ -146,17 +150,12 @@ def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
 
 @pytest.fixture
 def record_metric(
-    pytestconfig: pytest.Config,
     conformance: Session,
     box: RunBox,  # read before anything is measured
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
     benchmark: BenchmarkFixture,
 ) -> MetricRecorder:
     """Records a measurement as benchmark and metric, and raises its verdict if it is not PASS."""
-    conformance.recorder.box = box
-    conformance.recorder.starts = EarlierStarts(
-        pytestconfig.getoption("benchmark_storage"), pytestconfig.invocation_params.dir
-    )
     box.begin()
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
 

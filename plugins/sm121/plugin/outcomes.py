@@ -56,8 +56,8 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
     run = session.run
     if run.servers.aborted is not None:
         return f"the run was ended: {run.servers.aborted[1]}"
-    if run.servers.distrusted is not None:
-        return run.servers.distrusted
+    if run.record.halted is not None:
+        return run.record.halted
     smoke = profile_fields.LEVELS[0]
     if item.stash[LEVEL] == smoke:
         return None

@@ -26,6 +26,7 @@ from sm121.plugin.terminal import say
 from sm121.regression.ab import Side
 from sm121.regression.ab_run import AbRun
 from sm121.regression.measured import MeasuredHistory
+from sm121.run import unknown_memory
 from sm121.run.events import Decided
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
@@ -183,14 +184,15 @@ def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         Whether the state of the machine was read.
     """
     session = item.config.stash[SESSION]
-    if session.box is None or not session.box.unread:
+    box = session.recorder.box
+    if box is None or not box.unread:
         return False
     if nextitem is not None and nextitem.stash.get(LEVEL, None) == item.stash[LEVEL]:
         return False
     later = item.session.items[item.session.items.index(item) + 1 :]
     if any("record_metric" in getattr(each, "fixturenames", ()) for each in later):
         return False
-    session.box.read_at_the_end()
+    box.read_at_the_end()
     return True
 
 
@@ -211,7 +213,7 @@ def memory_peak_gib(conformance: Session) -> float:
     sampler = run.servers.sampler
     assert sampler is not None
     if not run.servers.processes():
-        raise NotRun(run.servers.no_memory())
+        raise NotRun(unknown_memory.reason(run))
     sampler.sample()
     resources = sampler.resources
     if resources.tree_rss_peak_bytes is None:

@@ -11,10 +11,8 @@ import pytest
 from sm121.core.errors import UsageError
 from sm121.plugin.stash import ID, LEVEL
 from sm121.run import details, events, fold
-from sm121.run.event_log import EventLog
-from sm121.run.events import Collected, Distrusted, EnvironmentRead, Opened, Resumed, Stream
+from sm121.run.events import Collected, EnvironmentRead, Opened, Resumed, Stream
 from sm121.run.fold import Fold
-from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.merge import differences
 from sm121.run.paths import metrics_file
 from sm121.run.verdict_file import VerdictFile
@@ -43,16 +41,14 @@ def take_up(config: pytest.Config, session: Session) -> None:
         before = fold.replay(stream.events)
         before.settle()
         _refuse_another(stream, before.file, run.record.file)
-        log = EventLog.resume(path, stream)
+        anew = run.record.file
+        run.record.resume(stream)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--resume: expected a run in {run.record.directory} that was killed ({error}). "
             "Leave out --resume."
         ) from error
-    anew = run.record.file
-    run.record.log = log
-    _take_up_doubts(session, stream)
-    kept = _kept(log.fold)
+    kept = _kept(run.record.log.fold)
     run.record.emit(Resumed([test.id for test in run.record.file.tests if test.id not in kept]))
     run.record.emit(EnvironmentRead(anew.environment, anew.fingerprint))
     for line in anew.unproven:
@@ -104,17 +100,6 @@ def _refuse_another(stream: Stream, before: VerdictFile, now: VerdictFile) -> No
         others.append(f"{len(tests)} tests, now {len(now.tests)}, or others")
     if others:
         raise ValueError(f"its tests or settings differ: {others[0]}")
-
-
-def _take_up_doubts(session: Session, stream: Stream) -> None:
-    """Distrust the results that the earlier process distrusted."""
-    run = session.run
-    for stamped in stream.events:
-        if isinstance(stamped.event, Distrusted):
-            run.servers.distrusted = stamped.event.why
-    for crash in run.record.file.crashes:
-        if crash.kind == MEMORY_FLOOR:
-            run.servers.aborted = (MEMORY_FLOOR, crash.summary)
 
 
 def _kept(before: Fold) -> set[str]:

@@ -248,12 +248,9 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         _stop_progress(session.config)
         conformance = session.config.stash.get(stash.SESSION, None)
         if conformance is not None:
-            if (
-                conformance.box is not None
-                and conformance.box.unread
-                and not conformance.interrupted
-            ):
-                conformance.box.read_at_the_end()  # if the run ended within a level that measures
+            box = conformance.recorder.box
+            if box is not None and box.unread and not conformance.interrupted:
+                box.read_at_the_end()  # if the run ended within a level that measures
                 _step("box read again")
             _step("last test ended")
     if conformance is not None:

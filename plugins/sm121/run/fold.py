@@ -7,6 +7,7 @@ from sm121.run import events
 from sm121.run.details import Details
 from sm121.run.events import Event, Opened, Stamped
 from sm121.run.ledger import Ledger
+from sm121.run.machine_report import MEMORY_FLOOR
 from sm121.run.verdict_file import TestReport, VerdictFile
 
 
@@ -81,6 +82,7 @@ class Fold:
         ledger: The verdict on each test.
         details: The content of details.json.
         closed: The event of the run's end; None while the run is in progress.
+        halted: Why no further test runs; None if tests run.
     """
 
     def __init__(self, file: VerdictFile) -> None:
@@ -88,6 +90,7 @@ class Fold:
         self.ledger = Ledger(file)
         self.details = Details()
         self.closed: events.Closed | None = None
+        self.halted: str | None = None
         self._clean_stops: dict[str, bool] = {}
 
     def settle(self) -> None:
@@ -119,6 +122,10 @@ class Fold:
                 self._note_server(event)
             case events.Died():
                 file.crashes.append(event.crash)
+                if event.crash.kind == MEMORY_FLOOR:
+                    self.halted = f"the run was ended: {event.crash.summary}"
+            case events.Distrusted():
+                self.halted = event.why
             case events.Measured():
                 file.metrics[event.name] = event.metric
             case events.BoxRead():
@@ -137,7 +144,7 @@ class Fold:
                 events.Described() | events.FailureShown() | events.Sampled() | events.HistoryRead()
             ):
                 self._show(event)
-            case events.Opened() | events.ServerStarting() | events.Distrusted():
+            case events.Opened() | events.ServerStarting():
                 pass
             case _:
                 self._decide(event)

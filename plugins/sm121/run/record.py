@@ -93,6 +93,11 @@ class RunRecord:
         return self.log.fold.ledger
 
     @property
+    def halted(self) -> str | None:
+        """Why no further test runs, by the events so far; None if tests run."""
+        return self.log.fold.halted
+
+    @property
     def unwritten(self) -> str | None:
         """Why the report could not be written; None if it could."""
         if self.write_error is None:
@@ -118,6 +123,17 @@ class RunRecord:
             self.log.append(event)
         except OSError as error:
             self.cannot_write(error)
+
+    def resume(self, stream: events.Stream) -> None:
+        """Continue the events of the run that was killed in this report directory.
+
+        Args:
+            stream: Its events.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self.log = EventLog.resume(self.directory / events.NAME, stream)
 
     def redact(self, text: str) -> str:
         """Return a text without secrets.

@@ -1,6 +1,6 @@
 """The servers of a run: started one at a time, when a test first needs them, or attached."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import psutil
@@ -64,34 +64,55 @@ class Servers:
     record: RunRecord
     configurations: Configurations
     attached: Server | None = None
-    attached_life: AttachedLife | None = None
+    attached_life: AttachedLife | None = field(default=None, init=False)
     #: The evidence that another process replaced the attached server; None without evidence.
-    replaced: str | None = None
+    replaced: str | None = field(default=None, init=False)
     #: The copy of the attached server's log; None without a log.
-    kept_log: KeptLog | None = None
+    kept_log: KeptLog | None = field(default=None, init=False)
     #: The servers that the suite starts; None if a server is attached, or if none can start.
-    pool: ServerPool | None = None
+    pool: ServerPool | None = field(default=None, init=False)
     #: The report of each stop, by the name of the server's log.
-    stops: dict[str, StopReport] = field(default_factory=dict)
+    stops: dict[str, StopReport] = field(default_factory=dict, init=False)
     #: The reason why no further test runs, as (class, text); None while tests run.
-    aborted: tuple[str, str] | None = None
-    #: The reason why later results cannot be trusted; None while they can be.
-    distrusted: str | None = None
+    aborted: tuple[str, str] | None = field(default=None, init=False)
     #: The load, while a server is under load; a crash bundle includes its samples.
     load: Load | None = None
     #: Reports an abnormal end, and has the rest of the server stopped.
     crashes: CrashReports = field(default_factory=NoCrashReports)
     #: The number of the suite's servers that were stopped after a crash.
-    crashed: int = 0
+    crashed: int = field(default=0, init=False)
     #: Samples the memory of the server's processes; None before there is a server to watch.
-    sampler: ResourceSampler | None = None
+    sampler: ResourceSampler | None = field(default=None, init=False)
+
+    def begin(
+        self,
+        sampler: ResourceSampler,
+        pool: ServerPool | None = None,
+        life: AttachedLife | None = None,
+        log: KeptLog | None = None,
+    ) -> None:
+        """Start servers from a pool, or watch the attached server; sample their memory.
+
+        Args:
+            sampler: Samples the memory of the servers' processes.
+            pool: The servers that the suite starts; None if a server is attached.
+            life: Observes whether the attached server is alive; None if none is attached.
+            log: The copy of the attached server's log; None without a log.
+        """
+        self.pool = pool
+        self.attached_life = life
+        self.kept_log = log
+        if log is not None and self.attached is not None:
+            self.attached = replace(self.attached, log=log.path)
+        self.sampler = sampler
+        sampler.start()
 
     def obstacle(self) -> str | None:
         """Return why no further server can start; None if one can."""
         if self.aborted is not None:
             return f"the run was ended: {self.aborted[1]}"
-        if self.distrusted is not None:
-            return self.distrusted
+        if self.record.halted is not None:
+            return self.record.halted
         if self.attached is not None:
             return None
         for finding in self.configurations.findings:
@@ -165,14 +186,6 @@ class Servers:
             return self.pool.processes()
         return self.attached_life.processes.find() if self.attached_life is not None else []
 
-    def no_memory(self) -> str:
-        """Return why the server's memory is not judged, and record it as unproven if attached."""
-        why = self.attached_life.no_memory if self.attached_life is not None else None
-        if why is None:
-            return "no process of the server could be looked at"
-        self.record.unproven(why)
-        return why
-
     def check_alive(self, *, after_failure: bool = False) -> None:
         """Require, within a test, that the suite's own server is alive.
 
@@ -233,30 +246,25 @@ class Servers:
             why_distrusted: The caller's reason; None without one.
         """
         if why_distrusted is not None:
-            self._distrust(why_distrusted)
+            self.record.emit(Distrusted(why_distrusted))
         life = self.life
         if self.pool is None:
             if life is not None and not life.answers():
-                self._distrust(
-                    "the attached server no longer answers, and the suite cannot restart it"
-                )
+                why = "the attached server no longer answers, and the suite cannot restart it"
+                self.record.emit(Distrusted(why))
             return
         if life is not None:
             life.accounted = True  # the report of its crash has its log
         report = self.pool.stop()
         if report is not None and not report.clean:
-            self._distrust(
+            why = (
                 f"the crash left something behind on the machine: {len(report.survivors)} "
                 f"processes left, port free: {report.port_free}, "
                 f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
             )
+            self.record.emit(Distrusted(why))
         if self.aborted is None:
             self.crashed += 1
-
-    def _distrust(self, why: str) -> None:
-        """Run no further test: its result would not be sure."""
-        self.distrusted = why
-        self.record.emit(Distrusted(why))
 
     def abort(self, reason: str) -> None:
         """Kill the server now and run no further test, because the machine is about to fail."""

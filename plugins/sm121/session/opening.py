@@ -326,18 +326,19 @@ def _watch_attached(session: Session, attached: Server, profile: Profile) -> Non
     if line is not None:
         run.record.remark(line)
     life = AttachedLife(attached)
-    run.servers.attached_life = life
+    log = None
+    if attached.log is not None:
+        log = KeptLog(attached.log, run.record.directory / "server-attached.log")
+    sampler = _sampler(session, profile, life.processes.find)
+    run.servers.begin(sampler, life=life, log=log)
     unwatched = life.unwatched
     if unwatched is not None:
         run.record.emit(EngineShown.of(run.record.file.engine, unwatched=unwatched))
         run.record.unproven(unwatched)
-    run.servers.sampler = _sampler(session, profile, life.processes.find)
-    if attached.log is None:
+    if log is None:
         run.record.unproven(f"kernel path: {attached.why_no_log}")
-        return
-    run.servers.kept_log = KeptLog(attached.log, run.record.directory / "server-attached.log")
-    run.servers.attached = dataclasses.replace(attached, log=run.servers.kept_log.path)
-    run.log_errors.judge()
+    else:
+        run.log_errors.judge()
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
@@ -352,7 +353,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         settings, profile, notify=lambda line: run.record.say("canary", line)
     )
     _look_at_nodes(session, profile)
-    run.servers.pool = pool.ServerPool(
+    servers = pool.ServerPool(
         limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
             stalled_s=profile.engine.stalled_after_s,
@@ -372,7 +373,9 @@ def _make_pool(session: Session, profile: Profile) -> None:
             added=run.configurations.bound_compilers,
         ),
     )
-    run.servers.sampler = _sampler(session, profile, run.servers.pool.processes)
+    elsewhere = servers.available_elsewhere
+    sampler = _sampler(session, profile, servers.processes, elsewhere)
+    run.servers.begin(sampler, pool=servers)
 
 
 def _show_start(session: Session, name: str, phase: starting.StartPhase) -> None:
@@ -400,20 +403,21 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
 
 
 def _sampler(
-    session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
+    session: Session,
+    profile: Profile,
+    processes: Callable[[], list[psutil.Process]],
+    elsewhere: Callable[[], dict[str, int]] = dict,
 ) -> resources.ResourceSampler:
-    """Start to sample the memory of the server's processes."""
+    """Return the sampler of the memory of the server's processes; it does not sample yet.
+
+    ``elsewhere`` returns the available memory of other nodes; without it, none is known.
+    """
     run = session.run
-    available_elsewhere: Callable[[], dict[str, int]] = dict  # not known for other nodes
-    if run.servers.pool is not None:
-        available_elsewhere = run.servers.pool.available_elsewhere
-    sampler = resources.ResourceSampler(
+    return resources.ResourceSampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
-        nodes=available_elsewhere,
+        nodes=elsewhere,
         on_floor=run.servers.abort,
         on_trouble=run.record.remark,
     )
-    sampler.start()
-    return sampler

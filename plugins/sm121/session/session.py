@@ -14,7 +14,6 @@ from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.endings import StopReport
 from sm121.engines.followed_log import FollowedLog
-from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
@@ -68,7 +67,6 @@ class Session:
     interrupted: bool = False
     #: Computes the current fingerprint; None if no server can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
-    box: RunBox | None = None
     #: The attached server's log, if it is a stream.
     followed_log: FollowedLog | None = None
 

@@ -11,6 +11,7 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.machine.timeline import Timeline
 from sm121.measure import counters, growth
 from sm121.measure.growth import Growth
+from sm121.run import unknown_memory
 from sm121.run.run import Run
 from sm121.stress import aftermath, memory
 from sm121.stress.aftermath import ThroughputReading
@@ -120,7 +121,7 @@ class Afterwards:
         for item in self._growths:
             self._say(f"{item.verdict.value}: {item.reason}")
         if not self._growths:
-            raise NotRun(self._run.servers.no_memory())
+            raise NotRun(unknown_memory.reason(self._run))
         faults: list[Fault] = []
         for item in self._growths:
             if item.verdict is Verdict.FAIL:

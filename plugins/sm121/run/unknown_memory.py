@@ -1,0 +1,17 @@
+"""Why the memory of a server is not judged."""
+
+from sm121.run.run import Run
+
+
+def reason(run: Run) -> str:
+    """Return why the server's memory is not judged, and record it as unproven if attached.
+
+    Args:
+        run: The run.
+    """
+    life = run.servers.attached_life
+    why = life.no_memory if life is not None else None
+    if why is None:
+        return "no process of the server could be looked at"
+    run.record.unproven(why)
+    return why
