@@ -273,14 +273,3 @@ def test_the_page_begins_with_the_project():
     code = (PROJECT / "test_our_api.py").read_text("utf-8")
     for part in block.strip().split("\n\n\n"):
         assert part in code, part
-
-
-@pytest.mark.slow("starts a real vLLM twice")
-def test_a_real_vllm_on_this_cpu(project, canary_bf16):
-    (project / "pytest.ini").write_text(
-        f"[pytest]\ntimeout = 10\nllm_model = {canary_bf16}\n"
-        "llm_args = --max-model-len 512 --enforce-eager --num-gpu-blocks-override 64\n"
-    )
-    done = run(project, "-rA", "--durations=5", VLLM_CPU_KVCACHE_SPACE="1")
-    print(done.stdout)
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -199,28 +200,71 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     assert "expected an OpenAI-compatible server" in done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
-def test_the_wheel_gates_what_another_project_measures(offline, tmp_path):
-    """Its `pytest` alone: stored, compared, and 10 % slower."""
-    theirs = shutil.copytree(META / "whole" / "downstream_bench_gate", tmp_path / "theirs")
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
-    variables = inherited | {"PYTHONDONTWRITEBYTECODE": "1"}
-    runs = (("--benchmark-autosave", "60", 0), ("--benchmark-compare", "60", 0),
-            ("--benchmark-compare", "54", 1))  # fmt: skip
-    for option, level, status in runs:
-        done = subprocess.run(
-            [offline / "python", "-m", "pytest", "-p", "no:cacheprovider", option,
-             "--benchmark-timer=our_server.clock"],
-            cwd=theirs, env=variables | {"OUR_LEVEL": level}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == status, done.stdout[-3000:] + done.stderr
-    assert "FAIL (10.0 % worse than 0001)" in done.stdout, done.stdout[-3000:]
-
-
 @pytest.fixture
-def beside_vllm(wheelhouse, tmp_path) -> Path:
+def theirs(tmp_path) -> Callable[..., Callable[..., str]]:
+    """A project of a user, away from the checkout, and how its tests are run; the output."""
+
+    def project(python: Path, name: str, **more: str) -> Callable[..., str]:
+        made = shutil.ignore_patterns("__*", ".*")
+        folder = shutil.copytree(META / "whole" / name, tmp_path / "theirs", ignore=made)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+        variables = kept | {"PYTHONDONTWRITEBYTECODE": "1"} | more
+
+        def run(status: int, *arguments: str, **changed: str) -> str:
+            done = subprocess.run(
+                [python, "-m", "pytest", "-p", "no:cacheprovider", "-rs", *arguments],
+                cwd=folder, env=variables | changed, capture_output=True, text=True, timeout=900,
+            )  # fmt: skip
+            print(done.stdout)
+            assert done.returncode == status, done.stdout[-3000:] + done.stderr
+            return done.stdout
+
+        where = "import sm121, pytest_llm_server as p; print(sm121.__file__, p.__file__)"
+        found = subprocess.run([python, "-c", where], cwd=folder, capture_output=True, text=True)
+        assert found.stdout.count(str(python.parent.parent)) == 2, found.stdout + found.stderr
+        return run
+
+    return project
+
+
+@pytest.mark.slow("the environment with the wheel; the project's own test has more")
+def test_the_wheel_selects_and_skips_in_another_project(offline, theirs):
+    run = theirs(offline / "python", "downstream_gpu_arch")
+    everything = run(0)
+    assert "2 passed, 2 skipped" in everything and "needs sm121; " in everything
+    assert "NOT_RUN" not in everything
+    assert "NOT_RUN: sm121 was asked for" in run(5, "-m", "sm121")
+
+
+@pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
+def test_the_wheel_gates_what_another_project_measures(offline, theirs):
+    """Its `pytest` alone: stored, compared, and 10 % slower."""
+    run = theirs(offline / "python", "downstream_bench_gate", OUR_LEVEL="60")
+    clock = "--benchmark-timer=our_server.clock"
+    run(0, clock, "--benchmark-autosave")
+    run(0, clock, "--benchmark-compare")
+    slower = run(1, clock, "--benchmark-compare", OUR_LEVEL="54")
+    assert "FAIL (10.0 % worse than 0001)" in slower
+
+
+@pytest.mark.slow("a run of the suite in the environment with the wheel")
+def test_the_wheel_judges_the_tests_of_another_project(offline, theirs, fault_server, tmp_path):
+    """By the suite's levels, fixtures and gates; their profile says nothing of the machine."""
+    shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text("utf-8")
+    without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
+    run = theirs(offline / "python", "downstream")
+    (tmp_path / "theirs" / "own.toml").write_text(without_box)
+    run(0, "--profile", "own.toml", *fault_server().options)
+    report = tmp_path / "theirs" / "conformance-report" / "verdict.json"
+    verdict = json.loads(report.read_text("utf-8"))
+    levels = {name: level["verdict"] for name, level in verdict["levels"].items()}
+    assert levels == dict.fromkeys(("smoke", "correctness", "performance"), "PASS")
+
+
+@pytest.fixture(scope="module")
+def beside_vllm(wheelhouse, tmp_path_factory) -> Path:
     """The Python of an environment like this one, in which the suite is the wheel."""
-    environment = tmp_path / "beside"
+    environment = tmp_path_factory.mktemp("beside") / "beside"
     subprocess.run(["cp", "-as", sys.prefix, environment], check=True)
     python = environment / "bin" / "python"
     pip(python, "uninstall", "-y", "-q", "sm121-conformance")
@@ -228,36 +272,36 @@ def beside_vllm(wheelhouse, tmp_path) -> Path:
     return python
 
 
-@pytest.mark.slow("another environment, and two starts of a real vLLM in it")
-@pytest.mark.timeout(1800)
-def test_a_project_with_all_plugins_has_them_of_the_wheel(beside_vllm, canary_bf16, tmp_path):
-    """It selects and skips, starts a real vLLM on the CPU, gates its rate, and compares it."""
-    theirs = shutil.copytree(META / "whole" / "downstream_all", tmp_path / "theirs")
-    (theirs / "pytest.ini").write_text(
-        f"[pytest]\nllm_model = {canary_bf16}\n"
+def real_vllm(model: Path, folder: Path) -> None:
+    """Write a project's pytest.ini, by which it starts a real vLLM on this CPU."""
+    (folder / "pytest.ini").write_text(
+        f"[pytest]\nllm_model = {model}\n"
         "llm_args = --max-model-len 512 --enforce-eager --num-gpu-blocks-override 64\n"
     )
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
-    variables = inherited | {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 
-    def run(status: int, *arguments: str) -> str:
-        done = subprocess.run(
-            [beside_vllm, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "--arch", "cpu",
-             *arguments],
-            cwd=theirs, env=variables, capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
-        print(done.stdout)
-        assert done.returncode == status, done.stdout[-3000:] + done.stderr
-        return done.stdout
 
-    where = "import sm121, pytest_llm_server as p; print(sm121.__file__, p.__file__)"
-    found = subprocess.run([beside_vllm, "-c", where], cwd=theirs, capture_output=True, text=True)
-    assert found.stdout.count(str(tmp_path / "beside")) == 2, found.stdout + found.stderr
+@pytest.mark.slow("another environment, and two servers of a real vLLM in it")
+@pytest.mark.timeout(1800)
+def test_the_wheel_serves_another_project(beside_vllm, theirs, canary_bf16, tmp_path):
+    run = theirs(beside_vllm, "downstream_llm_server", VLLM_CPU_KVCACHE_SPACE="1")
+    real_vllm(canary_bf16, tmp_path / "theirs")
+    assert "2 passed" in run(0, "--timeout=10", "--durations=5")
+
+
+@pytest.mark.slow("another environment, and two starts of a real vLLM in it")
+@pytest.mark.timeout(1800)
+def test_a_project_with_all_plugins_has_them_of_the_wheel(
+    beside_vllm, theirs, canary_bf16, tmp_path
+):
+    """It selects and skips, starts a real vLLM on the CPU, gates its rate, and compares it."""
+    run = theirs(beside_vllm, "downstream_all", VLLM_CPU_KVCACHE_SPACE="1")
+    real_vllm(canary_bf16, tmp_path / "theirs")
+    here = ("--arch", "cpu")
     assert "NOT_RUN: sm121 was asked for" in run(5, "-m", "sm121", "--arch", "sm121")
-    first = run(0, "--benchmark-autosave")
+    first = run(0, *here, "--benchmark-autosave")
     assert "2 passed, 1 skipped" in first and "needs sm121; " in first
     assert re.search(r"^tg16 .* tok/s .* at least 1 +PASS$", first, re.M)
-    same = run(0, "--benchmark-compare", "-m", "not sm121")
+    same = run(0, *here, "--benchmark-compare", "-m", "not sm121")
     assert re.search(r"^tg16 .*PASS \(.* than 0001\)$", same, re.M)
 
 
