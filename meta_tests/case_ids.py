@@ -1,7 +1,7 @@
-"""Ids of parametrized cases that a search finds: the beginning of the value, as the source has it.
+"""Ids of parametrized cases that a search finds: the beginning of the value, as in the source.
 
-pytest names a list, a dict or a long text after its argument and its place: ``words0``, ``line12``.
-No search leads from there to the row that failed.
+pytest names a list, a dict or a long text after its argument and its position: ``words0``,
+``line12``. A search for such an id does not find the row.
 """
 
 #: pytest shows a text of this length as it is.
@@ -11,7 +11,7 @@ _SHOWN = 80
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Return the id of a value that has none of its own, or None for what pytest names well."""
+    """Return the id of a value without one, or None if pytest's id is good."""
     if isinstance(val, str) and len(val) > _LONGEST:
         return val[:_SHOWN]
     if isinstance(val, list | tuple | dict) and _is_plain(val):
@@ -20,7 +20,8 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is text, numbers, and lists of them: the same in every process."""
+    """Return whether a value consists of texts, numbers and lists, which are equal in every
+    process."""
     if isinstance(value, dict):
         return all(_is_plain(part) for part in (*value, *value.values()))
     if type(value) in (list, tuple):
@@ -29,7 +30,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _as_written(value: object) -> str:
-    """Return a plain value with the quotes that ruff gives it."""
+    """Return a plain value with ruff's quotes."""
     if isinstance(value, dict):
         pairs = [f"{_as_written(key)}: {_as_written(of)}" for key, of in value.items()]
         return "{" + ", ".join(pairs) + "}"

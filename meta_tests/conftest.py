@@ -1,4 +1,4 @@
-"""Tools for testing the suite: real processes, real servers with known faults, whole runs."""
+"""Fixtures for testing the suite: real processes, real servers with known faults, whole runs."""
 
 import gc
 import itertools
@@ -27,7 +27,7 @@ from meta_tests.fakes.warm_pytest import WarmPytest, WarmRun, can_fork
 from meta_tests.folders import ROOT
 from sm121.engines.process_tree import marked, reap
 
-#: Projects of their own: `test_downstream*.py` run them.
+#: Separate projects, which `test_downstream*.py` run.
 collect_ignore = [
     "whole/downstream",
     "whole/downstream_all",
@@ -35,35 +35,36 @@ collect_ignore = [
     "whole/downstream_gpu_arch",
     "whole/downstream_llm_server",
 ]
-#: Leaves out what needs torch, where it cannot be installed.
+#: Leaves out the tests that need torch.
 LIGHT = "SM121_META_LIGHT" in os.environ
 
-# OpenMP's threads spin while they wait for each other: two processes with two threads each take ten
-# times as long on two cores as with one each.
+# OpenMP's threads spin while they wait: two processes with two threads each are ten times slower on
+# two cores than with one thread each.
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
-# Runs in folders of their own serve the canary of this checkout, as `make conformance` does.
+# Runs in other folders serve the canary of this checkout, as `make conformance` does.
 os.environ.setdefault("SM121_CANARY", str(ROOT / ".cache" / "canary"))
 
 MARK = "SM121_META_TEST"
 
-# Our own tests run in parallel, and none is refused because another one measures. A run of ours
-# that loads this file has been told its folder.
+# The suite's own tests run in parallel, and a measuring run must not refuse another one. The
+# variable names the folder of the lock.
 _LOCKS = tempfile.TemporaryDirectory(prefix="meta-locks-")
 if MARK not in os.environ:
     os.environ["SM121_LOCKS"] = _LOCKS.name
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings are errors here. In a run of the levels they may be anybody's, and never are."""
+    """Turn warnings into errors. In a run of the levels, other packages may warn, so they never are
+    errors there."""
     if durations.wanted(config):
         config.pluginmanager.register(durations.Durations(config))
     config.pluginmanager.register(quiet, "quiet")
     config.pluginmanager.register(case_ids, "case_ids")
     config.addinivalue_line("markers", "alone: it measures time on a quiet machine")
     config.addinivalue_line("filterwarnings", "error")
-    # "no file to compare with", "another machine": for the user to read, no crash of pytest.
+    # "no file to compare with", "another machine": warnings for the user.
     config.addinivalue_line(
         "filterwarnings", "default::pytest_benchmark.logger.PytestBenchmarkWarning"
     )
@@ -80,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Leave thousands of items out of every collection of garbage, from the first one on."""
+    """Exclude the collected items from garbage collection."""
     gc.disable()
     try:
         return (yield)
@@ -92,7 +93,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """A module that imports torch is skipped where LIGHT says that there is none."""
+    """Skip a module that imports torch if LIGHT is set."""
     report = yield
     if LIGHT and report.failed and "No module named 'torch'" in str(report.longrepr):
         report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs torch")
@@ -101,7 +102,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """So is a test that imports it."""
+    """Skip a test that imports torch if LIGHT is set."""
     report = yield
     error = call.excinfo.value if call.excinfo is not None else None
     if LIGHT and isinstance(error, ModuleNotFoundError) and error.name == "torch":
@@ -111,7 +112,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.fixture(scope="session")
 def canary_bf16() -> Path:
-    """The BF16 twin of the canary, as the conformance run uses it."""
+    """The canary's BF16 twin of the conformance run."""
     from sm121.checkpoint import canary
 
     return canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
@@ -119,7 +120,7 @@ def canary_bf16() -> Path:
 
 @pytest.fixture(scope="session")
 def canary_mxfp4() -> Path:
-    """The MXFP4 twin of the canary."""
+    """The canary's MXFP4 twin."""
     from sm121.checkpoint import canary
 
     return canary.build(ROOT / ".cache" / "canary" / "mxfp4", "mxfp4")
@@ -127,7 +128,7 @@ def canary_mxfp4() -> Path:
 
 @pytest.fixture
 def a_cpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The axes of the matrix, whatever this machine's processor can do."""
+    """Axes of the matrix that do not depend on this machine's processor."""
     from sm121.matrix import space
 
     monkeypatch.setattr(space, "cpu_flags", str)
@@ -135,7 +136,7 @@ def a_cpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Torch computes in one thread."""
+    """Let torch compute in one thread."""
     import torch
 
     before = torch.get_num_threads()
@@ -156,19 +157,19 @@ def _tool_or_skip(kind: str) -> Any:
 
 @pytest.fixture(scope="session")
 def compiler() -> Any:
-    """The nvcc of this machine, as `sm121.compilation.toolchain` finds it."""
+    """This machine's nvcc, as `sm121.compilation.toolchain` finds it."""
     return _tool_or_skip("compiler")
 
 
 @pytest.fixture(scope="session")
 def disassembler() -> Any:
-    """Its cuobjdump."""
+    """This machine's cuobjdump."""
     return _tool_or_skip("disassembler")
 
 
 @dataclass
 class PytestRun:
-    """A run of pytest in a process of its own, with everything it starts marked."""
+    """A run of pytest in its own process; all processes that it starts are marked."""
 
     process: subprocess.Popen[str] | WarmRun
     output_file: Path
@@ -187,7 +188,7 @@ class PytestRun:
         return json.loads((self.report / "verdict.json").read_text("utf-8"))
 
     def wait_for(self, text: str, timeout_s: float) -> None:
-        """Wait until the output contains ``text``, remembering the processes of the tree."""
+        """Wait until the output contains ``text``; record the processes of the tree."""
         deadline = time.monotonic() + timeout_s
         while text not in self.output:
             assert self.process.poll() is None, f"ended before {text!r}:\n{self.output}"
@@ -208,10 +209,11 @@ class PytestRun:
         return self.process.wait(timeout_s)
 
     def left(self, timeout_s: float = 30.0) -> list[str]:
-        """Processes of the run that are still there after ``timeout_s``, zombies included."""
+        """Return the run's processes, zombies included, that still exist after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while True:
-            # Testing ManagedServer makes this process a subreaper: orphans of the run are ours.
+            # The test of ManagedServer makes this process a subreaper, so orphans of the run become
+            # its children.
             reap(pid for pid in self.processes if pid != self.process.pid)
             remaining = {str(process) for process in self.tree()}
             for pid, created in self.processes.items():
@@ -225,14 +227,14 @@ class PytestRun:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[object]:
-    """The browser, for the tests of a module."""
+    """The browser for the tests of a module."""
     with browser.chromium() as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def warm_pytest() -> Iterator[Callable[[], WarmPytest]]:
-    """The process that forks runs; begun for the first one."""
+    """The process that forks runs, started for the first one."""
     begun: list[WarmPytest] = []
 
     def template() -> WarmPytest:
@@ -249,8 +251,8 @@ def warm_pytest() -> Iterator[Callable[[], WarmPytest]]:
 def start_pytest(
     tmp_path: Path, warm_pytest: Callable[[], WarmPytest]
 ) -> Iterator[Callable[..., PytestRun]]:
-    """Start pytest on the suite, as a user does, and clean up after it whatever happens. ``warm``
-    forks the run from a process that has imported the suite; see `warm_pytest`."""
+    """Start pytest on the suite, as a user does, and clean up after it in any case. ``warm`` forks
+    the run from a process that has imported the suite; see `warm_pytest`."""
     runs: list[PytestRun] = []
 
     def start(
@@ -266,7 +268,7 @@ def start_pytest(
         variables = {**inherited, MARK: mark, **(environment or {})}
         options = ["-p", "no:cacheprovider", "--report-dir", str(report), *arguments]
         if not any(argument.startswith("--benchmark-storage") for argument in arguments):
-            # What checks took is kept there: theirs is not that of the runs of this checkout.
+            # The folder of recorded durations, apart from those of this checkout.
             options.insert(0, f"--benchmark-storage={tmp_path / 'benchmarks'}")
         process: subprocess.Popen[str] | WarmRun
         if warm and can_fork(arguments, environment or {}):
@@ -297,7 +299,8 @@ def start_pytest(
 
 @pytest.fixture
 def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
-    """Run pytest to its end; exit status and the run. ``warm=False``: a new interpreter."""
+    """Run pytest to its end; return the exit status and the run. ``warm=False``: a new
+    interpreter."""
 
     def run(
         *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options
@@ -312,7 +315,7 @@ def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[in
 
 @pytest.fixture(scope="session")
 def clean_server() -> Iterator[Callable[[str], FaultServer]]:
-    """The fault server without a fault, by its key: it keeps no state, and all tests share it."""
+    """The fault server without a fault, by its key; all tests share it, because it has no state."""
     with ExitStack() as started:
         running: dict[str, FaultServer] = {}
 
@@ -326,7 +329,7 @@ def clean_server() -> Iterator[Callable[[str], FaultServer]]:
 
 @pytest.fixture
 def fault_server(clean_server) -> Iterator[Callable[..., FaultServer]]:
-    """Start ``fault_server.py`` with a fault; it is stopped after the test."""
+    """Start ``fault_server.py`` with a fault; stop it after the test."""
     with ExitStack() as started:
 
         def start(fault: str = "none", key: str = "meta-key") -> FaultServer:
@@ -339,7 +342,7 @@ def fault_server(clean_server) -> Iterator[Callable[..., FaultServer]]:
 
 @pytest.fixture
 def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
-    """Start ``timed_server.py`` with some arguments; it is stopped after the test."""
+    """Start ``timed_server.py`` with arguments; stop it after the test."""
     with ExitStack() as started:
         logs = (tmp_path / f"truth-{number}.jsonl" for number in itertools.count())
         yield lambda *arguments: started.enter_context(servers.timed_server(next(logs), *arguments))
@@ -347,13 +350,13 @@ def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
 
 @pytest.fixture
 def matrix_profile(tmp_path: Path) -> Path:
-    """The profile of ``matrix_engine.py``, with a checkpoint that is none."""
+    """The profile of ``matrix_engine.py``, with an invented checkpoint."""
     return servers.matrix_profile(tmp_path)
 
 
 @pytest.fixture
 def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable[..., PytestRun]:
-    """Start the matrix level on the engine with planted faults (``matrix_engine.py``)."""
+    """Start the matrix level on the engine with injected faults (``matrix_engine.py``)."""
 
     def start(
         *arguments: str, faults: str = "", report: Path | None = None, warm: bool = False
@@ -374,7 +377,7 @@ def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable
 
 @pytest.fixture
 def run_matrix(start_matrix) -> Callable[..., tuple[int, PytestRun, dict]]:
-    """Run the matrix level to its end; status, the run and its matrix.json."""
+    """Run the matrix level to its end; return the status, the run and its matrix.json."""
 
     def run(*arguments: str, timeout_s: float = 240.0, **options):
         started = start_matrix(*arguments, warm=True, **options)

@@ -1,4 +1,4 @@
-"""How long tests take: recorded by file, the slowest printed, and the order of the next run."""
+"""Record the duration of tests by file, print the slowest, and order the next run."""
 
 import json
 from collections import defaultdict
@@ -9,11 +9,11 @@ import pytest
 
 from meta_tests.folders import META, ROOT
 
-#: Seconds by file of `make test`, and of the slow tests of `make catalogues`, as each last took
-#: here. A clean checkout has none.
+#: Seconds by file of `make test` and of the slow tests of `make catalogues`, as last recorded here.
+#: A new checkout has none.
 RECORD = ROOT / ".cache" / "test-durations.json"
-#: What comes first without a record, in this order. Begun last, one would keep one worker busy
-#: while the others have nothing left to do.
+#: The first files without a record, in this order. If one of them started last, one worker would be
+#: busy while the others have ended.
 LONGEST = (
     "faults/test_false_greens.py",
     "faults/test_fault_catalogue.py",
@@ -114,8 +114,8 @@ LONGEST = (
     "whole/test_layers.py",
     "unit/clock/test_measuring.py",
 )
-#: The same of the tests that measure time. The traps come last: each is short, so that all
-#: workers end together.
+#: The same for tests that measure time. The traps come last: each is short, so all workers end at
+#: about the same time.
 LONGEST_ALONE = (
     "whole/test_measuring_gate.py",
     "whole/test_lines_of_a_whole_run.py",
@@ -127,7 +127,8 @@ _SHOWN = 10
 
 
 def recorded(which: str) -> dict[str, float]:
-    """Seconds by file, in meta_tests/, of the runs `which`, "test" or "slow"; empty without one."""
+    """Return the seconds by file, in meta_tests/, of the runs `which`, "test" or "slow"; empty
+    without a record."""
     seconds: dict[str, dict[str, float]] = {}
     if RECORD.is_file():
         seconds = json.loads(RECORD.read_text("utf-8"))
@@ -141,8 +142,8 @@ def longest_first(items: list[pytest.Item], alone: bool) -> None:
 
     Args:
         items: The tests, ordered in place.
-        alone: Only those that measure time run. Workers divide their files, so that the longest
-            test has to begin first and not the longest file.
+        alone: Whether only tests that measure time run. Workers then divide a file, so the longest
+            test has to start first and not the longest file.
     """
     first = LONGEST_ALONE if alone else LONGEST
     seconds = {name: 60.0 + number for number, name in enumerate(reversed(first))}
@@ -158,13 +159,14 @@ def longest_first(items: list[pytest.Item], alone: bool) -> None:
 
 
 def wanted(config: pytest.Config) -> bool:
-    """Whether a run is one of `make test`, or a worker of one: no scenario, no part of a file."""
+    """Return whether a run is one of `make test` or its workers, and not a scenario or a part of a
+    file."""
     whole = config.args == ["meta_tests"] or config.option.markexpr == "alone"
     return (whole and not config.option.keyword) or hasattr(config, "workerinput")
 
 
 class Durations:
-    """A plugin: it adds up what the tests of a run take, in xdist's controller too."""
+    """A plugin that adds up the durations of tests, also in xdist's controller."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
@@ -177,7 +179,8 @@ class Durations:
         self._by_test[report.nodeid] += report.duration
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
-        """Count what `make catalogues` runs; each worker of xdist collects all tests."""
+        """Count the tests that only `make catalogues` runs; each worker of xdist collects all
+        tests."""
         self._slow += sum(item.get_closest_marker("slow") is not None for item in items)
         if self._output is not None:
             self._output["slow"] = self._slow
@@ -188,7 +191,7 @@ class Durations:
     def pytest_terminal_summary(
         self, terminalreporter: "pytest.TerminalReporter", config: pytest.Config
     ) -> None:
-        """Print the slowest tests and what this run left out; record `make test`."""
+        """Print the slowest tests and the number of tests left out; record `make test`."""
         total = sum(self._by_test.values())
         terminalreporter.section(f"the slowest of {len(self._by_test)} tests, {total:.0f} s in all")
         for name in sorted(self._by_test, key=self._by_test.__getitem__)[: -_SHOWN - 1 : -1]:

@@ -10,7 +10,7 @@ from sm121.evidence.log_start import LogStart
 
 
 def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.KernelPath:
-    """As `sm121.evidence.kernel_path.read_log`, of the lines of a log."""
+    """Return what `sm121.evidence.kernel_path.read_log` returns for these lines."""
     reader = kernel_path.LogReader(engine)
     for line in log_lines.join_wrapped(lines):
         reader.take(line)
@@ -18,23 +18,23 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.Kernel
 
 
 def path_with(values: Mapping[str, Any]) -> kernel_path.KernelPath:
-    """A path with values of its own fields, and of those of `LogStart`."""
+    """Return a path with values of its own fields and of those of `LogStart`."""
     beside = {name: value for name, value in values.items() if name in LogStart.model_fields}
     own = {name: value for name, value in values.items() if name not in beside}
     return kernel_path.KernelPath.model_validate({**own, "log": beside})
 
 
 def stated(path: kernel_path.KernelPath) -> dict[str, object]:
-    """What a path states, without what is null, empty or evidence."""
+    """Return the fields of a path that are not null, empty or evidence."""
     every = path.model_dump(exclude={"evidence"})
     return {name: value for name, value in every.items() if value not in (None, [], {})}
 
 
 def lines_of(name: str) -> dict[str, Any]:
-    """Lines of logs from ``data/NAME``, and what they prove."""
+    """Return the lines of logs in ``data/NAME``, and what they prove."""
     return tomllib.loads((DATA / name).read_text("utf-8"))
 
 
 def proofs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, object]]:
-    """Each line that proves something, with the field and its value."""
+    """Return each line that proves a value, with the field and the value."""
     return [(entry["line"], entry["field"], entry["value"]) for entry in lines]

@@ -1,8 +1,11 @@
-"""Tests that measure time (marker ``alone``) wait until others leave the machine quiet for a
-second. Four of them run beside each other in workers of xdist, because most wait for a slow server.
-A test that failed while others used the machine, or beside another test, is run again by itself; a
-failure by itself on a quiet machine stands. The summary names each test that was run again, with
-its first failure: a check that fails one time in three is seen there, although the run is green."""
+"""Tests that measure time (marker ``alone``) wait until other processes leave the machine idle for
+a second.
+
+Four of them run in workers of xdist at the same time, because most wait for a slow server. A test
+that failed while others used the machine, or beside another test, is repeated by itself; a failure
+by itself on an idle machine stands. The summary names each repeated test with its first failure, so
+that a check that fails one time in three is visible although the run is green.
+"""
 
 import fcntl
 import os
@@ -20,15 +23,16 @@ from sm121.machine.cpu_use import CpuUse
 
 #: How long the machine is watched before a test, in seconds.
 WATCHED_S = 1.0
-#: How long a test waits for a quiet second, at most; then it runs all the same.
+#: How long a test waits for an idle second, in seconds; then it runs in any case.
 WAIT_S = 45.0
-#: Share of the CPU that others may take on a quiet machine: a fifth of one of two cores.
+#: The share of the CPU that other processes may use on an idle machine: a fifth of one of two
+#: cores.
 OTHERS = 0.1
-#: Runs of a test, at most. Its own timeout holds for all of them.
+#: The largest number of runs of a test. Its timeout applies to all of them together.
 ATTEMPTS = 3
-#: Property of a report: that its test was run again, and why, in words.
+#: A property of a report: why the test was repeated.
 RUN_AGAIN = "run_again"
-#: Workers share it while they run a test, and one of them has it for a test by itself.
+#: Workers share this lock while they run a test; a test by itself holds it exclusively.
 LOCK = ROOT / ".cache" / "alone.lock"
 
 
@@ -37,9 +41,9 @@ class Attempt:
     """One run of a test.
 
     Attributes:
-        reports: What pytest reports of it.
-        others: The share of the CPU that others took meanwhile.
-        by_itself: No other test ran beside it.
+        reports: pytest's reports.
+        others: The share of the CPU that other processes took.
+        by_itself: Whether no other test ran at the same time.
     """
 
     reports: Sequence[pytest.TestReport]
@@ -48,13 +52,13 @@ class Attempt:
 
     @property
     def stands(self) -> bool:
-        """Whether its outcome is the test's: it did not fail, or nothing disturbed it."""
+        """Whether the outcome counts: the test passed, or nothing disturbed it."""
         undisturbed = self.by_itself and self.others <= OTHERS
         return undisturbed or not any(report.failed for report in self.reports)
 
     @property
     def failure(self) -> str:
-        """What failed and beside whom, in one line; empty if nothing failed."""
+        """The failure and the disturbance in one line; empty if the test passed."""
         for report in self.reports:
             if report.failed:
                 lines = report.longreprtext.strip().splitlines()
@@ -68,14 +72,15 @@ class Attempt:
 
 
 def until_one_stands(run: Callable[[bool], Attempt], most: int = ATTEMPTS) -> list[Attempt]:
-    """Run until an attempt stands; the last one stands in any case.
+    """Run a test until an attempt counts; the last attempt counts in any case.
 
     Args:
-        run: Runs the test once; its argument says whether by itself, as from the second time on.
-        most: Runs, at most.
+        run: Runs the test once; the argument says whether by itself, which is so from the second
+            time on.
+        most: The largest number of runs.
 
     Returns:
-        The attempts, the one that stands last.
+        The attempts; the last one counts.
     """
     attempts = [run(False)]
     while not attempts[-1].stands and len(attempts) < most:
@@ -85,7 +90,8 @@ def until_one_stands(run: Callable[[bool], Attempt], most: int = ATTEMPTS) -> li
 
 @contextmanager
 def held(by_itself: bool) -> Iterator[bool]:
-    """Hold the lock, and tell whether no other test runs meanwhile. Without workers, none does."""
+    """Hold the lock, and return whether no other test runs meanwhile. Without workers, none
+    does."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield True
         return
@@ -98,21 +104,22 @@ def held(by_itself: bool) -> Iterator[bool]:
 def wait_for_a_quiet_second(
     others: Callable[[], float], clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Return when `others` took no more than `OTHERS` for a second, or after `WAIT_S`."""
+    """Wait until `others` took at most `OTHERS` for a second, or until `WAIT_S`."""
     began = clock()
     while others() > OTHERS and clock() - began < WAIT_S:
         pass
 
 
 def processes_of_session() -> list[psutil.Process]:
-    """Return the processes of all workers, and none without workers."""
+    """Return the processes of all workers; none without workers."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return []
     return psutil.Process(os.getppid()).children(recursive=True)
 
 
 def others_for_a_second() -> float:
-    """Return the share of the CPU that others than this session take within a second from now."""
+    """Return the share of the CPU that processes outside of this session take within the next
+    second."""
     before = CpuUse.take(processes_of_session)
     time.sleep(WATCHED_S)
     return CpuUse.take(processes_of_session).since(before)[0]
@@ -121,7 +128,7 @@ def others_for_a_second() -> float:
 def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> Attempt:
     with held(by_itself) as is_by_itself:
         wait_for_a_quiet_second(others_for_a_second)
-        item._initrequest()  # what a run before has set up is gone
+        item._initrequest()  # fixtures of an earlier run are removed
         before = CpuUse.take(list)
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         others = CpuUse.take(list).since(before)[0]
@@ -130,7 +137,7 @@ def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> At
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test with the marker ``alone``; None for others."""
+    """Run a test with the marker ``alone``; return None for other tests."""
     marker = item.get_closest_marker("alone")
     if marker is None:
         return None
@@ -148,7 +155,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_terminal_summary(terminalreporter: "pytest.TerminalReporter") -> None:
-    """Name the tests that were run again."""
+    """Name the tests that were repeated."""
     lines = []
     for reports in terminalreporter.stats.values():
         for report in reports:

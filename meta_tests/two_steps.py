@@ -1,10 +1,9 @@
-"""Functions that are called in two steps."""
+"""Call functions in two steps."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def in_two_steps(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]:
-    """Call it with what makes it up, and what comes of that with what it works on: the function's
-    first parameters."""
+    """Call a function with its first parameters, and the result with the others."""
     return lambda *options, **named: lambda *subject: function(*subject, *options, **named)

@@ -1,8 +1,10 @@
-"""docs/report/: pictures of reports, at both widths, light and dark, for people to look at.
-``python -m meta_tests.whole.report_screens [--real DIR ...] [--hide TEXT ...]``: a picture
-``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and many runs over time.
-A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
-its verdict); the others have rates that were measured on GPUs (``measured_runs.py``)."""
+"""Write docs/report/: pictures of reports at both widths, light and dark, for people to look at.
+
+``python -m meta_tests.whole.report_screens [--real DIR ...] [--hide TEXT ...]`` writes a picture
+``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and many runs over time. A given
+report directory is used for its kind (``crash`` if it has one, otherwise its verdict); the others
+have rates that were measured on GPUs (``measured_runs.py``).
+"""
 
 import argparse
 import functools
@@ -21,7 +23,7 @@ from sm121.run.verdict_file import AgainstReport
 
 OUTPUT = ROOT / "docs" / "report"
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "history")
-#: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
+#: Only the first screens, because nobody looks at a picture of the whole page.
 HEIGHTS = {390: 2600, 1440: 3000}
 THEMES = ("light", "dark")
 _MOST_BYTES = 200_000
@@ -43,7 +45,7 @@ def shoot(chromium, file: Path, kind: str) -> None:
 
 
 def save(whole: Image.Image, target: Path, height: int) -> None:
-    """As much of the height as fits a file of a docs folder."""
+    """Save as much of the height as the size limit of a docs file allows."""
     size = _MOST_BYTES
     while size >= _MOST_BYTES:
         part = whole.crop((0, 0, whole.width, min(height, whole.height)))
@@ -57,7 +59,7 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
 
 
 def measured(kind: str, folder: Path) -> Path:
-    """The page of a kind, with rates of GPUs."""
+    """Write the page of a kind, with rates of GPUs."""
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"
@@ -72,7 +74,7 @@ def kind_of(directory: Path) -> str:
 
 
 def anywhere(report: Path, folder: Path, hidden: list[str]) -> Path:
-    """A copy of a report that does not say where on this machine the checkout lies."""
+    """Return a copy of a report without paths of this machine."""
     copy = Path(shutil.copytree(report, folder))
     for file in copy.rglob("*.json"):
         text = file.read_text("utf-8")
@@ -83,7 +85,7 @@ def anywhere(report: Path, folder: Path, hidden: list[str]) -> Path:
 
 
 def pull_request(chromium, folder: Path) -> None:
-    """The summary of a pull request that is slower than what was merged, as a page shows it."""
+    """Return the summary of a pull request that is slower than the merged version, as a page."""
     report = stored.read(report_runs.write("fail", folder))
     run = report.run
     trusted = report_runs.write("pass", folder.with_name("trusted"))

@@ -1,5 +1,5 @@
-"""What a failing run leaves on a terminal of 40 lines and 100 columns, of real runs against servers
-with known faults. ``python -m meta_tests.whole.terminal_samples`` writes docs/terminal/."""
+"""Write docs/terminal/: the end of failing runs on a terminal of 40 lines and 100 columns, against
+servers with known faults. ``python -m meta_tests.whole.terminal_samples`` starts the runs."""
 
 import fcntl
 import json
@@ -23,7 +23,7 @@ LINES = 40
 COLUMNS = 100
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _CPU = ("--arch", "cpu")
-#: Whatever a run is asked and told by: the arguments, the variables, and whether it is attached.
+#: The arguments, the variables, and whether the run is attached.
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
     "failed-start": (
         (*_CPU, "--engine-python", "meta_tests/fakes/fake_python.py", "tests/test_smoke.py"),
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
 
 
 def sample(name: str, report: Path) -> str:
-    """The end of a run, as its terminal shows it."""
+    """Return the end of a run as its terminal shows it."""
     arguments, variables, attached = RUNS[name]
     with _server() if attached else nullcontext(()) as at:
         words = [*arguments, *at, "--report-dir", str(report)]
@@ -49,7 +49,7 @@ def sample(name: str, report: Path) -> str:
 
 
 def closing(written: str) -> str:
-    """What stays of the last screen: all from the suite's own heading on."""
+    """Return the part of the last screen from the suite's own heading on."""
     plain = _ESCAPES.sub("", written).replace("\r\n", "\n").replace("\r", "\n")
     at = re.search(r"^=+ sm121 conformance =+$", plain, re.M)
     assert at is not None, plain
@@ -57,7 +57,7 @@ def closing(written: str) -> str:
 
 
 def neutral(text: str, report: Path) -> str:
-    """Without what differs from machine to machine: folders, ports, seconds."""
+    """Replace values that differ between machines: folders, ports, seconds."""
     for folder, word in ((str(report), "conformance-report"), (f"{ROOT}/", "")):
         text = text.replace(folder, word)
     text = re.sub(r"\S+/sm121/canary-[\w-]+", "~/.cache/sm121/canary", text)
@@ -67,12 +67,12 @@ def neutral(text: str, report: Path) -> str:
 
 
 def rows(text: str) -> int:
-    """Rows of the terminal that a text takes."""
+    """Return the number of terminal rows of a text."""
     return sum(max(1, -(-len(line) // COLUMNS)) for line in text.splitlines())
 
 
 def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = None) -> str:
-    """What pytest writes where its output is a terminal."""
+    """Return pytest's output on a terminal."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     left_out = ("PYTEST_", "GITHUB_")
@@ -99,7 +99,7 @@ def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = 
 
 @contextmanager
 def _server() -> Iterator[tuple[str, ...]]:
-    """The fault server without a fault: it says Paris, whatever it is asked."""
+    """Start the fault server without a fault; it always answers Paris."""
     with servers.fault_server(key="") as server:
         yield ("--base-url", server.base_url, "--served-model-name", "canary")
 

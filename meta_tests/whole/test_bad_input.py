@@ -1,4 +1,4 @@
-"""Bad input: one line that says what was expected, exit status 4, before anything expensive."""
+"""Bad input gives one line with the expected value and exit status 4, before anything slow."""
 
 import sys
 
@@ -182,7 +182,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     ],
 )  # fmt: skip
 def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expected):
-    """Whatever it was refused by: an option alone, or what it contradicts."""
+    """Both refusals of an option alone, and refusals of contradictions."""
     status, run = run_pytest(*arguments, TEST)
     lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
     assert status == USAGE_ERROR and len(lines) == 1 and expected in lines[0], run.output
@@ -192,7 +192,7 @@ def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expe
 
 
 def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
-    """A request that is refused when the run was open puts it back."""
+    """A run that is refused after it was opened restores the earlier report."""
     report = tmp_path / "report"
     (report).mkdir()
     (report / "verdict.json").write_text("{}")
@@ -211,7 +211,7 @@ def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
     ids=["every level", "kernel benchmarks"],
 )
 def test_a_marker_s_architecture_has_its_profile_s_checks(run_pytest, path, check):
-    """Attached to another machine, ``-m sm121`` asks what ``--arch sm121`` does."""
+    """With --base-url on another machine, ``-m sm121`` selects the checks of ``--arch sm121``."""
     asked = {}
     for words in (("-m", "sm121"), ("--arch", "sm121")):
         status, run = run_pytest(
@@ -257,7 +257,7 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
 
 
 def test_a_request_refused_after_the_run_was_opened_leaves_one_line(run_pytest, tmp_path):
-    """Neither a table of levels nor a command to run again."""
+    """The output has neither a table of levels nor a command to run again."""
     golden = tmp_path / "golden.json"
     golden.write_text("{}")
     arguments = ("--arch", "cpu", "--golden", str(golden), "tests/test_correctness.py")

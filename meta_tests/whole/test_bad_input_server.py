@@ -1,4 +1,4 @@
-"""Bad input about the server, the engine or the device: one line, before anything is started."""
+"""Bad input about the server, the engine or the device gives one line, before anything starts."""
 
 import functools
 import os
@@ -244,7 +244,7 @@ def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
 
 @pytest.mark.parametrize("arguments", [(), ("tests/test_matrix.py",)])
 def test_another_engine_of_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
-    """A run of the whole suite collects the matrix, too."""
+    """A run of the whole suite also collects the matrix, which must not refuse the run."""
     status, run = run_pytest("--arch", "sm121", "--engine", "sglang", TEST, *arguments)
     assert status == 5 and "NOT_RUN: sm121 was asked for, this machine is" in run.output, run.output
 
@@ -333,7 +333,8 @@ def test_a_model_folder_without_config(run_pytest, tmp_path):
 
 
 def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, canary_bf16):
-    """The first smoke test says why; the tests that need a server are NOT_RUN, none is started."""
+    """The first smoke test fails with the reason; tests that need a server are NOT_RUN, and none
+    starts."""
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "greedy.toml"
     file.write_text(text.replace("memory_gib = 5", "memory_gib = 99999"))
@@ -369,7 +370,7 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
     ],
 )
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
-    """Not of the vLLM that is installed beside it; unknown when the checkout does not say."""
+    """The version is not the installed vLLM's; it is unknown if the checkout has none."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     if version_file:
@@ -379,7 +380,8 @@ def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file,
 
 
 def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
-    """A signature that no log has is missed, for the baseline as for the configuration judged."""
+    """A signature that no log contains is reported for the baseline and for the tested
+    configuration."""
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     altered = text.replace(r"Using \\w*CPUUnquantizedExperts", "NEVER IN ANY LOG")
     mine = data_file.parse(altered, profile.Profile, "profile mine")

@@ -1,4 +1,4 @@
-"""A failing id leads to its row by search."""
+"""A search for a failing id finds its row."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The paths of the CI examples (docs/ci), executed: a pull request that is good, one that is sick,
-two that wait, a push to main, the night, the first run without trust."""
+"""The CI examples (docs/ci) are executed: a good and a faulty pull request, two that wait, a push
+to main, the nightly run, and the first run without a trusted one."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from meta_tests.fakes.loopback import serving
 from sm121.evidence import git_source
 from sm121.plugin import certificate
 
-#: What the command of the suite has on each event, and has not.
+#: Words that the suite's command has on each event, and words that it does not have.
 _WORDS = {
     "pull_request": (("--plan merge",), ("--benchmark-autosave", "--certify")),
     "push": (("--plan merge", "--benchmark-autosave"), ("--certify",)),
@@ -24,7 +24,8 @@ _TRUST = r"sm121 trust \S+ --benchmark-storage=\S*history"
 
 
 def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
-    """Runs each event's script up to the suite, before a run is trusted and then."""
+    """Run each event's script up to the suite, with and without a trusted run; return wrong words
+    in its command."""
     for trusted in (False, True):
         (scripts.history / "trusted").mkdir() if trusted else None
         for event, (required, excluded) in _WORDS.items():
@@ -47,14 +48,16 @@ def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
 
 
 def _is_built_beside_a_run(loaded: dict, example: str) -> bool:
-    """Whether the job that builds an image may run on the Spark while another job measures."""
+    """Return whether the job that builds an image may run on the Spark while another job
+    measures."""
     if example == "gitlab":
         return loaded["image"]["resource_group"] != "spark"
     return loaded["jobs"]["image"]["concurrency"]["group"] != "spark"
 
 
 def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[str]:
-    """What becomes of jobs of the Spark that come at the same time. `events`: each with its ref."""
+    """Return the jobs that are cancelled when several arrive at once. `events`: each with its
+    ref."""
     loaded = yaml.safe_load(text)
     if _is_built_beside_a_run(loaded, example):
         yield "an image is built beside a run"
@@ -209,7 +212,7 @@ _SICK = [
 
 @pytest.mark.parametrize(("example", "before", "after", "complaint"), _SICK)
 def test_a_sick_example_is_noticed(example, before, after, complaint, tmp_path):
-    """The job of the Spark is the last one in the file that has the text."""
+    """The Spark's job is the last one in the file that contains the text."""
     head, found, tail = EXAMPLES[example].rpartition(before)
     assert found
     assert complaint in _complaints(tmp_path / "ci", example, f"{head}{after}{tail}")
@@ -319,14 +322,14 @@ def _stored(runner: Runner) -> int:
 
 
 def _ended(runner: Runner, example: str, event: str, *statuses: int) -> str:
-    """Run a job that must end with one of these; returns its output and summary."""
+    """Run a job that must end with one of these statuses; return its output and summary."""
     status, output, summary = runner.run(example, event)
     assert status in statuses, output
     return f"{output}\n{summary}"
 
 
 def _first_push_is_trusted_by_hand(runner: Runner) -> None:
-    """Nothing is trusted, and the first build is too slow: the job names the command to type."""
+    """No run is trusted, and the first build is too slow: the job prints the command to type."""
     runner.box.settings = {"faster": 8.0}
     text = _ended(runner, "github", "push", 1)
     assert "startup_s" in text and (_trusted(runner), _stored(runner)) == (0, 1)
@@ -361,7 +364,8 @@ def _sick_change_fails(runner: Runner, example: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_first_push_a_good_and_a_sick_change(runner):
-    """A sample of the paths below: a job that fails, one that passes, one that is compared."""
+    """A sample of the paths of the next test: a job that fails, one that passes, one that is
+    compared."""
     _first_push_is_trusted_by_hand(runner)
     _good_change_passes(runner, "gitlab")
     _sick_change_fails(runner, "github")
@@ -371,7 +375,7 @@ def test_a_first_push_a_good_and_a_sick_change(runner):
 @pytest.mark.slow("nine jobs; a sample of three is above")
 @pytest.mark.timeout(1200)
 def test_the_paths_of_both_examples(runner, monkeypatch):
-    """On one history, in the order of a fork's life."""
+    """All paths on one history, in the order of a fork's life."""
     _first_push_is_trusted_by_hand(runner)
     _better_push_is_stored_and_trusted(runner)
     for example in EXAMPLES:  # two wait, and neither is stored
@@ -382,7 +386,7 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     _ended(runner, "github", "push", 0)
     assert (_trusted(runner), _stored(runner)) == (3, 3)
 
-    # The nights: stored and not trusted. The second is compared with the first.
+    # The nightly runs are stored and not trusted. The second is compared with the first.
     if git_source.changed_files(ROOT, certificate._data().judges):
         assert "differs from the commit" in _ended(runner, "github", "schedule", 4)
         return
@@ -391,7 +395,7 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     reason = runner.verdict["reason"]
     assert reason.startswith("not certified: ") and "3 of regression skipped" in reason, reason
     monkeypatch.setattr(Answers, "wait_s", 0.2)
-    # What its memory is depends on who else is on the machine: compared is enough.
+    # Its memory depends on other processes of the machine, so the test only requires a comparison.
     text = _ended(runner, "gitlab", "schedule", 1, 5)
     reason = runner.verdict["reason"]
     compared = [t["verdict"] for t in runner.verdict["tests"] if t["level"] == "regression"]

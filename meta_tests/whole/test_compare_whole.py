@@ -1,6 +1,6 @@
-"""``--benchmark-compare`` as whole runs of the levels against a server of known timing: a build
-that is 10 % slower than the stored run ends red with its table, its verdict and the command to run
-again, and the same build again ends green."""
+"""Whole runs with ``--benchmark-compare`` on a server of known timing: a build that is 10 % slower
+than the stored run ends red with its table, its verdict and the command to run again; the same
+build again ends green."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 STORED = 300
 SLOWER = 270
-#: The plan of a bare run without the checks of answers: this server gives no right ones.
+#: The plan of a run without the checks of answers, because this server gives no right ones.
 PROFILE = """
 schema_version = 1
 name = "paced"
@@ -39,7 +39,7 @@ THREE_FORMS = [
 
 @pytest.fixture
 def whole_run(run_pytest, timed_server, tmp_path):
-    """Run pytest on a server of a rate in tok/s; return the exit status and the run."""
+    """Run pytest on a server with a rate in tok/s; return the exit status and the run."""
     profile = tmp_path / "paced.toml"
     profile.write_text(PROFILE)
 
@@ -54,14 +54,14 @@ def whole_run(run_pytest, timed_server, tmp_path):
 
 
 def store(whole_run, tmp_path: Path, *arguments: str) -> None:
-    """Store one run of `STORED` tok/s of the same checks."""
+    """Store a run with `STORED` tok/s and the same checks."""
     status, run = whole_run(STORED, *arguments, "--benchmark-autosave")
     assert status == 0, run.output
     assert [file.name[:4] for file in tmp_path.glob("storage/*/*.json")] == ["0001"]
 
 
 def assert_red(status: int, run) -> None:
-    """Check the table of pytest-benchmark, the numbers, the next step and the verdict."""
+    """Check pytest-benchmark's table, the numbers, the next step and the verdict."""
     assert (status, run.verdict["verdict"], run.verdict["exit_status"]) == (1, "FAIL", 1), (
         run.output
     )
@@ -75,8 +75,8 @@ def assert_red(status: int, run) -> None:
         for change in run.verdict["changes"]
         if change["verdict"] == "FAIL"
     }
-    # One slowdown: 270 for 300 tok/s is 10 % less, and 3.70 for 3.33 ms is 11.1 % more. The level
-    # by its file measures the time per token too.
+    # One slowdown: 270 for 300 tok/s is 10 % less, and 3.70 for 3.33 ms is 11.1 % more. A run of
+    # the level's file also measures the time per token.
     known = {"tg32@d0": 0.1, "tpot_p50": 0.111}
     assert "tg32@d0" in worse and worse.keys() <= known.keys(), worse
     for metric, fraction in worse.items():

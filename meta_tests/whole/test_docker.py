@@ -1,4 +1,5 @@
-"""docker/: the compose file against its published schema, the context against what pip needs.
+"""docker/: the compose file is valid by its published schema, and the build context has the files
+that pip needs.
 
 No docker runs here.
 """
@@ -55,7 +56,7 @@ def test_a_fault_of_the_compose_file_is_noticed(compose, service, key, value):
 
 
 def test_asks_is_small_and_wants_no_gpu(compose):
-    """It only sends requests: an image with vLLM is 20 GB for nothing."""
+    """The service only sends requests, so it needs no image with vLLM (20 GB)."""
     asks = compose["services"]["asks"]
     assert re.fullmatch(r"python:3\.\d+-slim", asks["build"]["args"]["IMAGE"])
     assert "gpus" not in asks and asks["network_mode"] == "host"
@@ -86,14 +87,14 @@ def test_variables_of_the_engine_are_passed_on(compose, name):
 
 
 def test_all_services_can_be_interpolated_without_variables(compose):
-    """`asks` must start where nobody has set what `dev` needs."""
+    """`asks` must start without the variables of `dev`."""
     text = json.dumps(compose)
     named = {*re.findall(r"\$\{(\w+)\}", text)}
     assert named <= {"PWD", "HOME"}, "each other variable has a default"
 
 
 def _context() -> list[Path]:
-    """The files that .dockerignore leaves in the context."""
+    """Return the files that .dockerignore leaves in the context."""
     rows = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
     rules = [row for row in rows if row and not row.startswith("#")]
     assert rules[0] == "*", "what is not named stays out"
@@ -138,7 +139,8 @@ def test_the_context_is_enough_for_a_wheel(tmp_path):
 
 
 def test_kernels_of_a_release_do_not_run_in_place_of_a_changes():
-    """FlashInfer compares version numbers only: a fork of a release loads the release's kernels."""
+    """FlashInfer compares only version numbers, so a fork of a release loads the release's
+    kernels."""
     text = (DOCKER / "Dockerfile.flashinfer").read_text("utf-8")
     assert text.index("uninstall -y flashinfer-jit-cache") < text.rindex("/opt/flashinfer\n")
     assert "ENV FLASHINFER_CUDA_ARCH_LIST=12.1a" in text

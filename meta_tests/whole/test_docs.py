@@ -1,4 +1,4 @@
-"""The documentation says what is so: pages are up to date, links lead, commands run."""
+"""The documentation is up to date: generated pages, links and commands."""
 
 import ast
 import json
@@ -27,15 +27,15 @@ from tools.reference import commands, options, originals, pages, requirements
 DOCS = ROOT / "docs"
 TABLES = sorted((DOCS / "tables").glob("*.md"))
 PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "changelog.d/README.md", *TABLES])
-#: More pages than these nobody reads, beside the one of each plugin that is useful alone. The
-#: 28th is for owners of a Spark who serve another model: no page was for them.
+#: The largest number of pages, beside those of the separate plugins. The 28th is for owners of a
+#: Spark who serve another model.
 AT_MOST = 28
 OF_PLUGINS = {
     f"{folder.name.replace('_', '-')}.md"
     for folder in (ROOT / "plugins").iterdir()
     if (folder / "__init__.py").is_file() and folder.name != "sm121"
 }
-#: What a block may say that it needs. test_new_check.py adds what is to be added; the rest is run.
+#: What a block may need. test_new_check.py adds the missing parts; all other blocks are run.
 NEEDS = {
     *("engine", "sm121", "server", "llama.cpp", "network", "a quiet machine"),
     *("a module of yours", "files of yours"),
@@ -89,7 +89,7 @@ def test_schemas_are_up_to_date():
 
 
 def test_the_requirements_cover_every_test():
-    """Every test of a level, found in another way: by its name in the files."""
+    """The page has every test of a level; the test finds them by their names in the files."""
     text = (DOCS / "requirements.md").read_text()
     for file in (ROOT / "tests").glob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -180,7 +180,7 @@ def test_every_table_is_linked_from_a_page_that_people_read():
 
 
 def _counted() -> list[tuple[str, str, Path]]:
-    """What the first page says was detected: of how many faults how many, and by which table."""
+    """Return the detected and all faults, and the table, of each row of the first page."""
     text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
     rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
     return [
@@ -206,7 +206,7 @@ def test_the_first_page_counts_something():
 
 
 def _without_a_time(page: Path) -> list[str]:
-    """Sections with commands for a Spark that do not say how long they take."""
+    """Return sections with commands for a Spark that state no duration."""
     takes = re.compile(r"\d+ (?:min|s|h|minutes|seconds|hours)\b|takes? seconds|seconds\b")
     sections = re.split(r"\n(?=## )", page.read_text("utf-8"))
     of_a_spark = [section for section in sections if "<!-- needs: sm121 -->" in section]
@@ -225,7 +225,7 @@ def test_a_command_without_a_time_is_noticed(tmp_path):
 
 
 def test_a_dead_link_breaks_the_build_of_the_site(tmp_path):
-    """With the very flags of `make docs`: warnings that nobody counts are no errors."""
+    """With the flags of `make docs`, a dead link is an error and not a warning."""
     flags = re.search(r"mkdocs build(.*)", (ROOT / "Makefile").read_text())[1].split()
     shutil.copytree(ROOT / "tools" / "site", tmp_path / "tools" / "site")
     docs = tmp_path / "docs"
@@ -284,7 +284,7 @@ def test_what_can_be_run_runs(block):
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=str)
 def test_every_name_of_the_package_in_python_exists(block):
-    """Also in a block that is not run, since it needs a server."""
+    """This includes blocks that are not run because they need a server."""
     tree = ast.parse(block.code)
     imported = {}
     for node in ast.walk(tree):
@@ -306,7 +306,7 @@ def _with_this_python(command: list[str]) -> list[str]:
 
 
 def _unknown(words: list[str], *more: str) -> list[str]:
-    """Options among words that neither the suite nor its commands have."""
+    """Return the options among words that neither the suite nor its commands have."""
     declared, _ = options.declared()
     names = {name for option in declared for name in option.names}
     names |= {*re.findall(r"--[a-z-]+", commands.page(cli.parser())), *more}
@@ -314,18 +314,18 @@ def _unknown(words: list[str], *more: str) -> list[str]:
 
 
 def test_options_in_the_docs_exist():
-    """Commands that need a machine are at least spelt rightly."""
+    """Options of commands that need a machine exist."""
     consoles = [block for block in BLOCKS if block.language == "console"]
     lines = [line for block in consoles for line in block.code.splitlines()]
     typed = [line for line in lines if line.startswith(("$ pytest", "$ sm121"))]
-    # What is in quotes is for an engine, not for pytest.
+    # A text in quotes is for an engine, not for pytest.
     words = re.findall(r"(?<![\w=\"'-])(--[a-z][a-z-]+)", "\n".join(typed))
     assert _unknown(words, "--collect-only") == []
 
 
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
 def test_ci_examples_are_sound(name):
-    """test_ci_paths.py executes them."""
+    """The examples are valid; test_ci_paths.py executes them."""
     text = (DOCS / "ci" / name).read_text()
     loaded = yaml.safe_load(text)
     typed = "\n".join(re.findall(r"(?<=pytest )[^\n\"]*", text))
@@ -357,8 +357,8 @@ def test_ci_examples_are_sound(name):
 
 
 def _judges_the_change(job: dict) -> None:
-    """Both checkouts are there, the change is installed before the suite looks at it, and what the
-    container's root has written is given back."""
+    """Check that both checkouts exist, that the change is installed before the suite runs, and that
+    the user owns the files that the container's root has written."""
     checkouts = [step["with"] for step in job["steps"] if "checkout" in step.get("uses", "")]
     paths = {one["path"]: "repository" in one for one in checkouts}
     assert paths == {"change": False, "suite": True}
@@ -381,7 +381,8 @@ def _judges_the_change(job: dict) -> None:
     ],
 )
 def test_documented_containers_keep_what_is_compiled(name):
-    """Where the checkpoint is mounted, so are the compilers' caches, or every start is cold."""
+    """A command that mounts the checkpoint also mounts the compilers' caches; otherwise every start
+    is cold."""
     text = (DOCS / name).read_text("utf-8")
     blocks = [part for part in re.split(r"\n\s*\n", text) if ":/root/.cache/huggingface" in part]
     assert blocks
@@ -391,7 +392,7 @@ def test_documented_containers_keep_what_is_compiled(name):
 
 
 def test_the_image_keeps_an_entry_point_that_it_needs():
-    """No docker runs here: the entry point is run, and the rest is read."""
+    """The entry point is run without docker, and the rest is read."""
     script = ROOT / "docker" / "entrypoint.sh"
     done = subprocess.run([script, "echo", "a b"], check=True, capture_output=True, text=True)
     assert done.stdout == "a b\n" and "/opt/nvidia/nvidia_entrypoint.sh" in script.read_text()
@@ -422,7 +423,7 @@ def test_the_traps_of_the_readme_are_those_that_were_measured():
 
 
 def test_the_readme_shows_what_sm121_path_prints():
-    """Of the log of a real GB10, which the repository has."""
+    """The log of a real GB10 is in the repository."""
     (block,) = [b for b in BLOCKS if b.page.name == "README.md" and b.mark == "run"]
     command, _, shown = block.code.partition("\n")
     words = _with_this_python(shlex.split(command.removeprefix("$ ")))
@@ -431,7 +432,7 @@ def test_the_readme_shows_what_sm121_path_prints():
 
 
 def test_no_command_depends_on_an_address_that_is_not_published():
-    """mkdocs.yml has it once, for the day on which the repository is published."""
+    """Only mkdocs.yml contains the address, for the time after publication."""
     (address,) = re.findall(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
     files = [
         *PAGES, *(DOCS / "ci").iterdir(), *(ROOT / "docker").iterdir(), ROOT / "action.yml",

@@ -1,4 +1,4 @@
-"""Another project uses the installed suite: by its entry point, and by what the docs name."""
+"""Another project uses the installed suite, by its entry point and by the documented names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROJECT = META / "whole" / "downstream"
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project, away from the suite's own checkout."""
+    """Return a copy of the project outside of the suite's checkout."""
     made_by_running = shutil.ignore_patterns("__*", ".*")
     return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=made_by_running))
 
@@ -41,7 +41,7 @@ def test_the_entry_point_is_installed():
 
 
 def test_their_own_run_passes(project, fault_server):
-    # A profile of their own, which says nothing of the machine: what else runs on it is no matter.
+    # Their own profile, without requirements on the machine, so other load does not matter.
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
     without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
     (project / "theirs.toml").write_text(without_box)
@@ -57,7 +57,7 @@ def test_their_own_run_passes(project, fault_server):
 
 
 def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
-    """`-p sm121.plugin` and a path: nothing of the project but where it stands."""
+    """`-p sm121.plugin` and a path are enough."""
     (project / "pytest.ini").write_text("[pytest]\n")
     options = ("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project))
     test = f"{ROOT / 'tests' / 'test_smoke.py'}::test_health"
@@ -76,7 +76,7 @@ def test_who_does_not_ask_for_it_gets_nothing_of_it(project):
 
 
 def test_what_the_docs_show_of_it_is_in_it():
-    """Blocks that are marked as run here, function by function."""
+    """Documented blocks are functions of this project."""
     text = (ROOT / "docs" / "python-api.md").read_text()
     mark = r"<!-- run: meta_tests/whole/test_downstream\.py .*?```python\n(.*?)```"
     blocks = re.findall(mark, text, re.S)
@@ -87,7 +87,7 @@ def test_what_the_docs_show_of_it_is_in_it():
 
 
 def _functions(code: str) -> dict[str, str]:
-    """Source of each function without its decorators, by name."""
+    """Return the source of each function without its decorators, by name."""
     return {
         node.name: ast.unparse(ast.FunctionDef(**{**vars(node), "decorator_list": []}))
         for node in ast.parse(code).body

@@ -1,4 +1,4 @@
-"""A project that has nothing of the suite but the gates of `pytest_bench_gate`."""
+"""A project that uses only the gates of `pytest_bench_gate`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COMPARE = "--benchmark-compare"
 SAVE = "--benchmark-autosave"
 TESTS = "test_our_rates.py"
 RATE = f"{TESTS}::test_decoding_is_fast_enough"
-#: hypothesis takes half of the time of a run, to import itself at its end.
+#: hypothesis takes half of the time of a run, because it is imported at the end.
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")
-#: 10 % below the level of what is stored, and above the minimum.
+#: 10 % below the stored level, and above the minimum.
 SLOWER = "54"
 
 
@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def refusal(self) -> str:
-        """The one line of a refusal, before any test has run."""
+        """The line of a refusal, before any test ran."""
         assert self.status == 4 and "Traceback" not in self.output, self.output
         assert "INTERNALERROR" not in self.output and " passed" not in self.output, self.output
         (line,) = [line for line in self.output.splitlines() if line.startswith("ERROR: ")]
@@ -51,7 +51,7 @@ class Ended:
 
 @dataclass
 class Theirs:
-    """A copy of the project, away from the suite's own checkout."""
+    """A copy of the project outside of the suite's checkout."""
 
     folder: Path
     _begin: Callable[..., object]
@@ -102,7 +102,7 @@ def project(tmp_path, warm_pytest) -> Theirs:
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory) -> Path:
-    """The storage with one run that passed; empty before the first test that needs it."""
+    """The storage with one passed run; empty before the first test that needs it."""
     return tmp_path_factory.mktemp("history")
 
 
@@ -153,7 +153,7 @@ def test_too_few_rounds_are_undecided_and_say_how_many_it_takes(project):
 
 
 def test_equal_samples_are_told(project):
-    """A count is equal in each round; so is a counter that does not move."""
+    """Counts are equal in each round, as is a counter that does not change."""
     (project.folder / TESTS).write_text(
         "def test_x(gate):\n"
         "    gate('tokens', [64] * 40, minimum=60)\n"
@@ -165,7 +165,7 @@ def test_equal_samples_are_told(project):
     assert ended.row("gib").endswith("PASS")
 
 
-#: What pytest-rerunfailures does with ``--reruns 1``.
+#: The arguments of pytest-rerunfailures.
 RERUNS = """from _pytest.runner import runtestprotocol
 
 def pytest_runtest_protocol(item, nextitem):
@@ -262,7 +262,7 @@ def test_a_failure_that_its_test_catches_is_no_baseline(stored):
 
 
 def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
-    """Each gate allows it; the limit is on the rounds of the one behind a benchmark."""
+    """Each gate passes; the limit applies to the rounds of the benchmark."""
     stored.replace('unit="ms"', 'unit="ms", worse_by=0.5')
     stored.replace('unit="tok/s"', 'unit="tok/s", worse_by=0.5')
     ended = stored.run(COMPARE, "--benchmark-compare-fail=median:5%", level=SLOWER)
@@ -272,7 +272,7 @@ def test_a_limit_of_pytest_benchmark_is_no_traceback(stored):
 
 
 def test_a_run_of_some_tests_hides_no_other_metric(stored):
-    """It is the latest, and has one of two metrics."""
+    """The latest stored run has only one of two metrics."""
     assert stored.run(SAVE, "-k", "first_token").status == 0
     slower = stored.run(COMPARE, level=SLOWER)
     assert "tg32@d0: required: worse than 0001" in slower.output, slower.output
@@ -300,7 +300,7 @@ def test_a_metric_that_is_gone_fails_and_a_selection_leaves_it_out(stored):
     stored.replace("def test_the_first", "def the_first")
     all_run = stored.run(*cache, "--lf", COMPARE)
     assert all_run.status == 1, all_run.output
-    for whole in ((), (TESTS,)):  # the first is stored, and no baseline of the second
+    for whole in ((), (TESTS,)):  # the first is stored, and is no baseline of the second
         gone = stored.run(*whole, COMPARE, SAVE)
         assert gone.status == 1, gone.output
         line = f"FAIL: ttft was measured in 0001 by {TESTS}::test_the_first_token_comes_soon, and"

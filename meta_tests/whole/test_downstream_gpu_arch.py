@@ -1,4 +1,4 @@
-"""A project that has nothing of the suite but the markers of `pytest_gpu_arch`."""
+"""A project that uses only the markers of `pytest_gpu_arch`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from meta_tests.folders import META, ROOT
 
 PROJECT = META / "whole" / "downstream_gpu_arch"
-#: As `-rs` shows it on a machine without a GPU.
+#: The output of `-rs` on a machine without a GPU.
 NEEDS = "needs sm121; this machine is cpu: torch"
 NOT_RUN = "NOT_RUN: sm121 was asked for; this machine is cpu: torch"
 SUITE_IN_INI = "[pytest]\nsm121 = true\n"
@@ -25,14 +25,14 @@ SUITE_IN_INI = "[pytest]\nsm121 = true\n"
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project, away from the suite's own checkout."""
+    """Return a copy of the project outside of the suite's checkout."""
     made_by_running = shutil.ignore_patterns("__*", ".*")
     return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=made_by_running))
 
 
 @dataclass
 class Ended:
-    """A run that has ended, with both of its streams in one."""
+    """A run that has ended, with both of its streams in one text."""
 
     returncode: int
     stdout: str
@@ -40,7 +40,8 @@ class Ended:
 
 @pytest.fixture
 def run(project, warm_pytest) -> Callable[..., Ended]:
-    """Run pytest in the project: a fork of a warm process, but for workers and variables."""
+    """Run pytest in the project, in a fork of a warm process unless workers or variables are
+    given."""
 
     def run(*arguments: str, **more: str) -> Ended:
         inherited = {
@@ -209,7 +210,7 @@ def test_the_suite_needs_it(project, run):
 
 
 def test_a_marker_narrows_a_test_of_a_level(project, run, fault_server):
-    """Their tests beside those of levels: the target is the machine of the server."""
+    """The project's tests beside those of levels: the target is the server's machine."""
     (project / "pytest.ini").write_text(SUITE_IN_INI)
     (project / "test_levels.py").write_text(
         "import pytest\n\npytestmark = [pytest.mark.smoke, pytest.mark.applies_to('gpu', 'cpu')]\n"

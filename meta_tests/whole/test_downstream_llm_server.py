@@ -1,4 +1,4 @@
-"""A project that has nothing of the suite but the server of `pytest_llm_server`."""
+"""A project that uses only the server of `pytest_llm_server`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sm121.engines.process_tree import marked
 
 PROJECT = META / "whole" / "downstream_llm_server"
 FAULTS = META / "whole" / "scenarios" / "llm_server_faults.py"
-#: In the environment of all that a run starts.
+#: A variable of all processes that a run starts.
 MARK = "SM121_META_LLM"
 SECRET = "hf-T0psecret"
 FIRST = "test_our_api.py::test_an_answer_has_the_tokens_that_were_asked_for"
@@ -30,7 +30,7 @@ ENGINE = ("-p", "meta_tests.fakes.llm_engine")
 
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the project, away from the suite's own checkout."""
+    """Return a copy of the project outside of the suite's checkout."""
     made_by_running = shutil.ignore_patterns("__*", ".*")
     return Path(shutil.copytree(PROJECT, tmp_path / "theirs", ignore=made_by_running))
 
@@ -55,7 +55,8 @@ def run(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProc
 
 
 def outcomes(output: str) -> dict[str, str]:
-    """The outcome of each test by its name, as ``-rA`` shows it; an error counts last."""
+    """Return the outcome of each test by its name, by ``-rA``; an error replaces an earlier
+    outcome."""
     found = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) \S*?::(\w+)", output, re.M)
     return {name: outcome for outcome, name in found}
 
@@ -82,7 +83,7 @@ def test_each_fault_of_a_server_is_told_where_it_happened(project):
     }, done.stdout
     text = done.stdout
     assert "the server did not start. Cause: oom: torch.OutOfMemoryError" in text
-    # 1 s are allowed; on a busy machine the look at it comes later.
+    # 1 s is allowed; on a busy machine it is checked later.
     assert re.search(r"Cause: hang: the server was not ready within \d s", text), text
     assert text.count("Cause: killed: python") >= 3
     assert "the server does not answer. Cause: hang: it runs and serves no token" in text
@@ -140,7 +141,7 @@ def test_a_server_that_dies_under_xfail_is_red(project):
     (project / "test_xfail.py").write_text(XFAIL)
     done = run(project, *ENGINE, "-rA", "--runxfail", "test_xfail.py::test_has_another_bug")
     said = re.findall(r"^E +AssertionError: assert (.*) == 'theirs'", done.stdout, re.M)
-    # With the variable CI the summary has the whole message, too.
+    # With the variable CI, the summary also has the whole message.
     assert set(said) == {"'[redacted]...[redacted]'"}, done.stdout
     done = run(project, *ENGINE, "-rA", "test_xfail.py")
     assert done.returncode == 1 and "1 failed, 2 xfailed" in done.stdout, done.stdout
@@ -203,7 +204,7 @@ def pytest_addoption(parser):
 
 
 def test_a_project_that_does_not_use_it_notices_nothing(project):
-    """An option of the same name is theirs, and nothing of the suite is imported."""
+    """An option of the same name is the project's, and nothing of the suite is imported."""
     (project / "conftest.py").write_text(THEIRS)
     (project / "test_page.py").write_text(
         "import sys\n\ndef test_it(pytestconfig):\n"

@@ -1,4 +1,4 @@
-"""What one module tells another is a field: a text that looks like another one changes nothing."""
+"""Modules exchange fields: a text that looks like another one changes nothing."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The reason why a first run is compared with nothing is shown once, with the next step."""
+"""The reason why a first run has no baseline is shown once, with the next step."""
 
 import json
 

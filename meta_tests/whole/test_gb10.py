@@ -1,4 +1,5 @@
-"""The suite on a GB10 that is not there (`gb10/`): a healthy one passes, a sick one is named."""
+"""The suite on the stand-in for a GB10 (`gb10/`): a healthy one passes, a faulty one fails with its
+cause."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from meta_tests.faults import catalogue_rows
 from meta_tests.folders import ROOT
 from sm121.core import vocabulary
 
-#: Of a machine whose server refuses to start.
+#: Cases whose server refuses to start.
 NOBODY = Behind("http://127.0.0.1:9", "nobody")
 
 
 @pytest.fixture(scope="module")
 def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
-    """The real vLLM that answers for all of them."""
+    """Start the real vLLM that answers for all stand-ins."""
     with vllm_on_the_cpu(canary_bf16, tmp_path_factory.mktemp("behind") / "log") as running:
         yield running
 
@@ -106,7 +107,7 @@ def test_the_action_has_no_verdict_where_pytest_refuses(tmp_path):
 
 
 def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
-    """No server is started, and the line says how to fetch it."""
+    """No server starts, and the line contains the command that downloads the drafter."""
     box = Machine(tmp_path / "gb10", "0.33.0", NOBODY, environment={"HF_HOME": str(tmp_path)})
     box.build()
     done = box.run("--plan", "quick", "--configuration", "eagle3-short", "tests/test_smoke.py")
@@ -116,7 +117,7 @@ def test_a_drafter_that_is_not_here_is_not_run(tmp_path):
 
 
 def _documented_call(hypothesis: str) -> list[str]:
-    """The arguments of pytest in the header of a file of hypotheses."""
+    """Return pytest's arguments in the header of a file of hypotheses."""
     text = (ROOT / "fixtures" / "hypotheses" / hypothesis).read_text("utf-8")
     header = [line[1:] for line in text.splitlines() if line.startswith("#")]
     words = shlex.split("\n".join(header).partition("pytest ")[2].replace("\\\n", " "))
@@ -124,7 +125,7 @@ def _documented_call(hypothesis: str) -> list[str]:
 
 
 def _compile(box: Machine) -> None:
-    """Machine code of nvcc for GB10 in vLLM's libraries, where there is an nvcc."""
+    """Put machine code for GB10 into vLLM's libraries, if there is an nvcc."""
     if nvcc := shutil.which("nvcc"):
         source = box.folder / "kernel.cu"
         source.write_text(SMALL_KERNEL)
@@ -137,9 +138,9 @@ def _compile(box: Machine) -> None:
 
 @pytest.mark.slow("a comparison of two starts, whole")
 def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
-    """The documented call has nothing against a healthy machine.
+    """The documented call finds no fault of a healthy machine.
 
-    Starts take 4 s here, so that other work may leave their comparison undecided.
+    Starts take 4 s here, so their comparison may be undecided beside other work.
     """
     box = Machine(tmp_path / "gb10", BUILD, behind, version=TAGGED)
     box.build()

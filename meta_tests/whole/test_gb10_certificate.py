@@ -1,6 +1,6 @@
-"""Each test that a certificate of the GB10 profile asks for can run on a healthy GB10, or says why
-it does not apply: none is a gap for ever. ``WAYS`` says for what a test uses (a fixture, a marker)
-on what it can run there."""
+"""Each test that a certificate of the GB10 profile requires can run on a healthy GB10, or has a
+reason why it does not apply. ``WAYS`` says, for what a test uses (a fixture, a marker), on which
+servers it can run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sm121.kernels import protocol, registry, serving
 from sm121.run import served
 from sm121.session import certification
 
-#: As the MXFP4 build is judged: no release reaches what a certificate asks.
+#: As for the MXFP4 build: no release reaches what a certificate requires.
 GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
-#: The operation that a test of the kernel level asks of the provider; the rest may be any.
+#: The operation that a test of the kernel level needs from the provider.
 OPERATIONS = {
     "test_mxfp4_decodes_exactly": "mxfp4_dequantize",
     "test_mxfp4_decodes_any_bytes_exactly": "mxfp4_dequantize",
@@ -40,8 +40,8 @@ OPERATIONS = {
 }
 
 
-#: By what a test uses: on what that can run on a GB10; what of the profile has to be there for it,
-#: and why it cannot run without.
+#: By what a test uses: the servers on which it can run on a GB10, the part of the profile that it
+#: needs, and the reason why it cannot run without this part.
 WAYS = {
     "reference": ("the oracle, in BF16",),
     "continuations": (
@@ -66,7 +66,7 @@ def _of_level(level: str) -> dict[str, object]:
 
 
 def _judged(judging: profile.Profile, operation: str) -> tuple[str, str | None]:
-    """By which provider the kernel of the path is judged."""
+    """Return the provider that tests the kernel of the path."""
     path = served.expected(judging.path_of(judging.under_test), None)
     (choice,) = serving.choices(judging.engine.name, judging.arch, path, operation)
     if choice.nothing is not None:
@@ -82,7 +82,7 @@ def _judged(judging: profile.Profile, operation: str) -> tuple[str, str | None]:
 
 
 def way(judging: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
-    """How a test can run, and why it never can; None where it can."""
+    """Return how a test can run, and the reason if it can never run; None without one."""
     test = inspect.unwrap(test)
     marks = {mark.name: mark.args for mark in getattr(test, "pytestmark", [])}
     if (ability := marks.get("ability")) and (why := judging.correctness.cannot.get(ability[0])):
@@ -117,7 +117,8 @@ def ways(judging: profile.Profile) -> dict[str, tuple[str, str | None]]:
 
 
 def test_no_test_is_a_gap_for_ever():
-    """Before, seven were: the oracle's four, the length of answers, and two of MXFP4's bytes."""
+    """Seven tests were such gaps: four with the oracle, the length of answers, and two of MXFP4's
+    bytes."""
     by_test = ways(GB10)
     gaps = {test: why for test, (_, why) in by_test.items() if why is not None}
     assert not gaps, gaps
@@ -130,7 +131,7 @@ def test_no_test_is_a_gap_for_ever():
 
 @pytest.mark.parametrize("ability", ["answer_length"])
 def test_a_gap_is_seen(ability):
-    """Without its reason a test that cannot run is one."""
+    """A test that cannot run is a gap if it has no reason."""
     reasons = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}
     correctness = GB10.correctness.model_copy(update={"cannot": reasons})
     by_test = ways(GB10.model_copy(update={"correctness": correctness}))

@@ -1,4 +1,4 @@
-"""A hostile server, address or log: every read has a bound, and no secret is shown."""
+"""A hostile server, address or log: each read is limited, and no secret is shown."""
 
 import ast
 import asyncio
@@ -41,7 +41,7 @@ EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server sends: `once`, `again` so many times, each after a pause, and the `end`."""
+    """A server's answer: `once`, then `again` several times, each after a pause, then the `end`."""
 
     once: bytes = b""
     again: bytes = b""
@@ -68,7 +68,7 @@ REPLIES = {
     "packed in two": Reply(sized(gzip.compress(LIST[:4]) + gzip.compress(LIST[4:]), b"gzip")),
     "packed otherwise": Reply(sized(b"abcd", b"br")),
     "not packed": Reply(sized(b"abcd", b"gzip")),
-    # 600 KB that are 600 MB
+    # 600 KB that expand to 600 MB
     "bomb": Reply(sized(gzip.compress(bytes(1 << 20), 9) * 600, b"gzip")),
     "flood": Reply(HEAD + b"\r\n", bytes(1 << 18), pause_s=0.0),
     "dripping": Reply(sized(b"", length=100_000), b"x"),
@@ -79,12 +79,12 @@ REPLIES = {
     "interim answers": Reply(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause_s=0.0),
     "dripping chunk size": Reply(CHUNKED, b"0"),
     "endless chunk size": Reply(CHUNKED, b"0" * (1 << 12), pause_s=0.0),
-    # 2 ** 63 bytes are announced
+    # the header announces 2 ** 63 bytes
     "huge chunk size": Reply(CHUNKED + b"7fffffffffffffff\r\n", bytes(1 << 18), pause_s=0.0),
     "huge chunk that drips": Reply(CHUNKED + b"7fffffffffffffff\r\n", b"x"),
     "dripping trailers": Reply(CHUNKED + b"1\r\nx\r\n0\r\n", b"X-A: b\r\n"),
     "silent": Reply(again=b" ", times=1, pause_s=30.0),
-    # three times as long as a whole answer may take here
+    # three times the time limit of a whole answer in this test
     "slow stream": Reply(STREAM, EVENT, 15, 0.1, b"data: [DONE]\n\n"),
     "endless stream": Reply(STREAM, EVENT),
     "packed stream": Reply(sized(gzip.compress(EVENT * 4), b"gzip")),
@@ -94,7 +94,7 @@ REPLIES = {
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[str], Endpoint]]:
-    """A server that gives every request the same of `REPLIES`."""
+    """Start a server that gives every request the same answer of `REPLIES`."""
     listening: list[socket.socket] = []
 
     def start(reply: str) -> Endpoint:
@@ -102,7 +102,7 @@ def serve() -> Iterator[Callable[[str], Endpoint]]:
         listening.append(listener)
 
         def one(connection: socket.socket) -> None:
-            # The client may hang up, as it should.
+            # The client may close the connection, as it should.
             with connection, contextlib.suppress(OSError):
                 connection.recv(1 << 16)
                 REPLIES[reply].send(connection)
@@ -147,7 +147,7 @@ LATE = "no whole answer within 0.5 s"
 )
 def test_every_answer_has_a_bound(serve, answer, says):
     endpoint = serve(answer)
-    # What is told by its size may come slowly, on a busy machine.
+    # A case about a size may be slow on a busy machine.
     timeout_s = 0.5 if says == LATE else 15.0
     began = time.monotonic()
     tracemalloc.start()
@@ -178,7 +178,7 @@ def test_an_answer_within_its_bounds_comes_whole(serve, answer):
 
 
 def test_transports_use_public_names_of_the_library_alone():
-    """A library may change its private parts in any release, and the bounds would be gone."""
+    """A release of the library may change private names, and the limits would be lost."""
     tree = ast.parse(Path(bounded.__file__).read_text("utf-8"))
     private = [
         ast.unparse(node)
@@ -254,7 +254,7 @@ METRICS = text_file("metrics-of-two-engines.txt")
 
 
 def findings_between(*numbers: dict[str, object]) -> tuple[dict[str, float], validity.Findings]:
-    """Of two looks at /metrics: what changed, and what is said of it."""
+    """Return what changed between two readings of /metrics, and the findings."""
     before, after = (counters.read(METRICS.format(**each)) for each in numbers)
     findings = validity.Findings()
     validity.check_counters(delta := after.since(before), [], "token_ids", findings)
@@ -347,7 +347,7 @@ def test_an_address_without_one_is_taken(url):
 
 
 def shows_the_secret(run) -> bool:
-    """Whether its output or a file of its report does."""
+    """Return whether the output or a file of the report contains the secret."""
     files = [path for path in run.report.rglob("*") if path.is_file()]
     return SECRET in run.output + "".join(path.read_text(errors="replace") for path in files)
 
@@ -424,7 +424,7 @@ def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path)
 
 
 def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, fault_server):
-    """OpenAI's API has neither. A server that the suite started must have both."""
+    """OpenAI's API has neither page. A server that the suite starts must have both."""
     server = fault_server("bare")
     _, run = run_pytest(
         "--arch", "cpu", *server.options,
@@ -471,7 +471,7 @@ def _answers_over_tls(listening: socket.socket, context: ssl.SSLContext) -> None
 
 
 def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
-    """In a slim image there are none; every client has the same."""
+    """A slim image has no certificates; every client uses certifi's."""
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
     monkeypatch.setenv("SSL_CERT_DIR", "/nowhere")
     assert len(bounded.tls().get_ca_certs()) > 50

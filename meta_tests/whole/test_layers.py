@@ -1,4 +1,4 @@
-"""The written layers of the package hold, and an import against them is refused by name."""
+"""The layers of the package hold, and a violating import is reported by name."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from meta_tests.folders import ROOT
 
 pytest.importorskip("importlinter")
 
-#: A planted import: the file, what it imports, and what the output says of it.
+#: An injected import: the file, the import, and the expected output.
 UPWARD = {
     "Layers": (
         "core/errors.py",
@@ -55,7 +55,7 @@ UPWARD = {
 
 @pytest.fixture
 def package(tmp_path) -> Path:
-    """A copy of the package, of what it imports beside it, and of its contract."""
+    """Return a copy of the package, of its imports outside of the layers, and of the contract."""
     copy = tmp_path / "plugins"
     shutil.copytree(ROOT / "plugins", copy, ignore=shutil.ignore_patterns("fixtures"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

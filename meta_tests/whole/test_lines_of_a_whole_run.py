@@ -1,4 +1,4 @@
-"""Lines of the engine's log, judged in a whole run on a GB10 that is not there (`gb10/`)."""
+"""Log lines of the engine in a whole run on the stand-in for a GB10 (`gb10/`)."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from meta_tests.fakes.gb10.machine import PROFILE, Behind, Machine
 
 RATES = {"MARLIN": [[2048, 200.0, 40000.0], [34816, 180.0, 20000.0]]}
-#: What decodes is required; the fields of the real profile stay.
+#: Only the decoded rate is required; the other fields of the real profile remain.
 DECODES_BY_XQA = """
 name = "decodes-by-xqa"
 extends = "{profile}"
@@ -20,7 +20,7 @@ source = "a test"
 
 
 def machine(folder: Path, timed_server, **settings: object) -> Machine:
-    """A stand-in whose answers to untimed requests come from a fast server."""
+    """A stand-in whose untimed requests a fast server answers."""
     server = timed_server("--rate", "2000", "--prefill-rate", "1e6")
     box = Machine(
         folder / "gb10", "0.33.0", Behind(server.base_url, "none"), rates=RATES, settings=settings

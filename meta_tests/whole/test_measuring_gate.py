@@ -1,5 +1,5 @@
-"""The performance level as a user runs it, against servers whose rate is known. Timing is involved:
-these need a machine that is not busy with something else."""
+"""The performance level as a user runs it, on servers of known rate. These tests measure time and
+need an idle machine."""
 
 from statistics import median
 
@@ -16,7 +16,7 @@ SHORTER = text_file("shorter.toml")
 
 def judge(run_pytest, server, *options):
     arguments = LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options
-    for _ in range(2):  # once more where this machine stood still for a moment, as the run says
+    for _ in range(2):  # again if this machine stood still for a moment, which the run reports
         status, run = run_pytest(*arguments, timeout_s=120.0)
         if "client_lag: " not in run.output:
             break
@@ -24,7 +24,7 @@ def judge(run_pytest, server, *options):
 
 
 def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tmp_path):
-    """All of the level but chats and samples, which `test_bench_chats` has, in two minutes."""
+    """All of the level except chats and samples, which `test_bench_chats` tests, in two minutes."""
     (tmp_path / "shorter.toml").write_text(SHORTER)
     selected = "not chat_rate and not sampled_rate"
     shorter = ("--profile", str(tmp_path / "shorter.toml"), "-k", selected)
@@ -47,7 +47,7 @@ def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tm
 
 
 def _quick(run_pytest, timed_server, *server, options=()):
-    """The rates of plan quick, of a server whose prefill takes no time worth waiting for."""
+    """Return the rates of plan quick on a server whose prefill takes no time."""
     server = timed_server("--prefill-rate", "40000", *server)
     return judge(run_pytest, server, "-m", "sm121", "--plan", "quick", "-k", "_rate[", *options)
 
@@ -66,7 +66,7 @@ def _quick(run_pytest, timed_server, *server, options=()):
 def test_52_tokens_a_second_are_asked_of_every_server(
     timed_server, run_pytest, rate, traps, verdict
 ):
-    """Without --configuration. Among them the one of 47 tok/s that a popular client calls 52."""
+    """Without --configuration. One server has 47 tok/s, which a popular client calls 52."""
     status, run = _quick(run_pytest, timed_server, "--rate", str(rate), *traps)
     assert (run.verdict["verdict"], status) == (verdict, int(verdict == "FAIL")), run.output
     assert run.verdict["question"] is None
@@ -79,7 +79,7 @@ def test_52_tokens_a_second_are_asked_of_every_server(
 
 @pytest.mark.slow("the same server with another question")
 def test_who_asks_another_question_reads_it_in_the_headline(timed_server, run_pytest):
-    """37 tok/s are more than a release reaches, by so much that few rounds decide."""
+    """37 tok/s are so much more than a release reaches that few rounds decide."""
     stock = ("--configuration", "stock")
     status, run = _quick(run_pytest, timed_server, "--rate", "37", options=stock)
     assert (run.verdict["verdict"], status) == ("PASS", 0), run.output
@@ -99,7 +99,7 @@ def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, 
 
 @pytest.mark.slow("300 requests")
 def test_tails_are_gathered(timed_server, run_pytest):
-    """One request in a hundred takes three seconds: --percentiles does not pass it."""
+    """One request in a hundred takes three seconds, and --percentiles fails."""
     server = timed_server(*("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"))
     options = ("-k", "time_to_first_token and p99", "--percentiles")
     status, run = judge(run_pytest, server, *options)

@@ -1,4 +1,4 @@
-"""The page "You add a check" is followed step by step, on a copy of the tree."""
+"""The steps of the page "You add a check" are followed on a copy of the tree."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from meta_tests.folders import ROOT
 pytest.importorskip("tools")
 
 PAGE = (ROOT / "docs" / "new-check.md").read_text("utf-8")
-#: What the steps change or run.
+#: The files that the steps change or run.
 PARTS = ("docs", "fixtures", "meta_tests", "plugins", "tests", "tools", "changelog.d")
 _ADDITION = re.compile(r"<!-- add: (?P<file>\S+) -->\n```\w+\n(?P<text>.*?)```", re.S)
 _COMMAND = re.compile(r"^\$ python (?P<arguments>.+)$", re.M)
@@ -25,10 +25,12 @@ _COMMAND = re.compile(r"^\$ python (?P<arguments>.+)$", re.M)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
-    """A copy of the tree with the page's additions."""
+    """Return a copy of the tree with the page's additions."""
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
-        shutil.copytree(ROOT / part, copy / part)  # its bytecode too: to compile takes longer
+        shutil.copytree(
+            ROOT / part, copy / part
+        )  # with its bytecode, because compiling takes longer
     for file in ("pytest.ini", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / file, copy)
     additions = list(_ADDITION.finditer(PAGE))

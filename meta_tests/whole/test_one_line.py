@@ -1,5 +1,5 @@
-"""A refused request is one line with the next step, whenever it is refused; a run that measured
-nothing is one line, too, and leaves the report of a run that measured where it is."""
+"""A refused request gives one line with the next step, whenever it is refused. A run without a
+measurement gives one line, too, and leaves the report of an earlier measuring run."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from sm121.run.engine_report import EngineReport
 from sm121.run.verdict_file import VerdictFile
 
 DEAD = "http://127.0.0.1:9"
-#: A refusal by the first reply of an option, by the collected tests, and by the opened run.
+#: Refusals by an option's first check, by the collected tests, and by the opened run.
 REFUSED = [
     pytest.param(("--plan", "qick"), "did you mean quick?", id="plan"),
     pytest.param(("--plan",), "--plan: expected one argument. --plan quick|", id="no-plan"),
@@ -56,9 +56,9 @@ REFUSED = [
 ]  # fmt: skip
 
 
-#: What a machine that is busy for eight seconds shows above the line.
+#: The lines above the refusal on a machine that is busy for eight seconds.
 GOES_ON = re.compile(r"\[\d\d:\d\d:\d\d\] .+")
-#: Makes a machine busy: each step takes longer than nothing is shown.
+#: Makes a machine busy: each step takes longer than the time without a progress line.
 BUSY = """
 import time
 from sm121.plugin import held_output, progress
@@ -73,7 +73,7 @@ def pytest_collection_modifyitems():
 
 
 def the_line(run) -> str:
-    """The only line, beside those that say that a busy machine goes on."""
+    """Return the only line, without lines about the progress of a busy machine."""
     lines = [line for line in run.output.splitlines() if line.strip()]
     (line,) = [line for line in lines if not GOES_ON.fullmatch(line)]
     return line
@@ -97,7 +97,7 @@ def test_a_refused_request_is_the_same_line_with_workers(
 
 @pytest.fixture
 def busy(tmp_path) -> tuple[str, ...]:
-    """The options of a run on a busy machine."""
+    """Return the options of a run on a busy machine."""
     (tmp_path / "busy.py").write_text(BUSY)
     return ("-p", "busy", "--override-ini", f"pythonpath={tmp_path}")
 
@@ -110,7 +110,7 @@ def busy(tmp_path) -> tuple[str, ...]:
     ],
 )
 def test_a_busy_machine_shows_that_it_goes_on_and_no_header(run_pytest, busy, workers):
-    """What only a worker can refuse: that a test of a level is compared."""
+    """Only a worker can refuse this: the comparison of a level's test."""
     status, run = run_pytest(*busy, *workers, "--benchmark-compare=0099")
     assert status == 4 and the_line(run).startswith("ERROR: --benchmark-compare"), run.output
     assert re.search(r"\] (collecting the tests|the workers run) for 0:0", run.output), run.output
@@ -142,7 +142,7 @@ def test_a_busy_machine_shows_on_a_terminal_that_it_goes_on(busy):
     ],
 )
 def test_make_refuses_a_plan_before_it_makes_the_environment(words):
-    # `make test` hands its jobs to each make below it, which then says more.
+    # `make test` passes its job server to each make below it, which then prints more.
     variables = {name: text for name, text in os.environ.items() if not name.startswith("MAKE")}
     variables.pop("MFLAGS", None)
     done = subprocess.run(
@@ -155,7 +155,7 @@ def test_make_refuses_a_plan_before_it_makes_the_environment(words):
 
 
 def test_what_runs_has_its_header(run_pytest, fault_server):
-    """The order on the screen is pytest's: the header, the collected tests, the levels."""
+    """The order on the screen is pytest's: header, collected tests, levels."""
     status, run = run_pytest(
         "--arch", "cpu", *fault_server().options, "tests/test_smoke.py::test_health"
     )
@@ -214,7 +214,7 @@ def test_a_healthy_address_that_does_not_answer_names_the_log(capsys):
 
 
 def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
-    """pytest takes it for a folder of tests, and never reads the suite's pytest.ini."""
+    """pytest takes the folder for tests, and does not read the suite's pytest.ini."""
     command = [sys.executable, "-m", "pytest", "--arch", "gb10", "--report-dir"]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 4
@@ -227,7 +227,7 @@ def test_a_folder_behind_a_space_is_refused_with_what_to_write(tmp_path):
 
 @pytest.fixture
 def clone(tmp_path, warm_pytest):
-    """A folder with the suite's settings and tests, whose report directory is its own."""
+    """Return a folder with the suite's settings and tests, and its own report directory."""
     for name in ("pytest.ini", "conftest.py"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
@@ -273,7 +273,7 @@ def test_a_run_of_nothing_that_was_to_be_stored_is_one_line(clone):
 
 
 def test_a_named_report_directory_is_that_of_its_run(clone):
-    """CI reads verdict.json there: it must never find the verdict of yesterday."""
+    """CI reads verdict.json there, and must never find an earlier verdict."""
     status, report = clone("-m", "sm90", "--report-dir=conformance-report")
     assert (status, verdict(report)) == (5, "NOT_RUN")
 

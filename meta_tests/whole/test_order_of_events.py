@@ -1,4 +1,4 @@
-"""The order of events of a run, as the spine logs it, against a written list."""
+"""The order of a run's events, as the spine logs it, equals a written list."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ SAMPLES = '"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2]'
 
 @pytest.fixture
 def begin(start_pytest, fault_server, tmp_path):
-    """Start a run, attached to a server; gives it and a reader of each process's steps."""
+    """Start a run, attached to a server; return it and a reader of each process's steps."""
 
     def start(*arguments, samples: str = "{}", warm: bool = True):
         files = {"SM121_META_STEPS": str(tmp_path / "steps-"), "SM121_META_SAMPLES": samples}
@@ -65,7 +65,7 @@ VERDICTS = "meta_tests/whole/scenarios/verdicts.py"
             ("decided FAIL", "decided INVALID"),
             id="fails",
         ),
-        # The cause of a time-out is looked for before the test is decided.
+        # The cause of a time-out is searched before the test is decided.
         pytest.param(
             ("meta_tests/whole/scenarios/out_of_time.py",),
             1,
@@ -82,7 +82,7 @@ def test_a_run_that_ends_by_itself(begin, arguments, status, between):
 
 
 def test_a_run_that_is_interrupted(begin):
-    """Nothing is measured any more, and the last word is written all the same."""
+    """No further measurement starts, and the last line is still written."""
     both = f"{VERDICTS}::test_pass", "meta_tests/whole/scenarios/endings.py::test_waits"
     run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
@@ -105,7 +105,7 @@ def test_a_run_that_measures(begin):
 
 @pytest.mark.slow("a run with workers")
 def test_a_run_that_loses_a_worker(begin):
-    """The first process joins the parts when all workers have ended."""
+    """The first process merges the parts after all workers have ended."""
     chosen = ("-n2", "-k", "among or in_order or all_the_same")
     run, steps = begin("meta_tests/whole/scenarios/spread.py", *chosen)
     assert run.wait() == 1, run.output
@@ -117,7 +117,7 @@ def test_a_run_that_loses_a_worker(begin):
 
 @pytest.mark.slow("another end by the same signal")
 def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
-    """No history is looked for when the loop did not return; what was measured is kept."""
+    """An interrupted run reads no history, and keeps its measurements."""
     samples = f'{{{SAMPLES}, "startup_s": {{"waits": true}}}}'
     words = ("-v", "--benchmark-autosave", "--benchmark-storage", str(tmp_path / "none"))
     scenario = "meta_tests/whole/scenarios/measurements.py"
@@ -141,19 +141,19 @@ def test_every_hook_is_implemented_once_and_in_one_module():
     assert 20 <= len(hooks) <= 32, sorted(hooks)
 
 
-# A signal ends a run, wherever in the code it arrives.
+# A signal ends a run at any place in the code.
 
 
 @pytest.fixture
 def signals():
-    """What a session does with SIGINT."""
+    """A session's reaction to SIGINT."""
     signals = Signals(SimpleNamespace(interrupted=False))
     yield signals
     signals.restore()
 
 
 class Dying:
-    """Python drops what its `__del__` raises."""
+    """Python ignores exceptions of its `__del__`."""
 
     def __del__(self):
         os.kill(os.getpid(), signal.SIGINT)

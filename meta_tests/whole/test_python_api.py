@@ -1,4 +1,4 @@
-"""The script of docs/python-api.md, run as it stands there, without pytest."""
+"""The script of docs/python-api.md runs unchanged, without pytest."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from meta_tests.faults.protocol_faults import vllm_serving
 from meta_tests.folders import FAKES, ROOT
 from meta_tests.texts import text_file
 
-#: Fails the script where it, or anything that it imports, imports pytest.
+#: Fails the script if it, or anything that it imports, imports pytest.
 WITHOUT_PYTEST = """
 import sys
 for name in ("pytest", "_pytest", "pytest_benchmark"):
@@ -21,7 +21,7 @@ for name in ("pytest", "_pytest", "pytest_benchmark"):
 
 
 def script() -> str:
-    """The block of the page that is marked for this test."""
+    """Return the block of the page that is marked for this test."""
     page = (ROOT / "docs" / "python-api.md").read_text("utf-8")
     block = r"<!-- run: meta_tests/whole/test_python_api.py.*?```python\n(.*?)```"
     return re.search(block, page, re.S)[1]

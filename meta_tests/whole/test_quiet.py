@@ -72,7 +72,7 @@ def test_a_test_waits_for_a_quiet_second_and_not_for_ever(loads, looks):
 
 
 def test_a_whole_test_is_set_up_again(tmp_path):
-    """With its fixtures; what is reported is the last run, and that there was another."""
+    """With its fixtures; the report is that of the last run, and says that there was another."""
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone: it measures time\n")
     (tmp_path / "conftest.py").write_text(
         "from pathlib import Path\nfrom meta_tests import quiet\n"

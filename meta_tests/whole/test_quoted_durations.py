@@ -1,5 +1,5 @@
-"""README, docs and CI examples quote the durations of ``fixtures/durations.toml``, and the checks
-of a plan as `sm121 plan` shows them."""
+"""Durations in README, docs and CI examples equal ``fixtures/durations.toml``, and numbers of
+checks equal `sm121 plan`."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ _QUOTED = re.compile(
     r"(?: (?P<rest>\d+) min\b)?"
 )
 _WORDS = {"half an": 0.5, "a": 1, "an": 1, "one": 1, "two": 2, "three": 3}
-#: Made from the parsers and profiles, or written by `sm121 plan`.
+#: Pages that are generated from the parsers and profiles, or by `sm121 plan`.
 _GENERATED = ("commands.md", "options.md", "requirements.md")
 _LEAST_ROOM = 1.05
 
@@ -25,7 +25,7 @@ SHIPPED = durations.load()
 
 
 def quoting_files() -> list[Path]:
-    """Everything that quotes a duration to a reader."""
+    """Return every file that shows a duration to a reader."""
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in _GENERATED]
     others = [*(ROOT / "docs" / "ci").iterdir(), *(ROOT / ".github").rglob("*.yml")]
     own = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "action.yml")]
@@ -33,7 +33,7 @@ def quoting_files() -> list[Path]:
 
 
 def blocks(file: Path) -> list[str]:
-    """Paragraphs, lines of tables and lines of code."""
+    """Return paragraphs, lines of tables and lines of code."""
     text = file.read_text("utf-8").partition("<!-- Made by")[0]
     whole: list[str] = []
     in_code = file.suffix != ".md"
@@ -51,7 +51,7 @@ def blocks(file: Path) -> list[str]:
 
 
 def minutes_of(match: re.Match[str]) -> tuple[float, float]:
-    """The least and the most minutes that a quoted number says."""
+    """Return the smallest and the largest number of minutes of a quoted duration."""
     if match["clock"]:
         minutes, seconds = match["clock"].split(":")
         low = high = int(minutes) + int(seconds) / 60
@@ -64,7 +64,7 @@ def minutes_of(match: re.Match[str]) -> tuple[float, float]:
 
 
 def minutes_said(row: durations.Quoted) -> tuple[float, float]:
-    """The same of a row; what a plan takes is rounded as the suite says it."""
+    """Return the same of a row; the duration of a plan is rounded as the suite does."""
     if row.minutes is not None:
         return row.minutes
     match = _QUOTED.search(str(SHIPPED.time(row)))
@@ -73,7 +73,7 @@ def minutes_said(row: durations.Quoted) -> tuple[float, float]:
 
 
 def wrong_quotes(file: Path) -> list[str]:
-    """Each quoted number that is no row's, or that of a row which is about something else."""
+    """Return each duration that equals no row, or a row about something else."""
     wrong = []
     for block in blocks(file):
         about = [row for row in SHIPPED.quoted if any(word in block for word in row.near)]
@@ -107,7 +107,7 @@ def test_a_wrong_quote_is_found(tmp_path, text, number):
     assert len(wrong_quotes(file)) == number
 
 
-#: The profile that the documents are about, and the one without a GPU.
+#: The profile that the documents are about, and the one for a CPU.
 _PROFILES = ("sm121-gpt-oss-120b", "cpu-tiny-gpt-oss")
 _COUNTED = re.compile(
     r"(?P<checks>\d+) checks of plan (?P<plan>\w+)|"
@@ -115,13 +115,13 @@ _COUNTED = re.compile(
 )
 
 
-#: Plan quick has this level by an option alone.
+#: The level that plan quick has only with an option.
 _BY_OPTION = ("quick", "regression")
 
 
 def checks_of_plans() -> dict[str, int]:
-    """The checks of each plan in the end of docs/plans.md, which test_docs.py holds to what
-    `sm121 plan` shows of the collected tests."""
+    """Return the number of checks of each plan at the end of docs/plans.md, which test_docs.py
+    compares with `sm121 plan`."""
     made = (ROOT / "docs" / "plans.md").read_text("utf-8").partition("<!-- Made by")[2]
     return {plan: int(checks) for plan, checks in re.findall(r"^\| (\w+) \| (\d+) \|", made, re.M)}
 
@@ -132,7 +132,7 @@ def checks_that_ship(profile: str, plan: str) -> int:
 
 
 def wrong_counts(file: Path) -> list[str]:
-    """Each number of checks of a plan that is not what the plan has."""
+    """Return each wrong number of checks of a plan."""
     wrong = []
     for match in _COUNTED.finditer(file.read_text("utf-8")):
         plan = match["plan"] or match["named"]
@@ -169,7 +169,7 @@ def test_a_wrong_number_of_checks_is_found(tmp_path, text, number):
 
 
 def timeouts(file: Path) -> dict[str, int]:
-    """Minutes by job, of a workflow of GitHub or a pipeline of GitLab."""
+    """Return the timeout in minutes of each job of a GitHub workflow or a GitLab pipeline."""
     found = {}
     job = ""
     indent = "" if "gitlab" in file.name else "  "

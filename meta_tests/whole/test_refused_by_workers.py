@@ -1,12 +1,12 @@
-"""A request that is refused is refused in the same words with ``-n`` and without it.
+"""A refusal has the same words with ``-n`` and without it.
 
-No worker starts where the first process can refuse it.
+No worker starts if the first process can refuse the request.
 """
 
 import pytest
 
 DEAD = ("--base-url", "http://127.0.0.1:9")
-#: Writes a file when workers are about to start.
+#: Writes a file when workers start.
 TELLS = """
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def pytest_xdist_setupnodes():
 
 @pytest.fixture
 def begins(tmp_path) -> tuple[str, ...]:
-    """The options of a run that leaves the file ``begun`` when its workers start."""
+    """Return the options of a run that writes the file ``begun`` when its workers start."""
     (tmp_path / "begins.py").write_text(TELLS)
     return ("-p", "begins", "--override-ini", f"pythonpath={tmp_path}")
 
@@ -62,7 +62,7 @@ def test_the_line_and_the_status_are_those_of_a_run_without_workers(
 
 
 def test_nothing_can_be_compared_with_workers(run_pytest, begins, tmp_path):
-    """Workers time nothing, so the first process refuses the option, whichever run it names."""
+    """Workers time nothing, so the first process refuses the option for any stored run."""
     words = ("-n", "2", "--arch", "cpu", "--benchmark-compare=0099", "tests/test_performance.py")
     status, run = run_pytest(*begins, *words)
     assert not (tmp_path / "begun").exists(), "no worker starts"

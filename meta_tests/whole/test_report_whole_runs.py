@@ -1,4 +1,4 @@
-"""What a whole run writes and prints, the command that repeats a test, and --collect-only."""
+"""The files and the output of a whole run, the command that repeats a test, and --collect-only."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
 
 def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
-    """The whole way: options, a failure, the files, GitHub's part, the closing lines."""
+    """Options, a failure, the files, GitHub's part, and the closing lines."""
     server = fault_server()
     step = tmp_path / "step.md"
     step.write_text("before\n")
@@ -36,7 +36,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     (failure,) = details.read(run.report).failures
     assert failure.id == f"{SCENARIOS}::test_fail"
     assert failure.location.startswith(f"{SCENARIOS}:")
-    # A report that is made anew from the files says the same.
+    # A report that is written again from the files is equal.
     before = (run.report / "report.html").read_text()
     assert main(["report", str(run.report)]) == 0
     assert (run.report / "report.html").read_text() == before
@@ -56,7 +56,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
 
 @pytest.mark.slow("two runs in new interpreters")
 def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
-    """From another checkout, as a shard of a run: the command that is printed runs the test."""
+    """The run starts in another checkout, as a shard; the printed command runs the test."""
     server = fault_server(key="")
     (tmp_path / "here").mkdir()
     shutil.copy(ROOT / SCENARIOS, tmp_path)

@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment: what is on the disk, and what `--resume` makes of it."""
+"""Runs that are killed at any moment: the files on the disk, and the result of `--resume`."""
 
 import contextlib
 import os
@@ -24,13 +24,13 @@ from sm121.run.events import Decided
 from sm121.run.verdict_file import VerdictFile
 
 SCENARIO = "meta_tests/whole/scenarios/many_decisions.py"
-#: Fields of a test that differ between two runs of it.
+#: Fields of a test that differ between two runs.
 TIMES = {"seconds": True}
 BAD = ("FAIL", "INVALID", "INCONCLUSIVE")
 
 
 def shown(file: VerdictFile) -> dict[str, Any]:
-    """What two runs of the same tests have in common: all but times."""
+    """Return the equal part of two runs of the same tests: all but times."""
     every = {"verdict", "exit_status", "reason", "finished", "arch", "profile", "levels", "metrics"}
     every |= {"starts", "unproven", "crashes", "changes", "against", "certified", "shard"}
     common = file.model_dump(mode="json", include=every)
@@ -52,7 +52,7 @@ class Runs:
         return self._start(*words, environment=environment, warm=warm)
 
     def ran(self) -> list[str]:
-        """The tests that ran since the last call."""
+        """Return the tests that ran since the last call."""
         names = self._ran.read_text().splitlines() if self._ran.is_file() else []
         self._ran.unlink(missing_ok=True)
         return names
@@ -64,7 +64,7 @@ def runs(start_pytest, fault_server, tmp_path) -> Runs:
 
 
 def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
-    """Resume a killed run, and require the verdict of the unbroken one."""
+    """Resume a killed run, and check that it has the verdict of an uninterrupted run."""
     before = stored_run.file_of(report)
     stream = events.read(report / events.NAME)
     decided = [each.event.test.id for each in stream.events if isinstance(each.event, Decided)]
@@ -87,7 +87,7 @@ def require_resumed(runs: Runs, whole: VerdictFile, report: Path) -> None:
 
 
 def kill_after(run: Any, report: Path, lines: int, pause_s: float) -> bool:
-    """Kill a run a moment after its events have so many lines; whether it was still there."""
+    """Kill a run shortly after this many lines of events; return whether it was still running."""
     stream = report / events.NAME
     deadline = time.monotonic() + 60
     while run.process.poll() is None and time.monotonic() < deadline:
@@ -110,14 +110,14 @@ def kill_after(run: Any, report: Path, lines: int, pause_s: float) -> bool:
     ],
 )
 def test_a_run_that_is_killed_at_any_moment_is_resumed(runs, tmp_path, moments):
-    """Moments are drawn: after so many events, and a part of a test later."""
+    """The moments are random: after some events, and a part of a test later."""
     whole_report = tmp_path / "whole"
     unbroken = runs.start(whole_report)
     unbroken.wait()
     whole = stored_run.file_of(whole_report)
     assert whole.finished and len(runs.ran()) == 19, unbroken.output
     last = len(events.read(whole_report / events.NAME).events)
-    first = 6  # opened, collected, the environment, what is not proven
+    first = 6  # opened, collected, the environment, the unproven claims
     draw = random.Random(48)
     killed = 0
     for number in range(moments):
@@ -148,7 +148,7 @@ def killed(runs, tmp_path):
     ],
 )
 def test_a_run_that_asks_for_something_else_is_refused(runs, killed, more, says):
-    """In one line, and the run can still be resumed."""
+    """It is refused in one line, and the killed run can still be resumed."""
     before = (killed / events.NAME).read_bytes()
     refused = runs.start(killed, "--resume", *more)
     assert refused.wait() == 4 and says in refused.output, refused.output
@@ -181,7 +181,7 @@ def test_a_torn_line_is_removed_and_a_second_kill_is_resumed_too(runs, killed, t
 
 
 def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
-    """The smoke level is run again; it failed in the process that was killed."""
+    """The smoke level runs again; it failed in the killed process."""
     stream = killed / events.NAME
     told = stream.read_text()
     smoke = '"id": "meta_tests/whole/scenarios/many_decisions.py::test_smoke"'
@@ -196,7 +196,7 @@ def test_a_worse_decision_is_not_mended_by_asking_again(runs, killed):
 
 
 def test_merged_shards_workers_a_resumed_run_and_one_run_are_equal(runs, tmp_path):
-    """One shard was killed, and resumed."""
+    """One shard was killed and resumed."""
     whole = tmp_path / "whole"
     runs.start(whole).wait()
     expected = shown(stored_run.file_of(whole))
@@ -215,12 +215,12 @@ def test_merged_shards_workers_a_resumed_run_and_one_run_are_equal(runs, tmp_pat
     with_workers = stored_run.file_of(workers)
     for test in stored_run.file_of(whole).tests:
         (other,) = [each for each in with_workers.tests if each.id == test.id]
-        # With workers no time is measured, and no stress is put on a server.
+        # With workers no time is measured, and no server is put under load.
         assert other.verdict == ("NOT_RUN" if test.level == "stress" else test.verdict), other
 
 
 def test_a_killed_shard_is_merged_by_its_events(runs, tmp_path):
-    """What it decided counts; the run is not green, and the rest is NOT_RUN."""
+    """Its decisions count; the run is not green, and the other tests are NOT_RUN."""
     shards = [tmp_path / f"shard-{number}" for number in (1, 2)]
     assert kill_after(runs.start(shards[0], "--shard", "1/2"), shards[0], 10, 0.0)
     runs.start(shards[1], "--shard", "2/2").wait()
@@ -258,7 +258,7 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
 
 
 def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
-    """Its controller was killed before it judged the box, the kernel and the stored runs."""
+    """The controller was killed before it judged the box, the kernel and the stored runs."""
     report = tmp_path / "report"
     runs.start(report, "-n", "2").wait()
     (report / "verdict.json").unlink()
@@ -270,7 +270,7 @@ def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(r
 
 @pytest.mark.slow("starts two servers; the others attach")
 def test_a_run_with_a_server_of_its_own_is_resumed_with_another(start_pytest, tmp_path):
-    """The supervisor has ended the server of the killed process; its log stays."""
+    """The supervisor has ended the server of the killed process; its log remains."""
     environment = {**scripted_sessions.VARIABLES, "SM121_META_RAN": str(tmp_path / "ran")}
     engine = ("--engine-python", str(FAKES / "fake_python.py"), "--kernel-trace", "off")
 

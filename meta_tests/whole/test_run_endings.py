@@ -1,5 +1,5 @@
-"""However a run ends, nothing of it stays: no process, no zombie, no port, no memory. With the real
-vLLM and its real process tree; `scripted_sessions.py` starts a scripted engine."""
+"""After any end of a run, nothing remains: no process, zombie, port or memory. The tests use the
+real vLLM with its process tree; `scripted_sessions.py` starts a scripted engine."""
 
 import os
 import re
@@ -21,14 +21,14 @@ pytestmark = pytest.mark.slow("a start of vLLM each; test_fault_catalogue.py kil
 
 @pytest.fixture
 def short_folder():
-    """For temporary files: pytest's own folders are too long for vLLM's sockets."""
+    """A folder for temporary files: pytest's own paths are too long for vLLM's sockets."""
     with tempfile.TemporaryDirectory(prefix="meta-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def start(start_pytest, canary_bf16, short_folder):
-    """Start a scenario; returns the run and what memory was available before."""
+    """Start a scenario; return the run and the memory that was available before."""
 
     def begin(scenario: str):
         memory = Memory.now()
@@ -77,7 +77,7 @@ def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     [
         pytest.param((SIGINT,), 2, id="signal.SIGINT, 2"),
         pytest.param((SIGTERM,), 2, id="signal.SIGTERM, 2"),
-        # a second Ctrl-C breaks nothing off
+        # a second Ctrl-C does not interrupt the stop
         pytest.param(
             (SIGINT, SIGINT, SIGINT), 2, id="signal.SIGINT signal.SIGINT signal.SIGINT, 2"
         ),

@@ -1,5 +1,5 @@
-"""The documentation's site in a real browser: what a reader's screen, keyboard and network make of
-it. It is built once, with the flags of `make docs` but for the place."""
+"""The documentation's site in a real browser, by screen, keyboard and network. It is built once,
+with the flags of `make docs` and another folder."""
 
 import os
 import re
@@ -15,9 +15,9 @@ import pytest
 from meta_tests.fakes import browser
 from meta_tests.folders import ROOT
 
-#: Width and colours.
+#: Width and colour scheme.
 LOOKS = [(width, scheme) for width in browser.WIDTHS for scheme in ("light", "dark")]
-#: Each look once, over different pages; `--slow` looks at all pages in all of them.
+#: Each combination once, over different pages; `--slow` tests all pages in all combinations.
 SAMPLE = {(390, "light"): 0, (390, "dark"): 1, (1440, "light"): 2, (1440, "dark"): 3}
 
 pytestmark = [
@@ -29,9 +29,10 @@ NAV = [f"{name}.html" for name in re.findall(r"- ([\w/-]+)\.md$", _LISTED, re.M)
 
 
 def build(folder: Path, docs: Path | None = None) -> Path:
-    """The site of our pages, or of other ones without a nav, in another folder."""
+    """Build the site of the documentation, or of other pages without a navigation, in another
+    folder."""
     text = (ROOT / "mkdocs.yml").read_text("utf-8").replace("hooks: [", f"hooks: [{ROOT}/")
-    if docs is not None:  # pages that are wrong on purpose
+    if docs is not None:  # pages with faults
         text = text.partition("\nnav:\n")[0].replace("strict: true", "strict: false")
         text = re.sub(r"not_in_nav: \|\n(?:  .*\n)+", "", text)
     for key, path in (("docs_dir", docs or ROOT / "docs"), ("custom_dir", ROOT / "tools/site")):
@@ -51,14 +52,14 @@ def site(tmp_path_factory):
 
 @dataclass
 class Reader:
-    """Opens pages at one width, in one set of colours."""
+    """Opens pages at one width, in one colour scheme."""
 
     page: Any
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
 
     def faults(self, file: Path, *, accessible: bool = False) -> list[str]:
-        """What is wrong with a page, a line for each."""
+        """Return one line for each fault of a page."""
         self.requests.clear()
         self.complaints.clear()
         self.page.goto(file.as_uri())
@@ -104,7 +105,7 @@ def test_every_page_fits_a_telephone_and_asks_no_network(chromium, site):
 @pytest.mark.slow("the site, and each of its pages once; `make lint` builds it too")
 @pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
 def test_pages_can_be_read_by_everybody(chromium, site, look):
-    """axe-core without a rule left out; the four looks have each page once."""
+    """axe-core with all rules; the four combinations cover each page once."""
     _look(chromium, site, look, NAV[SAMPLE[look] :: len(SAMPLE)], accessible=True)
 
 
@@ -125,7 +126,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory):
-    """A site with a page for each fault, and one without."""
+    """A site with a page for each fault, and one without a fault."""
     folder = tmp_path_factory.mktemp("broken")
     for number, fault in enumerate(["Nothing is wrong here.", *FAULTS.values()]):
         page = folder / "docs" / f"page-{number}.md"

@@ -1,5 +1,5 @@
-"""A real vLLM on the CPU, two ranks of it on this machine: a start, a fault in one rank, and what
-its clients, the cause and the machine then show."""
+"""Two ranks of a real vLLM on this machine's CPU: a start, a fault in one rank, and then its
+clients, its cause and the machine."""
 
 import contextlib
 import signal
@@ -36,7 +36,7 @@ RUN = "meta-two-real"
 
 @pytest.fixture(scope="module")
 def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
-    """Starts servers of two ranks."""
+    """Start servers with two ranks."""
     limits = StartLimits(600, 180, 20)
     folder = tmp_path_factory.mktemp("two")
     made = ServerPool(limits=limits, directory=folder, run_id=RUN)
@@ -53,7 +53,7 @@ def start(pool: ServerPool) -> tuple[Server, ManagedServer]:
 
 
 def float32(name: str) -> ServerConfiguration:
-    """The configuration of a profile."""
+    """Return the configuration of a profile."""
     chosen = profile.load(name)
     settings = Settings(
         target=GivenTarget(profile=chosen), engine=GivenEngine(python=sys.executable), root=ROOT
@@ -62,14 +62,15 @@ def float32(name: str) -> ServerConfiguration:
 
 
 def worker_of_rank_1(managed: ManagedServer) -> psutil.Process:
-    """The process that has its part of the model."""
+    """Return the process with rank 1's part of the model."""
     assert waiting.until(lambda: watch_of(managed).others[0].state.get("tree"), 20.0)
     tree = watch_of(managed).others[0].state["tree"]
     return psutil.Process(max(tree, key=lambda entry: entry["rss_bytes"])["pid"])
 
 
 def shared_memory(managed: ManagedServer) -> set[Path]:
-    """Of both ranks. What has ended since the agent's last look maps nothing any more."""
+    """Return the shared memory of both ranks. A process that ended since the agent's last reading
+    maps nothing."""
     maps = []
     others = [entry["pid"] for entry in watch_of(managed).others[0].state["tree"]]
     for pid in (*(process.pid for process in managed.launch.processes()), *others):
@@ -79,7 +80,7 @@ def shared_memory(managed: ManagedServer) -> set[Path]:
 
 
 def clients(server: Server, plant) -> list[tuple[str, float]]:
-    """What four clients get that are under way when something is planted; with the seconds."""
+    """Return the results of four clients that run while a fault is injected, with the seconds."""
     answers: list[tuple[str, float]] = []
 
     def ask() -> None:

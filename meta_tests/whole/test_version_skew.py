@@ -1,4 +1,5 @@
-"""FlashInfer beside kernels of another release: said before a start, and by the kernel provider."""
+"""FlashInfer with kernels of another release: reported before a start, and by the kernel
+provider."""
 
 import importlib
 import os
@@ -18,7 +19,7 @@ MISMATCH = "flashinfer-cubin version (0.6.13) does not match flashinfer version 
 
 
 def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
-    """The environment of an interpreter that has packages of these versions, by their modules."""
+    """The environment of an interpreter with these versions of packages, by their modules."""
     for module, version in packages.items():
         (folder / module).mkdir(parents=True)
         (folder / module / "__init__.py").write_text("")
@@ -29,7 +30,7 @@ def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-#: FlashInfer's commands, as its __main__.py of 0.6.14 to 0.6.16 and of 0.6.17 has them.
+#: FlashInfer's commands in __main__.py of 0.6.14 to 0.6.16, and of 0.6.17.
 _OLD_COMMAND = "then flashinfer download-cubin "
 _COMMAND = "then flashinfer download-kernels"
 
@@ -122,7 +123,9 @@ def test_packages_that_refuse_each_other_are_said_before_a_start(
     start = Preflight(
         "sm121", ["--model", "m"], environment, needs=Needs(), directory=tmp_path, modules=modules
     )
-    said = f"{package} 0.24.0 requires {required}"  # packages of this environment may refuse it too
+    said = (
+        f"{package} 0.24.0 requires {required}"  # packages of this environment may refuse it, too
+    )
     (finding,) = [each for each in start.findings() if each.message.startswith(said)]
     assert (finding.check, finding.severity) == ("requirement", "note")  # a vendor's torch works
     assert f"got {installed}" in finding.message

@@ -1,4 +1,4 @@
-"""Who watches over a server and its machine goes on watching, whatever goes wrong meanwhile."""
+"""The watchers of a server and of its machine continue after any error."""
 
 import contextlib
 import json
@@ -67,7 +67,7 @@ def test_the_floor_is_watched_when_processes_cannot_be_read():
 
 
 def test_peaks_are_of_host_and_device_together_and_of_one_way_to_know_them():
-    # While it starts, beside somebody else, the whole GPU's is known.
+    # While a server starts beside another program, the memory of the whole GPU is known.
     samples = [SimpleNamespace(device=900, total=1000, source="the whole GPU")]
     for device, total in ((None, None), (70, 80), (60, 90)):
         samples.append(SimpleNamespace(device=device, total=total, source="by process"))
@@ -136,13 +136,13 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
 
 @pytest.mark.slow("six seconds of a supervisor")
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
-    """A full disk: neither its file nor the log can be written when a child ends."""
+    """On a full disk, neither its file nor the log can be written when a child ends."""
     scratch = tmp_path / "scratch"
     pids = tmp_path / "pids"
     code = text_file("server-of-a-child.txt").format(pids=str(pids))
     with Path("/dev/full").open("w") as full:
         supervisor = supervised(tmp_path / "no" / "x.json", scratch, code, stdout=full, stderr=full)
-    time.sleep(6.0)  # its child has ended, which was to be written down
+    time.sleep(6.0)  # its child has ended, which it tried to record
     assert supervisor.poll() is None, "it lives, and with it the server's end"
     server = psutil.Process(int(pids.read_text()))
     supervisor.stdin.close()  # as when pytest is killed
@@ -166,9 +166,9 @@ NO_KERNEL = kernel_messages.KernelMessages()
         # as vLLM ends its workers
         (None, "SIGKILL", "engine_dead", False),
         (None, "SIGTERM", "engine_dead", False),
-        # it crashed as it was asked to end
+        # it crashed while it was being stopped
         (None, "SIGSEGV", "engine_dead", True),
-        # somebody killed it before
+        # another process killed it before
         ("SIGKILL", "SIGKILL", "killed", True),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
     assert waiting.until(lambda: ready.is_file() and ready.read_text(), 60.0)
     worker = int(ready.read_text())
     if before is not None:
-        time.sleep(2.5)  # until the supervisor knows of it
+        time.sleep(2.5)  # until the supervisor knows about it
         os.kill(worker, signal.Signals[before])
         time.sleep(0.5)
     supervisor.terminate()
@@ -229,7 +229,8 @@ def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answer
 
 
 def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
-    """Its supervisor still writes a bundle into the directory, which is then moved as a whole."""
+    """The killed run's supervisor is still writing a bundle into the directory, which is then moved
+    as a whole."""
     report = tmp_path / "report"
     first = directory.take(report)
     (report / "verdict.json").write_text("{}")
@@ -256,7 +257,8 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
 
 @pytest.mark.parametrize("step_s", [1.0, -1.0, 3600.0, None])
 def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
-    """A process is the same whatever the clock says; another one is not (None)."""
+    """A changed clock does not change the identity of a process; another process has another
+    identity (None)."""
 
     def child() -> psutil.Process:
         started = children.enter_context(subprocess.Popen(["sleep", "60"]))

@@ -1,4 +1,4 @@
-"""Installing the suite leaves the engine of a container alone."""
+"""Installing the suite does not change the engine of a container."""
 
 import json
 import os
@@ -57,7 +57,8 @@ def copy_of_the_sources(folder: Path) -> Path:
 
 
 def test_a_wheel_has_every_package():
-    """An editable install finds a package that pyproject does not name; a wheel lacks it."""
+    """An editable install finds packages that pyproject does not list; a wheel does not contain
+    them."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [file.parent for file in (ROOT / "plugins").rglob("__init__.py")]
     packages = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
@@ -66,7 +67,7 @@ def test_a_wheel_has_every_package():
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory):
-    """What `make wheelhouse` gathers for this machine and this Python."""
+    """Return the wheels that `make wheelhouse` collects for this machine and this Python."""
     folder = tmp_path_factory.mktemp("offline")
     machine = os.uname().machine
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -114,7 +115,7 @@ def test_a_wheel_has_the_data(wheelhouse):
 
 @pytest.fixture(scope="module")
 def offline(wheelhouse, tmp_path_factory):
-    """An environment with the wheel and what it requires, installed without a network."""
+    """An environment with the wheel and its requirements, installed without a network."""
     environment = tmp_path_factory.mktemp("environment") / "venv"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     python = environment / "bin" / "python"
@@ -142,7 +143,7 @@ def collected(output: str) -> list[str]:
 
 @pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
 def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
-    """The same tests under the same ids: the inventory of a certificate names them so."""
+    """The same tests have the same ids, because the inventory of a certificate lists them."""
     typed = ["--collect-only", "-q", "-m", "sm121", "--plan=full", "--matrix=none"]
     wheel = sm121_run(offline, tmp_path, *typed)
     clone = subprocess.run(
@@ -156,7 +157,7 @@ def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
 
 @pytest.mark.slow("an environment with the wheel, and two runs in it")
 def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault_server):
-    """`sm121 run` needs no clone, and a broken server is found by it too."""
+    """`sm121 run` needs no clone, and detects a broken server."""
     server = fault_server()
     ends_no_chat = ("--deselect", "tests/test_smoke.py::test_one_chat")
     for left_out, verdict, status in ((ends_no_chat, "PASS", 0), ((), "FAIL", 1)):
@@ -180,7 +181,7 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
 
 @pytest.mark.slow("the environment with the wheel, and a start of the installed suite")
 def test_the_wheel_compares_engines_by_its_own_levels(offline, tmp_path):
-    """The first run is refused by pytest in the wheel: the canary as GGUF is not there."""
+    """pytest in the wheel refuses the first run, because the canary as GGUF does not exist."""
     server = executable(tmp_path / "llama-server", "echo 'version: 1.2.3 (build 1)' >&2")
     contestants = (f"llama-cpp={server}", f"vllm={sys.executable}")
     done = sm121(offline, tmp_path, "side-by-side", *contestants, "--arch", "cpu")
@@ -191,7 +192,7 @@ def test_the_wheel_compares_engines_by_its_own_levels(offline, tmp_path):
 
 @pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")
 def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
-    """What `sm121 run` says of itself is no reason to refuse; what changes the tests is."""
+    """Options that `sm121 run` adds are no reason to refuse; options that change the tests are."""
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
     done = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
     assert done.returncode == 4 and "--certify with paths or node ids" in done.stderr, done.stderr
@@ -238,7 +239,7 @@ def test_the_wheel_selects_and_skips_in_another_project(offline, theirs):
 
 @pytest.mark.slow("three runs in the environment with the wheel; the project's own test has more")
 def test_the_wheel_gates_what_another_project_measures(offline, theirs):
-    """Its `pytest` alone: stored, compared, and 10 % slower."""
+    """With its `pytest` alone: stored, compared, and 10 % slower."""
     run = theirs(offline / "python", "downstream_bench_gate", OUR_LEVEL="60")
     clock = "--benchmark-timer=our_server.clock"
     run(0, clock, "--benchmark-autosave")
@@ -263,7 +264,7 @@ def test_the_wheel_judges_the_tests_of_another_project(offline, theirs, fault_se
 
 @pytest.fixture(scope="module")
 def beside_vllm(wheelhouse, tmp_path_factory) -> Path:
-    """The Python of an environment like this one, in which the suite is the wheel."""
+    """Return the Python of an environment like this one with the suite as a wheel."""
     environment = tmp_path_factory.mktemp("beside") / "beside"
     subprocess.run(["cp", "-as", sys.prefix, environment], check=True)
     python = environment / "bin" / "python"
@@ -293,7 +294,8 @@ def test_the_wheel_serves_another_project(beside_vllm, theirs, canary_bf16, tmp_
 def test_a_project_with_all_plugins_has_them_of_the_wheel(
     beside_vllm, theirs, canary_bf16, tmp_path
 ):
-    """It selects and skips, starts a real vLLM on the CPU, gates its rate, and compares it."""
+    """It selects and skips tests, starts a real vLLM on the CPU, gates its rate, and compares
+    it."""
     run = theirs(beside_vllm, "downstream_all", VLLM_CPU_KVCACHE_SPACE="1")
     real_vllm(canary_bf16, tmp_path / "theirs")
     here = ("--arch", "cpu")
@@ -307,7 +309,7 @@ def test_a_project_with_all_plugins_has_them_of_the_wheel(
 
 @pytest.mark.slow("another environment, with httpx and numpy alone")
 def test_the_clock_of_the_wheel_measures_as_the_suite(wheelhouse, timed_server, tmp_path):
-    """The same digits for the same answers; and a whole measurement of its own."""
+    """The same answers give the same digits; and it makes a whole measurement by itself."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "sm121-conformance", **NO_NETWORK)

@@ -1,5 +1,5 @@
-"""A path is required whole: each value that a configuration or its profile names is compared with
-what resolved, in a real log of a GB10 with one thing changed."""
+"""Each value of the required path is compared with the resolved one, in a real log of a GB10 with
+one change."""
 
 import re
 
@@ -19,7 +19,7 @@ UNFUSED = "unfused_0804_clean.log"
 
 
 def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, arguments=()):
-    """What contradicts, of a log in which texts were replaced by others."""
+    """Return the contradictions of a log in which texts were replaced."""
     text = (LOGS / log).read_text("utf-8")
     for before, after in changes:
         assert before in text, before
@@ -32,7 +32,7 @@ def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, ar
 
 
 def without(log, *parts):
-    """The lines of a log that have one of these parts, each to be left out."""
+    """Return the lines of a log that contain one of these parts, each to be removed."""
     lines = (LOGS / log).read_text("utf-8").splitlines(keepends=True)
     return [(line, "") for line in dict.fromkeys(lines) if any(part in line for part in parts)]
 
@@ -140,8 +140,8 @@ def test_what_no_line_shows_contradicts_nothing_and_is_said(tmp_path):
 
 
 def test_what_is_asked_by_name_replaces_the_profiles_word_and_no_promise(tmp_path):
-    """An owner who asks for float16 or for drafts has them; who switches off the graphs of a
-    configuration that promises them does not judge that configuration."""
+    """An owner may request float16 or drafts. An owner who switches off the graphs of a
+    configuration that requires them does not test that configuration."""
     for change, arguments in (
         (("dtype=torch.bfloat16", "dtype=torch.float16"), ["--dtype", "float16"]),
         (("enable_prefix_caching=True", "enable_prefix_caching=False"),
@@ -160,7 +160,7 @@ def test_what_is_asked_by_name_replaces_the_profiles_word_and_no_promise(tmp_pat
 
 
 def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
-    """Releases print the KV dtype twice: as the configuration calls it, and as torch does."""
+    """Releases print the KV dtype twice: by the configuration's name, and by torch's."""
     other = "[selector.py:112] Using HND KV"
     line = (
         "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "

@@ -1,5 +1,5 @@
-"""What a project tests of its own change with the suite's fixtures, gates and verdicts. Nothing
-here is imported but what docs/python-api.md names."""
+"""A project's tests of its own change, with the suite's fixtures, gates and verdicts. They import
+only what docs/python-api.md names."""
 
 import time
 

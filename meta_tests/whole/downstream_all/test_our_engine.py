@@ -1,4 +1,4 @@
-"""What a project writes that has the three plugins: markers, a server and gates."""
+"""Tests of a project with all three plugins: markers, a server and gates."""
 
 import time
 

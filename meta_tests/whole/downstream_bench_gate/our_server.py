@@ -1,4 +1,4 @@
-"""Stands in for measuring: a server at a level, and a clock that goes by itself."""
+"""A stand-in for a measured server at a level, and a simulated clock."""
 
 import itertools
 import os
@@ -16,10 +16,10 @@ def decode_rates(rounds: int) -> list[float]:
 
 
 def first_token() -> None:
-    """Wait for a first token: the clock has its time."""
+    """Wait for a first token; the clock simulates its time."""
 
 
 def clock() -> float:
-    """For --benchmark-timer: 600 / level ms lie between two looks, a little more or less."""
+    """The clock for --benchmark-timer: two readings are 600 / level ms apart, with some noise."""
     look = next(_looks)
     return (look + 0.002 * (look * 7 % 10)) * 0.6 / level()

@@ -1,4 +1,4 @@
-"""Gates of a user's own: a rate that they measure, and a function that pytest-benchmark times."""
+"""A user's own gates: a rate that they measure, and a function that pytest-benchmark times."""
 
 from our_server import decode_rates, first_token
 

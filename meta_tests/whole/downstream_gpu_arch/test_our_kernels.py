@@ -1,4 +1,4 @@
-"""What a project writes that has nothing of the suite but the markers."""
+"""Tests of a project that uses only the markers of the suite."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a project writes that has nothing of the suite but the server."""
+"""Tests of a project that uses only the server of the suite."""
 
 import openai
 import pytest

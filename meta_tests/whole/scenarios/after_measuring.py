@@ -1,4 +1,4 @@
-"""A test that comes after all levels that measure; started by unit/machine/test_box_of_a_run.py."""
+"""A test that runs after all levels that measure; unit/machine/test_box_of_a_run.py starts it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A plugin for pytest: the first worker does not come to its end when it has no test left."""
+"""A plugin for pytest: the first worker dies while it ends, after its last test."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ import pytest
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session):
     if getattr(session.config, "workerinput", {}).get("workerid") == "gw0":
-        from sm121.session.session import Session  # not before pytest has rewritten its assertions
+        from sm121.session.session import Session  # imported after pytest's rewriting of assertions
 
         Session.close = end
 
 
 def end(_run):
-    """What `SM121_META_ENDS_BY` says happens while a worker stops its server."""
+    """Die in the way that `SM121_META_ENDS_BY` names, while the worker stops its server."""
     how = os.environ["SM121_META_ENDS_BY"]
     if how == "an exception":
         raise PermissionError("a process of another user")

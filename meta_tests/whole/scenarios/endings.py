@@ -1,4 +1,4 @@
-"""Runs that end in one way or another; started by test_run_endings.py in a process."""
+"""Runs that end in different ways; test_run_endings.py starts them in a process."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def test_waits(server):
 
 
 def test_api_server_dies(conformance, server):
-    time.sleep(2)  # so that the meta test has seen the whole tree
+    time.sleep(2)  # so that the test has seen the whole tree
     status = conformance.run.servers.pool.current.launch.log.with_suffix(".status.json")
     os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
     time.sleep(1)

@@ -1,5 +1,5 @@
-"""What happens to a server between tests that do not notice; started by the catalogue of false
-greens with ``scripted_engine.py``. SM121_META_DO says what, as the query of ``GET /meta``."""
+"""Events of a server between tests that do not notice them; the catalogue of false greens starts
+this with ``scripted_engine.py``. SM121_META_DO is the query of ``GET /meta``."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A test of no level that fails, beside the suite's own."""
+"""A failing test of no level, beside the suite's own tests."""
 
 
 def test_of_no_level():

@@ -1,4 +1,4 @@
-"""Checks named as those that show a known bug of vLLM (unit/engines/test_capabilities.py)."""
+"""Checks that a known bug of vLLM names (unit/engines/test_capabilities.py)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests that a certificate does not need; started by meta_tests/unit/run/test_record.py."""
+"""Tests that a certificate does not need; meta_tests/unit/run/test_record.py starts them."""
 
 import pytest
 

@@ -1,10 +1,10 @@
-"""Tests of a user's project on servers that fail. `test_downstream_llm_server.py` says how each
-ends. The engine is `meta_tests.fakes.llm_engine`."""
+"""Tests of a user's project on servers that fail. `test_downstream_llm_server.py` has the expected
+outcomes. The engine is `meta_tests.fakes.llm_engine`."""
 
 import httpx
 import pytest
 
-#: The address of `llm_server` in the test that used it last.
+#: The address of `llm_server` in the last test that used it.
 _last: list[str] = []
 
 

@@ -1,6 +1,8 @@
-"""A run of every kind of decision, each a moment long; started by meta_tests/whole/test_resume.py.
+"""A run with every kind of decision, each after a moment; meta_tests/whole/test_resume.py starts
+it.
 
-Each test appends its name to the file of ``SM121_META_RAN``: which process ran it is seen.
+Each test appends its name to the file of ``SM121_META_RAN``, so that the test knows which process
+ran it.
 """
 
 import os
@@ -17,7 +19,7 @@ ENDINGS = ("pass", "pass", "fail", "pass", "invalid", "inconclusive", "not run",
 
 
 def end(name: str, ending: str) -> None:
-    """Note that a test ran, take a moment, and end as asked."""
+    """Record that a test ran, wait a moment, and end as requested."""
     with Path(os.environ["SM121_META_RAN"]).open("a") as ran:
         ran.write(f"{name}\n")
     time.sleep(0.05)

@@ -1,6 +1,7 @@
-"""Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks; started by
-unit/plugin/test_benchmarks.py. A list of samples, or {"samples": ..., "and": field, ...};
-{"waits": true} measures nothing and waits to be interrupted, {"not_run": WHY} says why not."""
+"""Measurements from a file (SM121_META_SAMPLES), recorded as benchmarks;
+unit/plugin/test_benchmarks.py starts it. An entry is a list of samples, or {"samples": ..., "and":
+field, ...}. {"waits": true} waits to be interrupted, and {"not_run": WHY} is NOT_RUN with this
+reason."""
 
 import json
 import os

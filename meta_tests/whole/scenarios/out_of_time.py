@@ -1,4 +1,4 @@
-"""A test that does not end in its time; started by meta_tests/whole/test_order_of_events.py."""
+"""A test that exceeds its time limit; meta_tests/whole/test_order_of_events.py starts it."""
 
 import time
 

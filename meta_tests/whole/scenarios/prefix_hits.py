@@ -1,4 +1,4 @@
-"""A server that does not tell its metrics; started by unit/engines/test_capabilities.py."""
+"""A server without metrics; unit/engines/test_capabilities.py starts it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A test to which the server answers with a status, and one that fails without the server."""
+"""A test to which the server returns an error status, and one that fails without the server."""
 
 import os
 

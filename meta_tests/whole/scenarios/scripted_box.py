@@ -1,5 +1,5 @@
-"""A plugin for pytest: the machine is slow from the beginning of the tests whose ids contain one of
-SM121_META_SLOW_IN to the beginning of the next test, and healthy else."""
+"""A plugin for pytest: the machine is slow from the start of a test whose id contains one of
+SM121_META_SLOW_IN to the start of the next test, and otherwise healthy."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A test that runs on and on, as one that compiles does, and one after it."""
+"""A test that runs for a long time, as a compilation does, and one after it."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A smoke level that fails, and what comes after it."""
+"""A smoke level that fails, and tests after it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests for several workers; started by meta_tests/unit/plugin/test_workers.py."""
+"""Tests for several workers; meta_tests/unit/plugin/test_workers.py starts them."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.applies_to("cpu", "gpu")]
 
 @pytest.fixture
 def kernels():
-    """Stands for what needs no server."""
+    """A stand-in for a fixture that needs no server."""
 
 
 def test_passes(conformance):

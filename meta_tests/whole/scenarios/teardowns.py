@@ -1,5 +1,5 @@
-"""A test that is skipped, and whose fixture then fails; one that fails, and whose fixture then is
-skipped; and a strict xfail that passes."""
+"""A skipped test whose fixture then fails, a failed test whose fixture is then skipped, and a
+strict xfail that passes."""
 
 import pytest
 

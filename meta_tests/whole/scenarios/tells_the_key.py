@@ -1,4 +1,4 @@
-"""Tests that show the server's key; started by meta_tests/whole/test_hostile_surroundings.py."""
+"""Tests that print the server's key; meta_tests/whole/test_hostile_surroundings.py starts them."""
 
 import logging
 

@@ -1,5 +1,6 @@
-"""A load on the real vLLM in which one of its processes is killed; started by
-meta_tests/faults/stress_faults.py in a process. SM121_META_VICTIM: api, core or worker."""
+"""A load on the real vLLM in which one of its processes is killed;
+meta_tests/faults/stress_faults.py starts it in a process. SM121_META_VICTIM: api, core or worker.
+"""
 
 import json
 import os
@@ -38,6 +39,6 @@ def test_killed_under_load(conformance, stress):
 
 
 def test_serves_afterwards(client, model):
-    """Another server has taken its place."""
+    """Another server has replaced the killed one."""
     answer = client.completions.create(model=model, prompt="The capital of France is", max_tokens=1)
     assert answer.choices[0].text == " Paris"

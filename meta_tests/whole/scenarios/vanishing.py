@@ -1,4 +1,4 @@
-"""A test that is there only where SM121_META_OLD is set, and others that stay."""
+"""A test that exists only if SM121_META_OLD is set, and others that always exist."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""One test for each way in which a test can end; started by meta_tests/unit/run/test_record.py."""
+"""One test for each way in which a test can end; meta_tests/unit/run/test_record.py starts it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Failures that a waiver names; started by meta_tests/unit/run/test_record.py."""
+"""Failures that a waiver names; meta_tests/unit/run/test_record.py starts them."""
 
 import pytest
 

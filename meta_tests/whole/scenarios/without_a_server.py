@@ -1,4 +1,4 @@
-"""Tests of the correctness level that need no server and last a second each."""
+"""Tests of the correctness level that need no server and take one second each."""
 
 import time
 
