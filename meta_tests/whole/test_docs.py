@@ -415,6 +415,18 @@ def test_issue_forms_and_hooks_are_sound():
     assert all(hook["id"] for repo in hooks["repos"] for hook in repo["hooks"])
 
 
+def test_a_commit_has_a_subject_of_the_form_in_contributing():
+    """The hook and the workflow use this pattern for the whole message."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    pattern = re.compile(tools["commitizen"]["customize"]["schema_pattern"])
+    assert pattern.match("fix(gate): judge the median")
+    assert pattern.match("fix(gate): judge the median\n\nA reason of any length. " + "x" * 80)
+    assert pattern.match("docs(gate): " + "x" * 60)
+    wrong = ["fix: no scope", "Fix(gate): x", "fix(gate): Judge", "fix(gate): judge."]
+    for message in (*wrong, "chore(gate): judge", "docs(gate): " + "x" * 61):
+        assert not pattern.match(message), message
+
+
 def test_the_traps_of_the_readme_are_those_that_were_measured():
     measured = (DOCS / "tables" / "accuracy.md").read_text()
     part = (ROOT / "README.md").read_text().partition("## How it compares")[2].partition("\n## ")[0]
