@@ -1,6 +1,7 @@
 """Stacks of processes that hang, with py-spy and without it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,17 @@ def test_py_spy_that_may_not_read_leaves_it_to_the_process(start, tmp_path, monk
     isolated = start(ALONE, "-I")
     with pytest.raises(stacks.NoStacks, match="Permission Denied: try sudo, it has no handler"):
         stacks.take(tree(isolated), folder(tmp_path))
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_a_server_that_ends_meanwhile_gives_the_reason(start, tmp_path, monkeypatch):
+    """Its temporary folder is removed while its last process still runs."""
+    process = start(ALONE)
+    processes = tree(process)
+    with monkeypatch.context() as patch:
+        patch.setattr(stacks.os, "kill", lambda pid, number: shutil.rmtree(folder(tmp_path)))
+        with pytest.raises(stacks.NoStacks, match="the server has ended meanwhile"):
+            stacks.take(processes, folder(tmp_path))
 
 
 def test_processes_that_have_ended_have_no_stacks(tmp_path):

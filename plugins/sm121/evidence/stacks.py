@@ -155,9 +155,9 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
         elif not _has_handler(process.pid):
             process.reasons.append("its handler is gone, so the signal would end it")
         else:
-            file = folder / str(process.pid)
-            written.append(_Written(process, file, before=file.stat().st_size))
+            written.append(_Written(process, folder / str(process.pid)))
     for each in written:
+        each.before = _size_of(each.file)
         try:
             os.kill(each.process.pid, _SIGNAL)
         except OSError as error:
@@ -170,7 +170,9 @@ def _let_write(processes: Sequence[_Process], folder: Path | None) -> None:
     )
     for each in written:
         each.process.stacks = each.text().strip()
-        if not each.process.stacks:
+        if not each.file.is_file():
+            each.process.reasons.append("the server has ended meanwhile, and its files are gone")
+        elif not each.process.stacks:
             each.process.reasons.append(f"it wrote nothing within {_WRITTEN_WITHIN_S:.0f} s")
 
 
@@ -181,20 +183,37 @@ class _Written:
     process: _Process
     file: Path
     #: The size of the file before the signal, in bytes.
-    before: int
+    before: int = 0
     #: The size at the last check, in bytes.
     size: int = 0
 
     def is_complete(self) -> bool:
-        """Return whether the process has written, but not since the last check."""
-        size = self.file.stat().st_size
+        """Return whether the process has written, but not since the last check.
+
+        The file of a process that has ended is gone with the server's temporary folder.
+        """
+        if not self.file.is_file():
+            return True
+        size = _size_of(self.file)
         is_complete = size > self.before and size == self.size
         self.size = size
         return is_complete
 
     def text(self) -> str:
         """Return the text that the process has written since the signal."""
-        return self.file.read_bytes()[self.before :].decode("utf-8", "replace")
+        try:
+            written = self.file.read_bytes()
+        except FileNotFoundError:
+            return ""
+        return written[self.before :].decode("utf-8", "replace")
+
+
+def _size_of(file: Path) -> int:
+    """Return the size of a file in bytes; 0 if it is gone."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _has_handler(pid: int) -> bool:
