@@ -4,6 +4,7 @@ cause."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 import shutil
@@ -140,7 +141,8 @@ def _compile(box: Machine) -> None:
 def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
     """The documented call finds no fault of a healthy machine.
 
-    Starts take 4 s here, so their comparison may be undecided beside other work.
+    A start takes 4 s here and 0.07 GiB of a memory that other processes use, too, so that these
+    two comparisons may be undecided beside other work.
     """
     box = Machine(tmp_path / "gb10", BUILD, behind, version=TAGGED)
     box.build()
@@ -150,8 +152,10 @@ def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
     assert by_name["test_engine_has_code_for_this_gpu"]["verdict"] == "PASS", done.stdout
     assert by_name["test_the_hypothesis_holds"]["verdict"] == "PASS", done.stdout
     for test in by_name.values():
-        undecided = test["verdict"] == "INCONCLUSIVE" and "startup_s" in test["message"]
-        assert test["verdict"] in ("PASS", "NOT_RUN") or undecided, done.stdout
+        assert test["verdict"] in ("PASS", "NOT_RUN", "INCONCLUSIVE"), done.stdout
+    changes = json.loads((box.report / "ab.json").read_text("utf-8"))["outcomes"]
+    undecided = {each["metric"] for each in changes if each["verdict"] != "PASS"}
+    assert undecided <= {"startup_s", "memory_gib"}, done.stdout
 
 
 @pytest.mark.slow("an interpreter of its own")
