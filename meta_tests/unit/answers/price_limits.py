@@ -1,4 +1,4 @@
-"""The names of the prices, and limits of what they may rise by."""
+"""The names of the prices, and the limits of their increase."""
 
 from sm121.core.level_settings import PRICES, Regression
 

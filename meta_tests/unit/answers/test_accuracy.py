@@ -1,4 +1,4 @@
-"""The share of right answers and its interval, by which published scores are judged."""
+"""The share of right answers and its interval, which decide on published scores."""
 
 import pytest
 

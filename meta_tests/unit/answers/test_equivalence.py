@@ -1,4 +1,4 @@
-"""Two runs of one prompt are judged rightly: equal, within the noise, forked, or different."""
+"""Two runs of one prompt are equal, within the noise, continued differently, or different."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ NOISY = level_settings.AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, sourc
 
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:
-    """A position whose token has probability p; others by t<ID>=p."""
+    """A position whose token has probability p; other tokens are given as t<ID>=p."""
     top = {f"token_id:{name[1:]}": math.log(value) for name, value in others.items()}
     name = f"token_id:{token}"
     return Position(name, math.log(p), {name: math.log(p), **top})
@@ -119,7 +119,7 @@ def test_a_small_difference_everywhere_is_a_difference_on_average():
     ],
 )
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
-    """`resumed`: what follows the token of the other run; None where nobody can be asked."""
+    """`resumed`: the continuation after the other run's token; None if it cannot be requested."""
     judgement = agreement.judge(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
     assert judgement.forks == forks and judgement.unjudged == (forks and resumed is None)
     difference = judgement.disagreement
@@ -127,7 +127,7 @@ def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
 
 
 def test_a_difference_of_the_others_counts_too():
-    """The chosen token's own log-probability hardly moves where the model is sure of it."""
+    """The chosen token's own log-probability hardly changes if the model is sure of it."""
     outcome = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
     assert outcome.max_abs == pytest.approx(math.log(2))
 
@@ -141,8 +141,8 @@ def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
 
 
 def test_a_canary_with_two_states_has_degraded_in_none_of_them():
-    """model-serving-minefield, trap 108: one prompt had two answers by turns, each held against the
-    first of the series. One that never was as likely is wrong however seldom it comes."""
+    """model-serving-minefield, trap 108: one prompt had two answers in turn, each compared with the
+    first of the series. An answer that was never as likely is wrong, however rare it is."""
     series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
 
     def wrong(letters: str) -> list[int]:
@@ -356,7 +356,7 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
     ],
 )
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
-    """What the server says of its context decides; within it an answer is as long as asked."""
+    """The context that the server reports decides; within it an answer has the requested length."""
 
     def cut(_body, _together, answered):
         answered["ids"], answered["places"] = answered["ids"][:tokens], answered["places"][:tokens]

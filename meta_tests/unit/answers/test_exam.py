@@ -1,5 +1,5 @@
-"""The exams: what a large model may say passes in any words, and what a sick one says does not.
-Scripted servers answer over real HTTP; `data/exam-answers.toml` says what."""
+"""The exams: right answers of a large model pass in any words, and wrong ones fail. Scripted
+servers answer over real HTTP; `data/exam-answers.toml` contains the answers."""
 
 import tomllib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def _chat(answers: object) -> list[Said]:
 
 
 def healthy(section: str, variant: int = 0) -> dict[str, list[Said]]:
-    """Of each question a right chat, in one of its phrasings."""
+    """Return a right chat for each question, in one of its phrasings."""
     rights = {name: answers["right"] for name, answers in ANSWERS[section].items()}
     return {name: _chat(right[variant % len(right)]) for name, right in rights.items()}
 
@@ -39,7 +39,7 @@ def sits(
     section: str, script: Script, paper: exam.Exam = EXAM,
     engine: tuple[str, str] = ("vllm", "0.32.0"), **options,
 ) -> list[str]:  # fmt: skip
-    """A server in a section of the exam; the remarks."""
+    """Let a server take a section of the exam; return the remarks."""
     remarks: list[str] = []
     with scripted(script, **options) as endpoint:
         api = client.Api(endpoint, capabilities.of(*engine))
@@ -54,7 +54,7 @@ def sits(
 
 
 def with_one(section: str, question: str, misses: int = 0) -> exam.Exam:
-    """The exam with one question, which must be right where none may be missed."""
+    """Return the exam with one question, without allowed misses."""
     whole = EXAM.section(section)
     one = tuple(each for each in whole.questions if each.id == question)
     shorter = whole.model_copy(update={"questions": one, "misses": misses})
@@ -94,7 +94,7 @@ def test_each_question_has_answers_to_try_it_with():
 
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "canary"])
 def test_expected_calls_fit_the_functions(name):
-    """Texts of arguments are patterns, so that only keys, numbers and objects are held."""
+    """Text arguments are patterns, so only keys, numbers and objects are compared."""
     tools = exam.load(name).section("tools")
     schemas = {f["function"]["name"]: f["function"]["parameters"] for f in tools.functions}
     calls = [call for q in tools.questions for turn in q.turns for call in turn.calls]
@@ -109,7 +109,7 @@ def test_expected_calls_fit_the_functions(name):
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("variant", range(3))
 def test_a_healthy_server_misses_nothing(section, variant):
-    """In any of the phrasings: not one miss of those that are allowed is needed."""
+    """In each phrasing, without using an allowed miss."""
     questions = EXAM.section(section)
     total = len(questions.questions)
     (remark,) = sits(section, script_of(questions, healthy(section, variant)))
@@ -117,8 +117,8 @@ def test_a_healthy_server_misses_nothing(section, variant):
 
 
 def test_every_phrasing_of_a_fact_is_judged():
-    """All of them, right and wrong, and each right one as the answer to each other fact; three of
-    each were asked for over HTTP."""
+    """All phrasings, right and wrong, and each right one as the answer to each other fact; three of
+    each were requested over HTTP."""
     turns = {question.id: question.turns[-1] for question in EXAM.facts.questions}
     for name, answers in ANSWERS["facts"].items():
         rights = {
@@ -139,7 +139,7 @@ def test_a_wrong_answer_is_a_miss(section, question, wrong):
 
 @pytest.mark.parametrize(("section", "question", "broken"), each("broken", ("formats",)))
 def test_an_answer_that_is_not_in_its_form_is_broken(section, question, broken):
-    """However many may be missed."""
+    """It fails even if misses are allowed."""
     answers = {**healthy(section), question: broken}
     with pytest.raises(AssertionError, match=f"formats: whole answers, seen: {question}: "):
         sits(section, script_of(EXAM.section(section), answers))
@@ -193,7 +193,7 @@ def test_arguments_that_are_not_json_are_the_servers_fault():
 
 
 def test_what_an_engine_cannot_is_not_run_and_the_rest_is_judged_all_the_same():
-    """SGLang knows no `choice`."""
+    """SGLang does not support `choice`."""
     for text, error, reason in (
         ("1989-11-09", NotRun, r"1 of 5 .* 4 of 4 right\. .* a-mammal: SGLang .*choice"),
         ("9 November 1989", AssertionError, "whole answers, .*a-date"),
@@ -335,7 +335,7 @@ def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
     ],
 )
 def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
-    """So that no test of it is a gap in a certificate."""
+    """Otherwise a test of the exam would be a gap in a certificate."""
     shipped = profile.load(name)
     assert exam.load(shipped.correctness.exam).name == expected
     assert ("long_document" in shipped.correctness.cannot) is not reads_documents
@@ -357,7 +357,7 @@ def _run(run_pytest, endpoint, file: str, chosen: str, *options):
 
 @pytest.mark.slow("a whole run")
 def test_a_whole_run_sits_the_exam(run_pytest, tmp_path):
-    """An attached server that knows its facts: PASS. One that answers otherwise: FAIL."""
+    """An attached server that knows its facts passes; one that does not fails."""
     file = own_profile(tmp_path, 'description = "x"\n')
     wrong = {name: ["Paris"] for name in ANSWERS["facts"]}
     for answers, verdict in ((healthy("facts"), "PASS"), (wrong, "FAIL")):
@@ -393,8 +393,8 @@ def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
 def in_one_chat(
     spoils: Callable[[list[dict]], Said] = lambda messages: None, variant: int = 0
 ) -> Script:
-    """Say the right answers of the tools section to the last question of a chat, unless `spoils`
-    has another one for its messages."""
+    """Give the right answers of the tools section to the last question of a chat, unless `spoils`
+    gives another answer."""
     answers = healthy("tools", variant)
     questions = {question.turns[0].user: question.id for question in EXAM.tools.questions}
 
@@ -422,8 +422,8 @@ def test_a_healthy_server_in_a_long_chat_with_tools(variant):
     "loop", ["!" * 200, "the the " * 40, ""], ids=["token 0", "one word", "nothing"]
 )
 def test_a_loop_after_many_results_of_tools_is_noticed(loop):
-    """With an NVFP4 KV cache: right alone, and a loop of token 0 (`!`) once some results are in the
-    chat. Each question alone has two results at most."""
+    """As with an NVFP4 KV cache: right alone, and a loop of token 0 (`!`) once the chat contains
+    several results. Each question alone has at most two results."""
 
     def spoils(messages: list[dict]) -> Said:
         has_many = sum(message["role"] == "tool" for message in messages) >= 5

@@ -1,4 +1,4 @@
-"""Exams as files: what a file of one's own may leave out, and what a wrong one says."""
+"""Exam files: what a user's file may omit, and the messages for wrong ones."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def own_exam(tmp_path: Path, *lines: str) -> Path:
 
 
 def test_an_exam_of_ones_own_needs_two_lines(tmp_path):
-    """A section has its defaults; one that is not there is NOT_RUN with what to add."""
+    """A section has defaults; a missing one is NOT_RUN, and the reason says what to add."""
     mine = exam.load(str(own_exam(tmp_path, *OWN)))
     assert (mine.name, mine.answer_tokens) == ("mine", 1536)
     assert [each.prompt for each in mine.completions] == ["The capital of France is"]

@@ -1,4 +1,4 @@
-"""Golden files: what is compared, what is refused, and what is said of it."""
+"""Golden files: the comparison, the refusals, and the messages."""
 
 import dataclasses
 import math
@@ -202,7 +202,7 @@ def test_a_file_that_is_none_is_one_clear_line(tmp_path, content):
 
 
 def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary_bf16):
-    """A file of another model is refused; no server was started."""
+    """A file of another model is refused; no server starts."""
     file = tmp_path / "golden.json"
     other = golden.identity("canary", canary_bf16).model_copy(update={"config_sha256": "0" * 64})
     golden.save(record(Engine(TRUSTED), other), file)
@@ -272,7 +272,7 @@ def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf
 
 
 def test_a_certificate_takes_answers_of_a_trusted_run_alone(tmp_path):
-    """It is said before anything starts, also of a file whose run was cut off."""
+    """Any other file, also of an interrupted run, is refused before anything starts."""
     path = tmp_path / "golden.json"
     golden.save(record(Engine(TRUSTED)), path)
     assert "nothing says" in golden.load(path).doubt

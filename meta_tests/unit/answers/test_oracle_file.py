@@ -1,4 +1,4 @@
-"""The file of `sm121 golden`: made once, kept, and what a server is held to by it."""
+"""The file of `sm121 golden`: it is computed once and kept, and servers are compared with it."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ FORMATS = "lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8"
 
 @pytest.fixture(scope="module")
 def tokens():
-    """The same file with less to compute: shorter prompts, in the numbers of these tokens."""
+    """The same file with less to compute: shorter prompts, in the ids of these tokens."""
     patch = pytest.MonkeyPatch()
     every = dict(oracle_texts.prompts())
     few = [("capitals", every["capitals"][:20]), ("languages and code", every["tool call"][:60])]
@@ -57,7 +57,7 @@ def tokens():
 
 @pytest.fixture(scope="module")
 def checkpoint(tokens, canary_mxfp4, tmp_path_factory) -> Path:
-    """The canary with these tokens alone."""
+    """The canary with only these tokens."""
     folder = tmp_path_factory.mktemp("checkpoint") / "canary"
     return roundings.with_few_tokens(canary_mxfp4, folder, tokens)
 
@@ -69,12 +69,12 @@ def made(checkpoint) -> OracleFile:
 
 @pytest.fixture(scope="module")
 def served(checkpoint) -> OracleFile:
-    """The same of a server that rounds more."""
+    """The same for a server that rounds more."""
     return oracle_making.make(checkpoint, Rounding.parse(FORMATS))
 
 
 def wide(made: OracleFile) -> OracleFile:
-    """It with a rounding that hides everything."""
+    """The same with a rounding that hides every fault."""
     far = {k: {n: [v - 9 for v in vs] for n, vs in of.items()} for k, of in made.rounded.items()}
     return made.model_copy(update={"rounded": far})
 
@@ -107,14 +107,14 @@ def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_mode
 
 @pytest.fixture
 def makings(made, monkeypatch) -> list[None]:
-    """An entry for each time that a file is made anew: it is the same one."""
+    """A list with an entry for each computation of a file, which is always the same file."""
     entries: list[None] = []
     monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: entries.append(None) or made)
     return entries
 
 
 def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
-    """A damaged file, one of another release or of a changed checkpoint is made anew."""
+    """A damaged file, or one of another release or a changed checkpoint, is computed again."""
     linked = tmp_path / "checkpoint"
     folder = tmp_path / "kept"
     linked.mkdir()
@@ -137,7 +137,8 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, checkpoint, tmp_path):
 
 
 def test_a_certificate_does_not_believe_what_is_kept(made, makings, checkpoint, tmp_path):
-    """Nothing can be kept in a container whose folder is read-only: there it is made, too."""
+    """It computes the file, also in a container with a read-only folder, where nothing can be
+    kept."""
     folder = tmp_path / "kept"
     oracle_making.kept_or_made(checkpoint, EXACT, folder)
     (file,) = folder.glob("*.json")
@@ -241,7 +242,7 @@ def reference(made: OracleFile, rounding: str | None) -> OracleReference:
 
 
 class Asked:
-    """A server that says a prompt's log-probabilities."""
+    """A server that reports a prompt's log-probabilities."""
 
     def __init__(self, values: dict[str, list[float]]) -> None:
         self.names = {tuple(ids): name for name, ids in oracle_texts.prompts()}
@@ -257,7 +258,7 @@ class Asked:
 
 @pytest.mark.parametrize("name", oracle_texts.SMALL_MISTAKES)
 def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
-    """Where rounding alone may look like it, the answer is neither yes nor no."""
+    """If rounding alone could look like the fault, there is no decision."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
     for rounding in (None, "bf16"):
@@ -297,7 +298,7 @@ def canarys() -> OracleFile:
     ],
 )
 def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, says):
-    """Seen: a planted scale of one expert was called a window of 129, with a share of -0.69."""
+    """An injected scale of one expert was reported as a window of 129, with a share of -0.69."""
     name = "a sliding window of 129"
     right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
     part = right | {
@@ -326,7 +327,7 @@ def test_a_share_that_rounding_explains_is_the_mistakes(canarys, monkeypatch):
 
 
 def test_a_share_beside_a_green_oracle_is_the_mistakes(canarys):
-    """Within the tolerance nothing shows another mistake."""
+    """Within the tolerance there is no evidence of another fault."""
     name = "a sliding window of 129"
     oracle = reference(canarys, None)
     wide = oracle.tolerance.model_copy(update={"max_abs": 1e9})
@@ -343,7 +344,7 @@ def test_a_share_beside_a_green_oracle_is_the_mistakes(canarys):
 
 
 def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:
-    """Of a server that says what the file does, or something else of some prompts."""
+    """A server that answers as the file does, or differently to some prompts."""
     right = {prompt: scored.following for prompt, scored in file.prompts.items()}
     return log_probabilities.roundings_are_absent(Asked(right | others), reference(file, way))
 
@@ -363,7 +364,7 @@ def test_another_rounding_is_named(made):
 
 @pytest.mark.slow("an oracle of a server that rounds more: minutes on a busy machine")
 def test_each_other_rounding_is_told_by_its_part(served):
-    """Also where float32 may decide otherwise than exact arithmetic."""
+    """Also where float32 may round otherwise than exact arithmetic."""
     assert {*served.other_roundings} == {
         *("lm_head=checkpoint", "lm_head=mxfp4-even", "lm_head=mxfp4-floor"),
         *("kv=checkpoint", "kv=fp8-cut", "experts=checkpoint", "experts=mxfp8-identity"),

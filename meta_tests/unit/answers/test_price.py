@@ -1,4 +1,4 @@
-"""The price of a server's rounding is measured, and is red above the profile's limit."""
+"""The accuracy cost of a server's rounding is measured, and fails above the profile's limit."""
 
 import contextlib
 import math
@@ -37,7 +37,7 @@ DEPTH = 40
 
 @pytest.fixture(scope="module")
 def checkpoint(canary_bf16, tmp_path_factory):
-    """The canary with the tokens of two prompts and of its exam alone."""
+    """The canary with only the tokens of two prompts and of its exam."""
     patch = pytest.MonkeyPatch()
     every = dict(oracle_texts.prompts())
     exam = oracle_texts.exams()["canary"]
@@ -62,7 +62,7 @@ def reference(checkpoint):
 
 
 class Server:
-    """A server of a checkpoint with a rounding, by the oracle that rounds so."""
+    """A server of a checkpoint with a rounding, computed by the oracle with that rounding."""
 
     def __init__(self, checkpoint, way, shift=0.0):
         self.checkpoint = checkpoint
@@ -94,7 +94,7 @@ def means(samples):
 
 @pytest.fixture(scope="module")
 def paid(reference, checkpoint, tmp_path_factory):
-    """What a server costs: one that rounds by itself, or that loads a twin of the checkpoint."""
+    """Return the cost of a server that rounds, or that loads a twin of the checkpoint."""
     done = {}
 
     def pay(formats, twin=False):
@@ -113,7 +113,7 @@ def paid(reference, checkpoint, tmp_path_factory):
 
 
 def test_the_original_costs_about_nothing(paid):
-    """BF16 arithmetic alone, in prompts, answers and at a depth."""
+    """Only BF16 arithmetic, in prompts, answers and at a depth."""
     honest = means(paid("checkpoint"))
     assert 0 <= honest[KL] < 1e-3 and honest[LIKELIEST] > 98 and abs(honest[RIGHT]) < 0.05
     assert honest[f"{KL}@d{DEPTH}"] < 2e-3
@@ -135,7 +135,7 @@ def conformance_of(prices, limits):
 
 
 def deciding(monkeypatch, conformance, priced):
-    """What decides on a price that was measured."""
+    """Return the decision on a measured cost."""
     monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     fixture = answers.price_of_rounding._get_wrapped_function()
     config = SimpleNamespace(stash={answers._PRICED: answers.Priced(*priced)})
@@ -156,8 +156,8 @@ def decided(name, samples, **limit):
 
 @pytest.mark.parametrize("name", _slow(FAST, ["the twin of a fast server"]))
 def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
-    """Its price is above the original's by far; it is a regression unless it is allowed, and is
-    above a gate that the original passes."""
+    """Its cost is far above the original's. It is a regression unless allowed, and fails a gate
+    that the original passes."""
     fast = paid(*FAST[name])
     honest = paid("checkpoint")
     assert means(fast)[KL] > 10 * means(honest)[KL] and means(fast)[RIGHT] < means(honest)[RIGHT]
@@ -193,7 +193,7 @@ def test_a_price_has_a_sign(reference, checkpoint):
 
 
 def test_no_number_is_no_price(reference, checkpoint):
-    """Log-probabilities that are none, and likely tokens of which none is the checkpoint's."""
+    """Invalid log-probabilities, and likely tokens without any of the checkpoint's."""
     (first, *_), top = reference.prompts["capitals"].places, {}
     for value in (math.nan, math.inf, -math.inf, 0.5):
         top = {first.ids[0]: value}
@@ -212,8 +212,8 @@ def test_no_number_is_no_price(reference, checkpoint):
     ],
 )
 def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
-    """As of a vocabulary of which a part was summed: the price would be nothing, or a gain. The
-    honest server's are none above."""
+    """As from a sum over a part of the vocabulary, which would give a cost of zero or below. A
+    correct server has none."""
     surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
     honest = dict(zip(surest.ids, surest.values, strict=True))
     assert price._divergence((surest, honest)) < 1e-6
@@ -271,7 +271,7 @@ def test_a_gate_that_would_never_be_red_is_refused(wrong):
 
 
 def test_what_was_not_measured_says_why(reference, checkpoint):
-    """A context shorter than the exam loses that alone."""
+    """With a context that is shorter than the exam, only the exam is lost."""
     server = Server(checkpoint, EXACT)
     exam = oracle_texts.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
@@ -293,7 +293,7 @@ def test_what_was_not_measured_says_why(reference, checkpoint):
 
 
 def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
-    """And one that has not is refused: of a release before."""
+    """A file of an earlier release, without the checkpoint's answers, is refused."""
     rounded = oracle_making.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
     price.refuse_rounded(rounded, "FILE")
     for name, scored in rounded.unrounded.items():
@@ -324,7 +324,7 @@ def test_a_price_is_that_of_a_rounding():
     ],
 )
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
-    """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
+    """Each allowed rounding has gates, because a cost without a gate cannot fail. `KL` has one."""
     way = formats and Rounding.parse(formats)
     gates = [{"metric": KL, "at_most": 1.0, **IN_NATS}]
     conformance = conformance_of(
@@ -358,7 +358,7 @@ def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     ],
 )
 def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
-    """Its --max-logprobs is smaller: that is no fault, and any other refusal is one."""
+    """A smaller --max-logprobs is no fault; any other refusal is one."""
     refuse = Mock(side_effect=Refused(status, body))
     for name in ("_rounding", "_oracle", "Asker"):
         monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
@@ -405,7 +405,7 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
     ],
 )
 def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
-    """Of a depth that the reference has not; nor is a price that is no number, gated or not."""
+    """A gate at a depth that the reference lacks, and a cost that is no number, gated or not."""
     unit, higher = PRICES[gated.partition("@")[0]]
     required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
     prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]

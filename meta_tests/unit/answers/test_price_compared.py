@@ -1,4 +1,4 @@
-"""The price of rounding beside the speed that it buys, in a run and beside others."""
+"""The cost of rounding beside the gained speed, in one run and compared with others."""
 
 import contextlib
 from pathlib import Path
@@ -81,8 +81,8 @@ def stored_metrics(values):
     ],
 )
 def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
-    """Red with both numbers; green where the profile allows it; a price that is not measured any
-    more is red either way."""
+    """It fails with both numbers, and passes if the profile allows it; a cost that is no longer
+    measured always fails."""
     values = now | (but or {})
     before = run_of(HONEST)
     run = run_of(values)
@@ -110,7 +110,7 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     ],
 )
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
-    """Of an earlier release: it is no reason for red, and a price is not called compared."""
+    """A run of an earlier release is no reason to fail, and the cost is not called compared."""
     run = run_of(now)
     runs = (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = trusted_runs.Trusted(runs, "0")
@@ -170,7 +170,7 @@ def test_speed_for_quality_in_ab():
     ],
 )
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
-    """What a side cannot tell is a remark; what it tells wrongly is red."""
+    """A missing cost of a side is a remark; a wrong one fails."""
     monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
     settings = Settings(answers=GivenAnswers(oracle=Path("FILE")))
     side = SimpleNamespace(settings=settings, run=stand_in(remark=Mock()))

@@ -1,6 +1,5 @@
-"""Samples against their own log-probabilities: on an engine by script, each fault of sampling is
-detected and the engine without it is not; and the power and the false alarms are as they are said.
-"""
+"""Samples are compared with their own log-probabilities. A scripted engine with any fault of
+sampling fails, and without a fault passes; the power and the false alarms are as documented."""
 
 import random
 from collections import Counter
@@ -57,7 +56,7 @@ def check(test: str, change, seed: int, engine: str = "vllm") -> None:
 
 
 def judge_drafts(change, seed: int) -> None:
-    """Judge what a server by script samples at drafted places."""
+    """Judge the samples of a scripted server at drafted positions."""
     with sampling(change, seed) as endpoint:
         server = Server(endpoint, False, "vllm", None, None, None, None)
         can = capabilities.of("vllm", "0.32.0")
@@ -98,14 +97,14 @@ def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch, seed):
-    """In BF16 many are, and vLLM lists the one that was drawn first."""
+    """In BF16 many tokens are equally likely, and vLLM lists the drawn one first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     judge_drafts(lambda body: body, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
-    """An engine lists the drawn one first, so that the order of the list decides nothing."""
+    """An engine lists the drawn token first, so the order of the list must not decide."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     check(TEMPERATURE, lambda body: body, seed)
 
@@ -124,7 +123,7 @@ def test_what_an_engine_does_not_know_is_not_run():
 
 @pytest.mark.parametrize("test", TESTS)
 def test_tokens_without_alternatives_are_a_finding(test):
-    """Before, `max()` of nothing ended the check as a crash of the suite."""
+    """`max()` of an empty list ended the check as a crash of the suite."""
     if "each_form" in test or "seed" in test:
         pytest.skip("nothing of it needs alternatives")
     with pytest.raises(Unmet, match="alternatives listed with each token"):
@@ -149,7 +148,7 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
     ratios = np.array([*map(of_token, top)])
 
     def decided(actual: float) -> tuple[float, float]:
-        """The share of runs that call it wrong, and the samples of a run."""
+        """Return the share of runs that fail, and the samples of a run."""
         likely = [*promised.shares(top, actual).values()]
         batches = 0
         logarithms = np.zeros((RUNS, 2))
@@ -172,7 +171,7 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
 
 
 def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
-    """It turns the odds that 5 % of it leaves."""
+    """The bias leaves 5 % of the penalty, and a wrong penalty reverses the odds."""
     random = np.random.default_rng(6)
     few = sample_source.FEW
     least = min(low for name, (_, low, _) in sample_source.RANGES.items() if "ce_pen" in name)
@@ -188,8 +187,8 @@ def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
 
 def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
-    """A tighter one leaves out the edge, a looser one takes in others, in as many samples as are
-    asked for: see `cuts.find_cuts`."""
+    """A tighter cut omits tokens at the edge, a looser one includes others, in the given number of
+    samples: see `cuts.find_cuts`."""
     with sampling(lambda body: body, 1) as endpoint:
         sampler = Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
         cases = [(cut, case) for cut in cuts.CUTS for case in sampler.find_cuts(cut).values()]
@@ -239,7 +238,7 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
 
 
 def counted_requests(hold_all) -> Counter[str]:
-    """The requests, by their kind, that checks send to a right server."""
+    """Return the number of requests that checks send to a correct server, by kind."""
     sent = Counter[str]()
 
     def count(body):
@@ -262,7 +261,7 @@ def test_the_checks_of_a_server_share_their_greedy_chats():
 
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])
 def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
-    """Of 24 requests 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
+    """Of 24 requests, 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
     sent = counted_requests(
         lambda sampler: sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     )

@@ -1,4 +1,4 @@
-"""Published scores: lm-evaluation-harness itself asks engines by script over real HTTP."""
+"""Published scores: lm-evaluation-harness sends requests to scripted engines over real HTTP."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ CAPITALS = {row["prompt"]: row["answer"] for row in ROWS}
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory) -> Path:
-    """A Python that has lm-evaluation-harness."""
+    """A Python with lm-evaluation-harness."""
     python = tmp_path_factory.mktemp("lm_eval") / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     subprocess.run([python, "-m", "pip", "install", "-q", "lm_eval[api]==0.4.13"], check=True)
@@ -41,7 +41,7 @@ def capital(request: dict) -> str:
 
 
 def of_some(share: float, effort: str = "") -> object:
-    """Knows the first of the questions, and all that are asked with another effort."""
+    """Knows the first of the questions, and all questions at another effort."""
     right = [*CAPITALS][: round(share * len(CAPITALS))]
 
     def answer(request: dict) -> str:
@@ -60,7 +60,7 @@ def judged(script, python: Path, folder: Path, target=CANARY, requests=None) -> 
 
 
 def scored_by(*scores):
-    """The canary's profile with other scores."""
+    """Return the canary's profile with other scores."""
     correctness = CANARY.correctness.model_copy(update={"scores": scores})
     return CANARY.model_copy(update={"correctness": correctness})
 
@@ -165,7 +165,7 @@ ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
     ],
 )
 def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, text):
-    """All right, of a data set that is a part of the one that was published."""
+    """All answers are right, but the data set is only a part of the published one."""
 
     def run(_command, **_):
         folder = tmp_path / SCORE.task

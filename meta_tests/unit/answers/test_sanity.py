@@ -1,4 +1,4 @@
-"""The detectors see broken texts, and leave good ones alone."""
+"""The detectors find broken texts, and pass good ones."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_good_texts_trip_nothing(text):
 
 
 def test_counting_by_tokens_trips_nothing():
-    """A comma, a space and a number, a hundred times: the same two tokens in every third place."""
+    """A comma, a space and a number, a hundred times: two of every three tokens repeat."""
     tokens = [token for n in range(100) for token in (",", " ", n)]
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 

@@ -1,4 +1,4 @@
-"""The detectors see broken texts by the likelihoods of their tokens."""
+"""The detectors find broken texts by the likelihoods of their tokens."""
 
 import pytest
 

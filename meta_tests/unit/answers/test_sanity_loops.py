@@ -1,4 +1,4 @@
-"""The detectors see a text that goes round in a loop of tokens."""
+"""The detectors find a text that repeats a loop of tokens."""
 
 import pytest
 

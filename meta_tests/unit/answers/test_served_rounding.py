@@ -1,4 +1,4 @@
-"""What a server rounds beyond the checkpoint, by its kernel path and its arguments."""
+"""A server's rounding beyond the checkpoint, by its kernel path and its arguments."""
 
 import tomllib
 
@@ -113,7 +113,7 @@ def test_it_is_not_guessed(server, path, message):
 
 
 def test_a_profile_tells_what_a_silent_path_must_show():
-    """Also that one of two ways runs, which is not to know which."""
+    """A profile that accepts two formats does not say which one ran."""
     marlin = profile.load("sm121-gpt-oss-120b").path_of("marlin")
     assert read("silent", {}, marlin.model_copy(update={"moe": ("MARLIN",)})) == "checkpoint"
     either = marlin.model_copy(update={"moe": ("MARLIN", "FLASHINFER_CUTLASS_MXFP4_MXFP8")})

@@ -1,4 +1,4 @@
-"""What becomes of a bad request: how a server may refuse it, and which deviations are known."""
+"""How a server may refuse an invalid request, and which deviations are known."""
 
 from collections import Counter
 
@@ -15,7 +15,7 @@ from sm121.engines import capabilities
 
 
 def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
-    """What becomes of a case whose answers are these; the last is that of the sentinel."""
+    """Return the result of a case with these answers; the last answer is that of the sentinel."""
     return cases.judge(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
 
 
@@ -70,7 +70,7 @@ def case(name: str) -> Case:
     ],
 )
 def test_what_becomes_of_a_case(name, status, body, kind, fails):
-    """Of an answer to it, of which there is none where no status is named."""
+    """By its answer; a row without a status has no answer."""
     first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
     problem = judged(case(name), first, WELL)
     assert (problem and problem.kind) == kind
@@ -100,7 +100,7 @@ DEVIATIONS = {
 
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_a_known_deviation_is_excused_until_it_is_mended(name):
-    """0.24 has the lines that 0.32 has, and so may a release that nobody has looked at."""
+    """0.24 has the lines of 0.32, and so may an unknown release."""
     status, body = DEVIATIONS[name]
     deviation = answer(status, BODIES.get(str(body), body))
     later = ("0.24.0", "0.32.0", "0.33.0", "0.34.0", "0.33.1rc2.dev5+g1234")

@@ -1,4 +1,5 @@
-"""OpenAI's compatibility test: engines by script are asked by chat and by Responses, over HTTP."""
+"""OpenAI's compatibility test with scripted engines, in the chat API and the Responses API, over
+HTTP."""
 
 import itertools
 import json
@@ -45,7 +46,7 @@ def right(call: tuple[str, str, str]) -> tuple[str, str, str]:
 
 
 def judged(chat, responses, folder, engine="vllm", *, dies_at_results=False, **update) -> list[str]:
-    """The remarks on a server that makes so of its right calls, by the API."""
+    """Return the remarks on a server that changes its right calls in this way, by API."""
     scripts = {CHAT: chat, RESPONSES: responses}
     requests = []
     remarks = list[str]()

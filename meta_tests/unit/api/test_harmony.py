@@ -1,4 +1,4 @@
-"""Harmony on the level of token ids, and in the server's log."""
+"""Harmony in token ids, and in the server's log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Log-probabilities that are null, absent or empty are findings of the checks, never tracebacks."""
+"""Null, absent or empty log-probabilities are findings of the checks, never tracebacks."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -46,7 +46,7 @@ def answer(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 class Server:
-    """An API that sends one answer to each request."""
+    """An API that gives the same answer to each request."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.body = body
@@ -69,7 +69,7 @@ class Server:
 
 
 def check(body: dict[str, Any]) -> list[Any]:
-    """Return the checks of an answer at once."""
+    """Return the checks of an answer without streaming."""
     server: Any = Server(body)
     if "message" in body["choices"][0]:
         return [
@@ -132,7 +132,7 @@ def test_stream_without_numbers_is_a_finding(key: str, value: object) -> None:
 
 @pytest.mark.parametrize("value", EMPTY)
 def test_streamed_alternatives_are_parsed(value: object) -> None:
-    """A chunk without alternatives has a position without any."""
+    """A chunk without alternatives has a position without alternatives."""
     entries = [
         changed(COMPLETION, "top_logprobs", value),
         {"content": [changed(ENTRY, "top_logprobs", value)]},

@@ -1,4 +1,4 @@
-"""What a server makes of a chat is compared with harmony: what differs is seen, and named."""
+"""The server's prompt for a chat is compared with harmony, and differences are named."""
 
 import datetime
 import sys
@@ -31,7 +31,7 @@ def decode(ids) -> str:
 
 
 class Rendering(Api):
-    """A server that renders a chat in some way, and tells ids and usage of it."""
+    """A server that renders a chat in some way, and reports its ids and usage."""
 
     def serve(self, ids) -> "Rendering":
         object.__setattr__(self, "made", ids)
@@ -48,7 +48,7 @@ def hold(case: str, ids: list[int], **environment: str) -> None:
 
 
 def as_vllm_writes_calls(ids: list[int]) -> list[int]:
-    """The recipient before the channel (vLLM 0.32, _use_legacy_tool_call_headers)."""
+    """Write the recipient before the channel (vLLM 0.32, _use_legacy_tool_call_headers)."""
     text = decode(ids)
     for name in ("get_weather", "get_time"):
         header = f"assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
@@ -148,7 +148,7 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
 
 
 class Counting(Api):
-    """A server that tells usage only, of what it does not drop of a chat."""
+    """A server that reports only usage, without the parts of a chat that it drops."""
 
     dropped: tuple[int, ...] = ()
 
@@ -179,7 +179,7 @@ class Counting(Api):
     ],
 )
 def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
-    """`dropped`: the places of messages, from the beginning or the end."""
+    """`dropped`: the positions of messages, from the beginning or the end."""
     server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
         Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
     )
@@ -225,7 +225,8 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
     ],
 )
 def test_the_canarys_template_renders_harmony(canary_bf16, name):
-    """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
+    """It is gpt-oss's own template, so an engine without a harmony renderer shows the same
+    prompt."""
     from transformers import AutoTokenizer
 
     case = chats.find_chat(name)

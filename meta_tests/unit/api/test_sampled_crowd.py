@@ -1,5 +1,5 @@
-"""Samples of a crowd, by numbers: an engine by script that is wrong only while others run is
-noticed, and the right one is not called wrong."""
+"""A crowd's samples, by numbers: a scripted engine that is wrong only under load fails, and a
+correct one passes."""
 
 from itertools import count
 
@@ -29,7 +29,7 @@ FAULTS = {
 
 
 def noticed(fault: str, run: int) -> list[str]:
-    """What is said of a crowd of a run."""
+    """Return the findings of a run's crowd."""
     generator = np.random.default_rng(run)
 
     def answer(body):

@@ -1,4 +1,4 @@
-"""What chats are sampled with, without an engine: the seed and the temperature."""
+"""The seed and the temperature of chats, without an engine."""
 
 import random
 from collections.abc import Callable
@@ -16,7 +16,7 @@ CORRECTNESS = profile.load("cpu-tiny-gpt-oss").correctness
 
 
 class Chats:
-    """A server of chats: a random number generator by seed gives their texts."""
+    """A server of chats: a random number generator with the seed gives their texts."""
 
     def __init__(self, generator: Callable[[int], random.Random]) -> None:
         self.generator = generator

@@ -1,4 +1,4 @@
-"""The schema and the invariants notice what is wrong in an answer."""
+"""The schema and the invariants detect faults of an answer."""
 
 import json
 
@@ -119,7 +119,7 @@ def test_what_must_hold_in_every_completion(changes, fault):
     ],
 )
 def test_tool_calls_that_are_not_well_formed(changes, fault):
-    """`changes`: what is changed of each call."""
+    """`changes`: the changes of each call."""
     request = {"model": "canary", "tools": tools.tools()}
     assert invariants.of_tool_calls([CALL], request) == []
     assert fault in "; ".join(invariants.of_tool_calls([CALL | each for each in changes], request))
@@ -143,7 +143,7 @@ def test_a_header_in_a_message_is_noticed():
 
 
 def test_what_became_required_later_is_not_asked_of_an_older_engine() -> None:
-    """vLLM 0.24 on an H100, judged with openai 3.54: a healthy server was red."""
+    """vLLM 0.24 on an H100 with openai 3.54: a healthy server failed."""
     response = json.loads(text_file("response.json"))
     assert schema.violations("response", response) == []
     del response["usage"]["input_tokens_details"]["cached_tokens"]
@@ -153,7 +153,8 @@ def test_what_became_required_later_is_not_asked_of_an_older_engine() -> None:
 
 @pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ()])
 def test_reasoning_is_read_once_whatever_its_names(names):
-    """vLLM 0.14 gives both, with the same text: what follows a stop string was seen in it."""
+    """vLLM 0.14 sends both names with the same text, which was taken for text after a stop
+    string."""
     names = names or ("reasoning", "reasoning_content")
     message = {"content": None, **dict.fromkeys(names, "Paris")}
     assert sampling.said(message) == "Paris"

@@ -1,4 +1,4 @@
-"""A stream of events is as published, or what is wrong in it is noticed."""
+"""Faults of a stream of events are detected."""
 
 import json
 from operator import add, mul
@@ -114,7 +114,7 @@ def test_streams_that_are_not_as_published(broken, fault):
 
 
 def test_a_stream_may_have_any_text_and_an_error_that_is_null():
-    """Characters that Python takes for the end of a line stand in JSON as they are."""
+    """JSON may contain characters that Python takes for the end of a line."""
     chunks = [{**item, "error": None} for item in CHUNKS]
     chunks[-3] = {**chunk({"content": "a\u2028b\x85c"}), "error": None}
     sent = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
@@ -143,6 +143,6 @@ def test_merged_choices_are_kept_apart():
     ],
 )
 def test_what_comes_after_the_last_whole_event_is_judged(tail, fault):
-    """A client drops what the body breaks off; a server that sends it is wrong all the same."""
+    """A client drops an incomplete event at the end; a server that sends one still fails."""
     lines = wrong(sse(CHUNKS, end=tail))
     assert fault in lines if fault else not lines, lines

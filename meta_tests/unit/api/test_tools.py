@@ -1,4 +1,4 @@
-"""Checks of tool calls: no parser is not judged, another refusal is a failure."""
+"""Checks of tool calls: a server without a parser is not judged, any other refusal fails."""
 
 import pytest
 
@@ -12,7 +12,7 @@ CPU = profile.load("cpu-tiny-gpt-oss").correctness
 
 
 def ask_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
-    """A check of tools against a server that always answers the same."""
+    """Run a check of tools on a server that always gives the same answer."""
     check(replying(reply, engine=engine), CPU)
 
 

@@ -1,4 +1,4 @@
-"""Where the canary is built: in the user's cache, once, and never half."""
+"""The canary is built in the user's cache, once, and never partly."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def test_the_folder_is_the_users_and_not_the_projects(variables, expected, tmp_p
 
 
 def test_other_weights_have_another_folder(monkeypatch):
-    """Two releases of the suite on one machine do not replace each other's checkpoint."""
+    """Two releases of the suite on one machine keep their own checkpoints."""
     monkeypatch.delenv("SM121_CANARY", raising=False)
     ours = canary.folder()
     monkeypatch.setattr(canary, "_inputs_digest", lambda: "f" * 64)
@@ -54,7 +54,7 @@ def test_a_run_serves_the_canary_of_that_folder(tmp_path, monkeypatch):
 
 
 class Slow:
-    """Stands in for the writers of the tokenizer and the weights, and counts their calls."""
+    """A stand-in for the writers of the tokenizer and the weights that counts their calls."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""The checkpoint of real shape: the published names, formats and sizes, and the canary inside."""
+"""The checkpoint of real shape: the published names, formats and sizes, and the canary in it."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def test_names_formats_and_sizes_are_the_published_ones():
 
 @pytest.mark.parametrize("layers", [4, 5, 6, 24, 36])
 def test_the_canarys_layers_keep_their_kind(layers):
-    """Those with a sliding window are even here and there."""
+    """In both models, even layers have a sliding window."""
     layer_numbers = whole(layers).own_layers
     assert list(layer_numbers.values()) == [0, 1, 2, 3]
     assert all(layer % 2 == n % 2 and layer < layers for layer, n in layer_numbers.items())

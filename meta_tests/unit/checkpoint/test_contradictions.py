@@ -1,4 +1,4 @@
-"""A label that its tensors contradict is a typed fact; a label with exceptions is none."""
+"""A label that its tensors contradict is a typed fact; a label with exceptions is not."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -167,7 +167,7 @@ def test_pruned_experts_contradict_the_configuration(tmp_path):
 
 
 def test_a_few_matrices_that_an_engine_knows_are_a_note(tmp_path):
-    """DeepSeek-V4 leaves its compressor in BF16, and its label does not except it."""
+    """DeepSeek-V4 has its compressor in BF16, and its label does not list it as an exception."""
 
     def with_compressor(name: str, entry: Entry) -> dict[str, Entry]:
         if not name.endswith("self_attn.o_proj.weight"):

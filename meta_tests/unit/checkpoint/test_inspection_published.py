@@ -1,4 +1,4 @@
-"""The arithmetic on headers agrees with what was published of five public checkpoints."""
+"""The arithmetic on headers agrees with the published sizes of five public checkpoints."""
 
 from collections import Counter
 
@@ -59,7 +59,7 @@ def test_sizes_are_the_published_ones_and_the_label_is_true(name, rows, tmp_path
 
 
 def test_bytes_of_a_token_are_those_of_the_roofline(tmp_path):
-    """The roofline computes gpt-oss from config.json, this from the tensors."""
+    """The roofline computes gpt-oss from config.json, this module from the tensors."""
     public = checkpoints.load("openai/gpt-oss-120b")
     found = inspection.of_folder(public.write(tmp_path))
     by_config = roofline.traffic(public.config, depth=0, formats=roofline.formats(public.config))
@@ -70,7 +70,7 @@ def test_bytes_of_a_token_are_those_of_the_roofline(tmp_path):
 
 
 def test_a_token_of_deepseek_r1_reads_its_published_active_parameters(tmp_path):
-    """37 billion are published as active: a byte for each, two for those of the head."""
+    """37 billion active parameters: one byte for each, two for those of the head."""
     public = checkpoints.load("deepseek-ai/DeepSeek-R1").with_experts(8)
     public.config["n_routed_experts"] = 8
     found = inspection.of_folder(public.write(tmp_path))

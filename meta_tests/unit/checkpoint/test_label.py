@@ -1,4 +1,4 @@
-"""Each form of a label is understood: compressed-tensors, ModelOpt, GPTQ, exceptions."""
+"""Each form of a label is read: compressed-tensors, ModelOpt, GPTQ, exceptions."""
 
 import json
 
@@ -141,7 +141,7 @@ def test_modelopt_has_a_file_of_its_own(quantization, agrees, tmp_path):
     [("nvfp4", 4), ("int4", 4), ("int8", 8), ("fp8", 8), ("gptq", 4), ("bfloat16", 16)],
 )
 def test_values_are_counted_whatever_the_packing(kind, values, tmp_path):
-    """`values`: bits of a value."""
+    """`values`: the bits of a value."""
     label = compressed({"int8": INT8, "int4": INT4}[kind]) if kind in ("int8", "int4") else None
     found = inspected(tmp_path, kind, label)
     for weight in found.weights:

@@ -1,4 +1,4 @@
-"""Headers are read without a weight; a file that is not whole is named."""
+"""Headers are read without the weights; an incomplete file is named."""
 
 import os
 import struct

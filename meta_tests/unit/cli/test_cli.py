@@ -1,4 +1,4 @@
-"""``sm121``: a wrong request is one line and status 4, whoever finds it."""
+"""``sm121``: a wrong request gives one line and status 4, wherever it is found."""
 
 import io
 import os
@@ -263,7 +263,7 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
 
 
 def test_a_log_on_standard_input_is_named_so(monkeypatch, capsys):
-    """Its copy is a temporary file, whose name tells a user nothing."""
+    """The name of its temporary copy would not help a user."""
     piped = SimpleNamespace(buffer=io.BytesIO(b"no such container\n"), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", piped)
     assert cli.main(["path", "-"]) == 4

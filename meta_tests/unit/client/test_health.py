@@ -1,4 +1,4 @@
-"""`sm121 health`: whether a server generates one token in time."""
+"""`sm121 health` checks that a server generates one token in time."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ TOKEN = {"choices": [{"text": " 4"}], "usage": {"completion_tokens": 1}}
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers /health with 200, always; other paths as `kind` says."""
+    """Answers /health always with 200, and other paths by `kind`."""
 
     kind = "healthy"
     answer: object = None
@@ -73,7 +73,7 @@ class _Server(http.server.ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, _request: object, _address: object) -> None:
-        """A client that left in the middle is no error."""
+        """Ignore a client that disconnected."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def serving(kind: str, api_key: str | None = None, answer: object = None) -> Ite
 
 
 def health(url: str, *options: str) -> tuple[int, float]:
-    """The exit status, and the seconds that it took."""
+    """Return the exit status, and the seconds of the call."""
     started = time.monotonic()
     status = cli.main(["health", url, "--within", f"{WITHIN_S:g}", *options])
     return status, time.monotonic() - started

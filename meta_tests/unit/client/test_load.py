@@ -1,4 +1,4 @@
-"""The level's own bookkeeping while a load runs in another thread, is stopped, or never begins."""
+"""The level's bookkeeping while a load runs in another thread, is stopped, or never begins."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ def test_what_is_in_flight_can_be_asked_while_it_changes():
 
 
 def test_the_time_limit_of_a_test_ends_a_load():
-    """What a signal raises is not lost in a callback of the event loop."""
+    """An exception that a signal raises is not lost in a callback of the event loop."""
 
     def on_signal(_number, _frame):
         pytest.fail("Timeout (>1.0s) from pytest-timeout.")
@@ -83,7 +83,7 @@ def test_the_time_limit_of_a_test_ends_a_load():
 
 @pytest.fixture
 def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
-    """A run, and what makes a level on a server that is not there; no load is sent."""
+    """Return a run and a level whose server does not exist; no load is sent."""
     run = stand_in(
         profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
         pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
@@ -161,7 +161,7 @@ def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, sile
 
 @pytest.mark.parametrize("wait_s", [0.0, 60.0])
 def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
-    """As where an engine is dead at once and its API server waits for the connections."""
+    """As with an engine that died while its API server waits for the connections."""
     stopped: list[float] = []
 
     def load(client, jobs, **_options):
@@ -205,7 +205,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
 
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
 def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
-    """The server's stop must come while requests are under way, some having ended."""
+    """The stop must happen while requests are running and after some have ended."""
     monkeypatch.setattr(aftermath, "read_throughput", lambda *_arguments: None)
     monkeypatch.setattr(LoadPlayer, "take", lambda _self, _source, count: [JOB] * count)
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
@@ -238,8 +238,8 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
 
 
 def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
-    """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
-    it. What an attached server cannot show or allow is NOT_RUN."""
+    """Without a run of pytest: loads, the check after the load, memory.json and its part of
+    verdict.json. Checks that an attached server does not allow are NOT_RUN."""
     run, _ = begin
     engine = EngineReport(name="vllm", managed=False, model="canary")
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""The one reader of server-sent events, and that a streamed completion is read with it."""
+"""The only parser of server-sent events, and a streamed completion that it parses."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def events(*pieces: bytes) -> list[str]:
     ends=st.lists(st.sampled_from(LINE_ENDS), max_size=12),
 )
 def test_events_are_the_same_however_the_bytes_are_cut(cuts, ends):
-    """Also inside a character, and between the halves of a CRLF."""
+    """Also inside a character, and inside a CRLF."""
     end = itertools.cycle(ends or ["\n"])
     texts = [f'{{"text": "{n}\u2028a\u2029b\x85c\x0bd\x1ce"}}' for n in range(12)]
     body = b""
@@ -82,7 +82,7 @@ def test_a_line_that_is_no_field_is_kept_for_who_judges():
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Streams a text with U+2028, then waits for the client to hang up."""
+    """Stream a text with U+2028, then wait for the client to disconnect."""
     chunks = [{"choices": [{"text": text, "token_ids": [7]}]} for text in ("a\u2028b", "c")]
     chunks.append({"choices": [{"text": "", "finish_reason": "length"}]})
     body = "".join(f"data: {json.dumps(c, ensure_ascii=False)}\r\n\r\n" for c in chunks)
@@ -114,7 +114,7 @@ def test_a_completion_may_be_streamed_broken_off_or_refused(server):
 
 
 def test_nobody_else_opens_connections_or_reads_events():
-    """But for `Endpoint`, whose clients whoever asks something simple of a server uses."""
+    """The only exception is `Endpoint`, for simple requests."""
     clients = re.compile(r"(import|from) aiohttp|httpx\.(Async)?Client\(|[\"']data: ?[\"']")
     allowed = {PACKAGE / "core" / "server.py", *(PACKAGE / "client").glob("*.py")}
     files = set(PACKAGE.rglob("*.py")) - allowed

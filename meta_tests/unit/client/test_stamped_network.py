@@ -1,4 +1,4 @@
-"""What the network below the timed client notes of a request."""
+"""The timestamps that the network layer of the timed client records."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Reading streams, counting tokens, and the checks on what was counted: where no clock decides."""
+"""Reading streams, counting tokens, and checks of the counts, without a clock."""
 
 import dataclasses
 import itertools
@@ -34,7 +34,7 @@ def event(text="a", ids=None, counted=None, finish=None, **extra) -> bytes:
 
 
 def answer(*events: bytes, asked: int = 8, every_ms: float = 10.0) -> TimedAnswer:
-    """Events at fixed times, the first after 100 ms."""
+    """An answer with events at fixed times, the first after 100 ms."""
     made = TimedAnswer(0, status=200, asked_tokens=asked, asked_prompt=4)
     stamps = [int((100 + i * every_ms) * 1e6) for i in range(len(events))]
     read_answer(made, zip(stamps, events, strict=True))
@@ -71,7 +71,7 @@ def test_clocks_in_their_order():
 
 
 def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arrival]:
-    """Chunks of (milliseconds, tokens in it), of 150 bytes; the first has a payload."""
+    """Return chunks of (milliseconds, tokens) with 150 bytes; the first has a payload."""
     totals = itertools.accumulate(tokens for _, tokens in chunks)
     return [
         Arrival(int(at_ms * 1e6), total, 150 + payload * (n == 0))
@@ -80,7 +80,8 @@ def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arri
 
 
 def late(by_ms: float, *, step_ms: float = 10.0, count: int = 128) -> list[tuple[float, int]]:
-    """Tokens in equal steps, the first so late, and what was due meanwhile right behind it."""
+    """Return tokens in equal steps whose first one is late, followed at once by the tokens that
+    were due meanwhile."""
     return [(max(100 + i * step_ms, 100 + by_ms + 0.01 * i), 1) for i in range(count)]
 
 
@@ -94,7 +95,8 @@ def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
 
 
 def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
-    """A longer answer has those that the bunch took: eighteen in 3 ms after a long prompt."""
+    """A longer answer still has the tokens that a bunch hid: eighteen in 3 ms after a long
+    prompt."""
     plain = stream_of(late(0.0))
     heavy = stream_of(late(0.0), payload=20_000)
     assert decoding.window(plain, 32).start.tokens == 1
@@ -152,7 +154,7 @@ def test_a_failed_request_is_an_infinite_time_and_no_rate():
 
 
 def reasons(check, *arguments, **more) -> list[str]:
-    """Why a check calls a number invalid."""
+    """Return the reasons why a number is INVALID."""
     check(*arguments, findings=(findings := Findings()), **more)
     return [item.reason for item in findings.invalid]
 
@@ -260,7 +262,7 @@ def test_account_of_tokens(made, reason):
     ],
 )
 def test_counters(delta, prompt, reason):
-    """Of one answer after a prompt of 4 tokens, or of so many."""
+    """The counters of one answer after a prompt of 4 tokens, or of this many."""
     findings = Findings()
     answered = dataclasses.replace(of_ids(8), prompt_tokens=prompt or 4, asked_prompt=prompt or 4)
     validity.check_counters(delta, [answered], "token_ids", findings)
@@ -270,7 +272,7 @@ def test_counters(delta, prompt, reason):
 
 
 def test_no_two_timed_prompts_begin_alike():
-    """A radix cache with pages of one token counted a hit where two did."""
+    """A radix cache with pages of one token counted a hit if two prompts began alike."""
     prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=40)
     assert len({prompts.make(3)[0] for _ in range(40)}) == 40 and len(prompts.make(3)) == 3
     ends = {prompts.make(8)[-1] for prompts.vocabulary in [199_000] * 100}
@@ -287,14 +289,15 @@ def test_no_two_timed_prompts_begin_alike():
     ],
 )
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
-    """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
+    """Eight tokens in 70 ms. A stream that is slower than the engine is valid, because users get
+    it."""
     arguments = ({"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02)
     assert reasons(rate_checks.check_server_clock, *arguments) == [reason] * bool(reason)
 
 
 @pytest.mark.parametrize("first_ms", [10.0, 9.9, 9.5, 12.0])
 def test_the_first_tokens_may_not_be_faster_than_those_after_them(first_ms):
-    """Where gaps vary so much that no start is certainly late. Else the clock starts after it."""
+    """If gaps vary so much that no start is certainly late. Otherwise the clock starts later."""
 
     def made(varies_ms: float) -> TimedAnswer:
         answered = of_ids(128)
@@ -339,7 +342,7 @@ def test_counters_of_the_engines_are_read():
 
 
 def test_a_clock_that_stood_still_is_noticed():
-    """A machine that slept: CLOCK_BOOTTIME went on and the clock in use did not."""
+    """On a machine that slept, CLOCK_BOOTTIME advanced and the used clock did not."""
     before = dict.fromkeys(("used", "boot", "raw"), 0)
     slept = {"used": 10**9, "boot": 3 * 10**9, "raw": 10**9}
     steady = {"used": 10**9, "boot": 10**9, "raw": 10**9}
@@ -366,8 +369,8 @@ def second_clock_reasons(pairs, **more) -> list[str]:
 
 
 def test_second_clock_finds_a_stream_that_is_not_the_generation():
-    """1,812 tok/s by the stream of an engine that generates 60; or 54 by that of each second answer
-    where the wall times of all say 49."""
+    """1,812 tok/s by the stream of an engine that generates 60; or 54 by each second answer, where
+    the wall times of all give 49."""
     burst = of_ids(64, every_ms=0.55)
     burst.ended_ns = int(1.3e9)
     short = TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))
@@ -381,7 +384,7 @@ def test_second_clock_finds_a_stream_that_is_not_the_generation():
 
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_more_rounds_say_more_of_two_clocks(neighbours):
-    """What the noise of pairs that share answers hides, the error of a median does not."""
+    """The error of a median shows a difference that the noise of paired answers hides."""
     pairs = [(200.0, 182.0 + 9.0 * (n % 3 - 1)) for n in range(24)]
     assert second_clock_reasons(pairs, neighbours=neighbours) == ["second_clock"] * neighbours
 
@@ -392,7 +395,8 @@ H100_SHORT = (30.1, 30.8, 32.8)
 
 
 def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
-    """A GPU that had not come to its clock: 402, 376, 543, 562, 540 tok/s, and shorts between."""
+    """A GPU whose clock was still rising: 402, 376, 543, 562, 540 tok/s, with short answers
+    between."""
     long = []
     for first_ms, every_ms in H100_LONG:
         made = of_ids(32, every_ms=every_ms)
@@ -431,7 +435,8 @@ def test_the_client_ends_with_its_parent(timed_server):
 
 
 def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
-    """On an H100 at a depth of 32768 the first chunk was 70 ms late: of 8 tokens 7 came at once."""
+    """On an H100 at a depth of 32768, the first chunk was 70 ms late: 7 of 8 tokens arrived at
+    once."""
 
     def answered(*stamps: int) -> TimedAnswer:
         made = TimedAnswer(0, status=200)

@@ -1,4 +1,4 @@
-"""`clock.measure` on the paced server: the numbers of the performance level, and refusals."""
+"""`clock.measure` on the timed server: the numbers of the performance level, and refusals."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def test_a_wrong_request_is_one_line(timed_server, wrong, message):
 
 
 def test_a_failed_request_is_in_the_numbers(timed_server):
-    """Every third request fails: no rate is believed, and the table has no mean of failures."""
+    """Every third request fails: no rate is valid, and the table shows no mean of failures."""
     server = timed_server("--rate", "400", "--fail-every", "3")
     result = clock.measure(server.base_url, prompt_tokens=PROMPT, tokens=(16,), rounds=ROUNDS)
     assert not result.valid

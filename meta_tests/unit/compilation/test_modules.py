@@ -1,4 +1,4 @@
-"""Compilation: what a wrong architecture does to FP4 code is caught, with the right reason."""
+"""Compilation for a wrong architecture is detected by its FP4 code, with the right reason."""
 
 import re
 
@@ -96,7 +96,7 @@ def test_which_ptx_gb10_can_use(text, runs):
     ],
 )
 def test_a_probe_has_its_outcome(tools, tmp_path, name, architecture, outcome, says):
-    """FlashInfer's headers are not there, which one of the probes includes."""
+    """FlashInfer's headers, which one of the probes includes, are missing."""
     (tmp_path / "empty").mkdir()
     folders = {"flashinfer": tmp_path / "empty"}
     built = probes.compile_probe(probes.probe(name), arch(architecture), tools, folders)
@@ -105,7 +105,7 @@ def test_a_probe_has_its_outcome(tools, tmp_path, name, architecture, outcome, s
 
 
 def test_plain_sm121_moe_gemm_is_a_silent_trap():
-    """The real SASS of FlashInfer's MXFP8 x MXFP4 kernel, for which nvcc ended with status 0."""
+    """The real SASS of FlashInfer's MXFP8 x MXFP4 kernel, for which nvcc returned status 0."""
     lines = TRAPPED_MOE.with_suffix(".sass").read_text("utf-8").splitlines()
     (kernel,) = sass.parse(lines, "recorded")
     assert kernel.architecture == arch("sm_121") and kernel.only_traps
@@ -162,7 +162,7 @@ def test_every_probe_has_a_source_and_every_source_a_probe():
 
 @pytest.mark.parametrize("name", modules.names())
 def test_the_rule_of_each_module_can_fail(name):
-    """Kernels of nothing but an exit, and kernels that trap, are no hardware path."""
+    """Kernels that only exit, and kernels that trap, are no hardware path."""
     chosen = modules.module(name)
     idle = "code for sm_121a\nFunction : idle\n   /*0000*/   EXIT ;\n"
     finding = rules.examine(chosen, sass.parse(idle.splitlines(), "made up"))
@@ -179,7 +179,7 @@ def test_two_files_are_judged_as_one():
 
 
 class OneUnit(flashinfer.FlashInfer):
-    """FlashInfer whose modules are one small source, compiled for what it was told."""
+    """A FlashInfer whose modules are one small source, compiled for the requested architectures."""
 
     def units(self, module, arch_list, compiler, folder):
         source = folder / "unit.cu"

@@ -1,4 +1,5 @@
-"""Compilers and FlashInfer: what is not there says how to get it, and none is believed blindly."""
+"""Missing compilers and FlashInfer: the message says how to get them, and none is trusted
+unchecked."""
 
 import os
 import re
@@ -58,7 +59,7 @@ def test_a_wrapper_on_path_does_not_hide_the_toolkit(compiler, tmp_path, monkeyp
 
 
 def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
-    """No CUDA_HOME, nothing on PATH, no toolkit under /usr/local: nvcc and reader from pip."""
+    """Without CUDA_HOME, PATH and /usr/local: nvcc and the reader come from pip."""
     packages = toolchain.site_packages()
     for tool, wheels in (("nvcc", toolchain.WHEELS), ("cuobjdump", toolchain.READER_WHEELS)):
         if not any(list(folder.glob(f"nvidia/cu*/bin/{tool}")) for folder in packages):
@@ -79,7 +80,7 @@ def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
 
 
 def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_path):
-    """A wrapper that adds PTX, or ignores -gencode, is not believed."""
+    """A wrapper that adds PTX, or ignores -gencode, is refused."""
     plain = DATA / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
     script = f'while [ "$1" != -o ]; do shift; done; cp "{plain}" "$2"'
     liar = toolchain.Compiler(executable(tmp_path / "nvcc", script), tmp_path, "0")
@@ -114,7 +115,7 @@ def test_output_of_a_compiler_is_bounded(tmp_path):
 
 
 class Answering(flashinfer.FlashInfer):
-    """FlashInfer with answers of its own."""
+    """A FlashInfer with given answers."""
 
     answers: dict = {}  # noqa: RUF012
 

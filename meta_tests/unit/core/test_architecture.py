@@ -1,4 +1,4 @@
-"""Which architecture is meant, and what happens when it is not here."""
+"""The requested architecture, and the result if this machine does not have it."""
 
 import pytest
 

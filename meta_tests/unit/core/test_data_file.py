@@ -1,4 +1,4 @@
-"""A mistake in a data file is one line; profiles and signatures have modules of their own."""
+"""A mistake in a data file gives one line; profiles and signatures have their own modules."""
 
 import pytest
 

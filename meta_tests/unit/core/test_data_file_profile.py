@@ -1,4 +1,4 @@
-"""A mistake in a profile is one line that names the file and what was expected."""
+"""A mistake in a profile gives one line with the file and the expected value."""
 
 import pytest
 
@@ -11,7 +11,7 @@ LEVELS = 'levels = ["smoke", "kernel", "correctness", "stress", "performance"]'
 
 
 def plan(line: str) -> str:
-    """A plan with this line, before the table that is replaced."""
+    """Return a plan with this line, before the replaced table."""
     return f'\n[plans.nightly]\npurpose = "a try"\n{line}\n\n[certify]'
 
 

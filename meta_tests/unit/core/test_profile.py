@@ -1,4 +1,4 @@
-"""Profiles: what they must contain, and how a mistake in one is reported."""
+"""The required content of profiles, and the message for a mistake."""
 
 import pytest
 
@@ -13,7 +13,7 @@ CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
 
 
 def test_the_first_run_on_a_gb10_is_the_canary_on_its_own_kernels():
-    """In MXFP4, on what the release chooses, with the oracle; nothing of it is chosen unasked."""
+    """In MXFP4, with the release's own kernels and the oracle; no default selects it."""
     tiny = profile.load("sm121-tiny-gpt-oss")
     assert (tiny.arch, tiny.model.id) == ("sm121", "canary:mxfp4")
     assert tiny.configurations[tiny.under_test].arguments == ()
@@ -83,8 +83,8 @@ def test_tables_merge_and_lists_and_statements_replace(tmp_path):
 
 
 def test_what_resolved_is_what_counts(tmp_path):
-    """A profile that extends another is the same as one that says all of it; who extends that one
-    has both."""
+    """A profile that extends another equals one that states everything; a profile that extends the
+    first has both."""
     parent = written(tmp_path, "parent")
     child = profile.load(
         written(tmp_path, "child", 'name = "ours"\nextends = "parent.toml"\nmodel.id = "x"\n'
@@ -212,7 +212,7 @@ def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
     ],
 )
 def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change, expected):
-    """`more` is added to `THREE_LINES`, `change` replaced in them."""
+    """`more` is added to `THREE_LINES`, `change` is replaced in them."""
     text = (text or THREE_LINES).replace("[CPU]", CPU).replace(*change or ("", "")) + (more or "")
     with pytest.raises(UsageError, match=expected) as caught:
         profile.load(written(tmp_path, text=text))
@@ -307,7 +307,7 @@ def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
 
 
 def test_what_the_shipped_profiles_certify():
-    """The GB10 everything; the others what can be had where they are for."""
+    """The GB10 profile certifies all levels; the others those that their machines allow."""
     certified = {name: profile.load(name).certify for name in profile.shipped()}
     assert certified["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS
     assert certified["sm121-gpt-oss-120b"].box == "QUALIFIED"
@@ -318,7 +318,8 @@ def test_what_the_shipped_profiles_certify():
 
 
 def test_a_question_of_ones_own_has_no_rates_of_the_projects():
-    """`cutlass` has one depth: 47 tok/s at 4,096 tokens were asked of what reads 29 without any."""
+    """`cutlass` has one depth: 47 tok/s at 4,096 tokens were required of a build that reaches 29 at
+    depth 0."""
     for name in ("stock", "cutlass"):
         judged = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
         own = judged.configurations[name].gates

@@ -1,4 +1,4 @@
-"""What a misspelt word may mean."""
+"""Suggestions for a misspelt word."""
 
 import pytest
 

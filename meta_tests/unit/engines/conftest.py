@@ -7,7 +7,7 @@ from sm121.evidence import variables
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that knows what 0.18 knew, so that no interpreter is asked."""
+    """An engine with the abilities of 0.18, so that no interpreter is started."""
     names = {
         "VLLM_": (
             "VLLM_ATTENTION_BACKEND",

@@ -1,4 +1,4 @@
-"""Starts that preflight looks at, and the machine that they are on."""
+"""Starts for tests of preflight, and their machine."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What becomes of the requests of a server, in short."""
+"""Short reports on the requested values of a server."""
 
 from meta_tests.fakes.servers import configuration
 from meta_tests.texts import text_file
@@ -15,7 +15,7 @@ def differences(configuration_, path, environment) -> list[str]:
 
 
 def compared(path: KernelPath, *arguments: str, **environment: str):
-    """What becomes of each request, with no other variables than those given."""
+    """Return the report on each requested value, with only the given variables."""
     return compare(configuration(*arguments, **environment), path, environment)
 
 

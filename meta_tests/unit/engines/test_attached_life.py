@@ -1,4 +1,4 @@
-"""An attached server whose pages are not what they were."""
+"""An attached server whose pages changed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from sm121.engines.ports import free_port
 
 @dataclass
 class Pages:
-    """An endpoint that nobody listens at; its answers come from here."""
+    """An endpoint without a server; its answers are given."""
 
     base_url: str
     models: httpx.Response
@@ -34,7 +34,7 @@ class Pages:
 
 @pytest.mark.parametrize("data", [5, True, "canary", {"id": "canary"}, [3, None]])
 def test_list_of_models_that_is_none_is_no_error_of_the_suite(data: Any):
-    """A server that did not name its model at first is not required to name it later."""
+    """A server that did not name its model at first need not name it later."""
     pages = Pages(f"http://127.0.0.1:{free_port()}", httpx.Response(503))
     server: Any = Server(pages, False, "openai-compatible", None, None, None, None)  # type: ignore[arg-type]
     life = AttachedLife(server)

@@ -1,4 +1,4 @@
-"""Whether a log is the attached server's: the mark of a request, the start and the pid decide."""
+"""The request's mark, the start and the pid decide whether a log is the attached server's."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sm121.session.settings import Settings
 
 @pytest.fixture
 def attach(tmp_path: Path) -> Callable[..., Server]:
-    """Attaches to a scripted engine that was started with arguments, and gives its own log."""
+    """Attach to a scripted engine with these arguments, with its own log."""
 
     def attach_with(*arguments: str) -> Server:
         log = tmp_path / "server.log"
@@ -27,7 +27,7 @@ def attach(tmp_path: Path) -> Callable[..., Server]:
 
 @pytest.fixture
 def in_zone(monkeypatch: pytest.MonkeyPatch):
-    """Sets the time zone of this process and of those that it starts."""
+    """Set the time zone of this process and its children."""
 
     def set_zone(name: str) -> None:
         monkeypatch.setenv("TZ", name)

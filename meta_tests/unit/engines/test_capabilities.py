@@ -1,4 +1,4 @@
-"""What engines can do: the files, which engine a server is, and tests that ask for more."""
+"""The abilities of engines: the files, the recognised engine, and tests that need more."""
 
 import itertools
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ from sm121.session.settings import Settings
 
 @pytest.fixture
 def answering():
-    """A server that answers GETs with these bodies by path; where it listens."""
+    """Start a server that answers GETs with these bodies by path; yield its address."""
     with ExitStack() as servers:
 
         def start(bodies: dict[str, object]) -> Server:
@@ -130,7 +130,8 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
     ],
 )
 def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
-    """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
+    """It was reported as a crash in the middle of the run: "ended, and was perhaps started
+    again"."""
     moments = itertools.cycle(starts)
     releases = itertools.cycle(versions)
 
@@ -250,7 +251,7 @@ def test_a_request_says_what_it_needs(path, body, name):
 
 
 def test_what_the_engine_cannot_do_is_not_sent():
-    """Neither by the SDK nor by the client of our own: nobody listens at that address."""
+    """Neither by the SDK nor by the suite's client: no server listens at that address."""
     endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
     llama = capabilities.of("llama-cpp", "b7")
     with pytest.raises(NotRun, match=r"llama-server b7: min_tokens: no such parameter"):
@@ -299,7 +300,7 @@ def test_a_version_before_the_parameter_cannot():
     ],
 )
 def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ability, missing):
-    """But for token ids, without which none is certified."""
+    """The only exception is token ids, without which no release is certified."""
     abilities = ("logprobs", "bad_words") if ability is None else (ability,)
     with pytest.raises(NotRun) as raised:
         capabilities.of(engine, version).require(*abilities)

@@ -1,4 +1,4 @@
-"""What differs by release of the engine: starts, paths and floors of the GB10 profile."""
+"""Differences between releases: starts, paths and gates of the GB10 profile."""
 
 import dataclasses
 import itertools
@@ -57,7 +57,7 @@ def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
 
 
 def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
-    """``--collect-only`` asks for no engine; a run says that it is missing when it is opened."""
+    """``--collect-only`` needs no engine; a run reports a missing one when it opens."""
     settings = Settings(
         target=GivenTarget(arch="cpu", profile=CPU),
         engine=GivenEngine(python=str(tmp_path / "python")),
@@ -76,7 +76,7 @@ def test_a_release_that_cannot_have_a_configuration_is_named():
 
 
 def test_a_stock_engine_is_held_to_its_own_floor():
-    """What unchanged upstream gives passes, and a tenth less does not."""
+    """The rate of an unchanged release passes, and a tenth less fails."""
     stock = GB10.judging("stock")
     effort = GB10.judging()
     assert (stock.question, effort.question, effort.under_test) == ("stock", None, "stock")
@@ -93,14 +93,15 @@ def test_a_stock_engine_is_held_to_its_own_floor():
 
 
 def seconds_of_a_prompt(tokens: int) -> float:
-    """At the published rates of prefill: 4,664 tok/s at depth 0 and 1,399 at 32,768 (context)."""
+    """Return the time by the published prefill rates: 4,664 tok/s at depth 0 and 1,399 at
+    32,768."""
     first = 1 / 4663.70
     deep = 1 / 1398.80
     return tokens * first + (deep - first) / 32768 * tokens**2 / 2
 
 
 def test_limits_are_longer_than_what_is_healthy():
-    """A context filled to the brim takes two and a half minutes of silence; two were allowed."""
+    """A full context takes two and a half minutes without a token; two were allowed."""
     brim = seconds_of_a_prompt(131072)
     assert 150 < brim < 165
     assert GB10.stress.stalled_after_s.value > 1.9 * brim
@@ -112,7 +113,7 @@ def test_limits_are_longer_than_what_is_healthy():
 
 
 def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
-    """Three Eagle3 drafters were downloaded by the cells that use them, within 300 s."""
+    """The cells downloaded three Eagle3 drafters within their limit of 300 s."""
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
     environment = {"HF_HOME": str(tmp_path)}
@@ -132,7 +133,7 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
 
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_has(name):
-    """It was taken for the newest release, whose path and arguments it then had to have."""
+    """It was taken for the newest release, whose path and arguments it had to have."""
     for version in (SOURCE_BUILD, None):
         gb10 = GB10.judging(name, builds.identity(version))
         assert gb10.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
@@ -354,8 +355,8 @@ LBHNC = LBNHC.replace("LBNHC", "LBHNC")
 def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     tmp_path, version, lines, configuration
 ):
-    """A healthy default server of 0.33, attached with its log, failed: for the layout LBNHC, and
-    the rules of the configuration under test."""
+    """A healthy default server of 0.33, attached with its log, failed because of the layout LBNHC
+    and the rules of the configuration under test."""
     server = attached(tmp_path, version, *log_of(version, *lines))
     gb10 = target.judging_attached(SETTINGS, TARGET, server).profile
     assert gb10.under_test == configuration

@@ -1,4 +1,4 @@
-"""A driver older than the CUDA of the engine's torch: said before a start, and by its kind."""
+"""A driver older than the CUDA of the engine's torch is reported before a start, by its kind."""
 
 import os
 import subprocess
@@ -28,7 +28,8 @@ OF_TORCH = (
 
 
 def environment_of(folder: Path, cuda: str | None, libcuda: int | None = None) -> dict[str, str]:
-    """The environment of an engine with a torch and a driver's library of these versions."""
+    """Return the environment of an engine with these versions of torch and of the driver's
+    library."""
     torch = folder / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise ImportError('torch is looked at, not imported')\n")
@@ -41,7 +42,7 @@ def environment_of(folder: Path, cuda: str | None, libcuda: int | None = None) -
 
 
 def nvml(number: int | None) -> SimpleNamespace:
-    """NVML of a driver for this CUDA; None: no driver."""
+    """Return NVML of a driver for this CUDA; None: no driver."""
 
     class Failed(Exception):
         pass
@@ -114,7 +115,7 @@ def test_what_is_not_known_is_no_finding(toolkit, of_nvml, monkeypatch, tmp_path
 
 
 def test_the_library_of_cuda_compat_counts_as_the_driver(monkeypatch, tmp_path):
-    """As in images of NGC: the driver is older, the library that the engine loads is not."""
+    """In NGC's images the driver is older than the library that the engine loads."""
     versions = look(monkeypatch, environment_of(tmp_path, "13.0", libcuda=13000), of_nvml=12080)
     assert findings(versions) == []
 
@@ -218,7 +219,7 @@ def test_floors_are_of_their_architecture_and_of_engines_with_torch():
 def test_a_start_and_a_plan_of_a_spark_read_all_three_parts(
     driver, toolkit, cudnn, below, monkeypatch, tmp_path
 ):
-    """The whole rule: from the files of an engine's environment to the lines of both."""
+    """The whole rule, from the files of an engine's environment to the printed lines."""
     environment = environment_of(tmp_path, toolkit, libcuda=driver)
     dist_info(tmp_path, "nvidia-cudnn-cu13", cudnn)
     for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):

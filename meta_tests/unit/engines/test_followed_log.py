@@ -1,4 +1,4 @@
-"""The log of an attached server as a stream: from ``docker logs``, and on standard input."""
+"""An attached server's log as a stream: from ``docker logs``, and on standard input."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ def docker(folder: Path, log: Path, how: str = "tail -n +1 -f") -> str:
 
 
 def proven(report: Path) -> None:
-    """The run has its proof of the kernel path, from the log to its last line."""
+    """Check that the run proves the kernel path, from the log to its last line."""
     verdict = json.loads((report / "verdict.json").read_text())
     assert verdict["engine"]["path"]["attention"] == "CPU_ATTN", verdict["unproven"]
     assert not [line for line in verdict["unproven"] if line.startswith("kernel path")]
@@ -82,7 +82,7 @@ def test_the_log_of_a_container_is_followed_while_the_run_goes_on(run_pytest, se
 
 @pytest.mark.parametrize("follows", [True, False], ids=["followed", "a copy of the past"])
 def test_a_log_on_standard_input(served, tmp_path, follows):
-    """What does not grow with our requests proves nothing, as with a file."""
+    """A log that does not grow with the suite's requests proves nothing, as a file."""
     how = ["tail", "-n", "+1", "-f"] if follows else ["cat"]
     report = tmp_path / "report"
     words = ["--arch", "cpu", "--base-url", served.url, "--server-log", "-"]
@@ -137,7 +137,7 @@ def test_a_container_without_a_server_to_attach_to_is_refused(run_pytest, served
 
 
 def test_a_stream_without_an_end_is_bounded_and_read_on(monkeypatch, tmp_path):
-    """A pipe that nobody reads would stop the server that writes it."""
+    """A pipe that nobody reads would block the server that writes to it."""
     monkeypatch.setattr(followed_log, "_KEPT_BYTES", 100_000)
     reading, writing = os.pipe()
     log = FollowedLog(os.fdopen(reading, "rb", 0), "--server-log -")

@@ -1,4 +1,4 @@
-"""What llama-server does in its own way, and the suite allows for."""
+"""Differences of llama-server that the suite allows for."""
 
 import sys
 from types import SimpleNamespace

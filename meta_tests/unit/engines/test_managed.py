@@ -1,4 +1,4 @@
-"""The managed server: typed errors with the cause, in time; and nothing left of it."""
+"""The managed server: typed errors with their cause, in time, and nothing left behind."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ FAULT_SERVER = FAKES / "fault_server.py"
 
 
 class FaultEngine(TwoRanks):
-    """Starts the fault server as if it were an engine."""
+    """Starts the fault server as an engine."""
 
     name = "fault"
 
@@ -72,7 +72,7 @@ def gone(processes) -> bool:
 
 @pytest.mark.parametrize("fault", ["none", "stubborn", "orphan", "zombie"])
 def test_serves_and_stops_clean(make, fault):
-    """With what an orphan or a zombie adds to the supervisor and the server."""
+    """Also with an orphan or a zombie of the supervisor and the server."""
     server = make(fault, **{"stop": 2.0} if fault == "stubborn" else {})
     running = server.start()
     life = ManagedLife(server)
@@ -88,7 +88,7 @@ def test_serves_and_stops_clean(make, fault):
 
 
 def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
-    """vLLM 0.24 compiles again where it is another one: seen on an H100."""
+    """vLLM 0.24 compiles again if the key changes: seen on an H100."""
     configuration = ServerConfiguration("marlin", "vllm", sys.executable, "none", "canary")
     limits = StartLimits(1.0, 1.0, 1.0, 1.0)
     vllm = registry.engine("vllm")
@@ -125,7 +125,7 @@ def test_api_key_is_random_and_on_no_command_line(make):
 
 
 def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, str, float]:
-    """What is said of a start that fails so, the kind of its cause, and its seconds."""
+    """Return the message of a failed start, the kind of its cause, and its seconds."""
     began = time.monotonic()
     with pytest.raises(error) as caught:
         server.start()
@@ -153,7 +153,7 @@ def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
     ],
 )
 def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache, others):
-    """What another process compiles into the same cache meanwhile is no progress of this one."""
+    """Files that another process compiles into the same cache are no progress of this start."""
     folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer" / others
     folder.mkdir(parents=True)
     (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
@@ -176,8 +176,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_cold_start_has_its_own_time(make, empty_cache):
-    """It compiles for six seconds where a warm one has four. What it compiled is known, and what it
-    compiles is shown; the same start with the cache that it leaves is a warm one."""
+    """It compiles for six seconds, and a warm start may take four. The compiled modules are shown;
+    the same start with the filled cache is warm."""
     granted: list[float] = []
     server = make("compiles", ready=4.0, cold=60.0)
     server.hooks = dataclasses.replace(server.hooks, on_cold=granted.append)
@@ -194,7 +194,8 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
 
 @pytest.mark.slow("as long as a cold start")
 def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
-    """Not after the time of a cold start: as long after the last file as a warm one may take."""
+    """It is found after the time of a warm start since the last file, not after that of a cold
+    start."""
     stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
     text, _, seconds = failed_start(stuck, ServerTimedOut)
     assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
@@ -204,15 +205,15 @@ def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
 
 @pytest.mark.slow("another compiler; a cold start that ends is tested above")
 def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_cache):
-    """A start that loaded weights for minutes may be over its time before its first file."""
+    """A start that loaded weights for minutes may exceed its time before its first file."""
     running = make("compiles-one-file", ready=4.0, cold=60.0).start()
     assert running.compiled == ("FlashInfer: fused_moe_120",)
 
 
 @pytest.mark.slow("two runs, one compiles for twenty seconds; a cold start alone is tested above")
 def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empty_cache):
-    """A run whose start compiles: neither its smoke level nor its gate fails, nor do they pass. The
-    next run has warm caches, and decides."""
+    """In a run whose start compiles, smoke level and gate neither fail nor pass. The next run has
+    warm caches, and decides."""
     file = tmp_path / "mine.toml"
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
@@ -242,7 +243,7 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 
 
 def test_hanging_is_told_from_slow(make):
-    """Three starts beside each other, since each of them waits for seconds."""
+    """Three starts at the same time, because each waits for seconds."""
     silent = make("silent", ready=300.0, stalled=4.0)
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
     logs = make("never-ready", ready=6.0, stalled=4.0)
@@ -260,7 +261,7 @@ def test_hanging_is_told_from_slow(make):
 
 @pytest.fixture
 def stolen() -> Iterator[int]:
-    """A port on which somebody else listens."""
+    """A port on which another process listens."""
     with socket.create_server(("127.0.0.1", 0)) as thief:
         yield thief.getsockname()[1]
 
@@ -298,7 +299,7 @@ def test_death_while_serving_is_typed_and_cleaned(make):
 
 
 def test_death_of_the_supervisor_ends_the_server(make):
-    """Also then nothing stays: the suite itself sweeps by the marker."""
+    """Nothing remains: the suite finds the processes by their marker."""
     server = make("none")
     server.start()
     tree = server.launch.processes()
@@ -307,7 +308,7 @@ def test_death_of_the_supervisor_ends_the_server(make):
 
 
 def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
-    """Unix sockets are put there, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
+    """It contains Unix sockets, whose paths may have 107 bytes (vLLM: zmq.IPC_PATH_MAX_LEN)."""
     long = tmp_path / ("x" * 80)
     long.mkdir()
     monkeypatch.setattr(supervision.tempfile, "tempdir", str(long))
@@ -329,8 +330,8 @@ def test_the_log_that_is_left_shows_no_secret(make):
 
 
 def test_a_server_does_not_end_with_another_python(make):
-    """One that starts servers too, and ends. mirakuru kills at such an end what has the digits of
-    its pid anywhere in a variable: another run's server, by chance."""
+    """Another Python that starts servers ends. mirakuru then kills processes that have the digits
+    of its pid in any variable, such as another run's server."""
     server = make("none")
     server.start()
     each = "for digit in range(10):\n  if not os.fork():\n    os.getpid = lambda: digit; sys.exit()"

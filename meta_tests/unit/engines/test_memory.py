@@ -1,4 +1,4 @@
-"""What a stopped server has not given back is told from what others took meanwhile."""
+"""Memory that a stopped server has not released is distinguished from memory of other processes."""
 
 import os
 import subprocess
@@ -157,7 +157,7 @@ def test_memory_that_others_hold_is_not_missing(before, after, missing, unproven
 
 @pytest.mark.parametrize("in_a_file", [False, True], ids=["a process", "a file in memory"])
 def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file):
-    """From inside a container no process of the host is seen; the kernel's own account says it."""
+    """A container does not show the host's processes; the kernel's memory account does."""
     apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no namespace of processes can be made here")
@@ -174,11 +174,11 @@ def test_memory_that_an_unseen_process_takes_is_no_leak_of_the_server(in_a_file)
 
 
 class Failed(Exception):
-    """The driver has no answer."""
+    """The driver gives no answer."""
 
 
 def nvml(used: int | None, compute: dict[int | str, int | None], gpus: int = 1) -> SimpleNamespace:
-    """A driver, as far as it is asked. `compute`: what each process holds, by pid."""
+    """A driver with the used functions. `compute`: the memory of each process, by pid."""
 
     def memory_info(_handle):
         if used is None:
@@ -297,7 +297,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     ],
 )
 def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
-    """Of a model of 66 GiB on the device, the host holds 6."""
+    """Of a model with 66 GiB on the device, the host holds 6."""
     available = [50, 10]
     machine = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
@@ -311,7 +311,7 @@ def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, s
 
 
 def test_once_processes_are_shown_nothing_else_is_taken_for_the_servers(monkeypatch):
-    """Between two servers, say, while somebody else takes the GPU's memory."""
+    """For example between two servers, while another process takes the GPU's memory."""
     monkeypatch.setitem(sys.modules, "pynvml", nvml(100, {8: 66}))
     reader = ServerMemoryReader(gpu=True)
     assert reader.read({8}, 10).device == 66
@@ -339,7 +339,7 @@ def test_a_comparison_has_the_memory_of_the_device_beside_the_whole(monkeypatch)
     ],
 )
 def test_what_the_driver_cannot_tell_is_not_known(monkeypatch, driver, gpu, total, source):
-    """Without a GPU, the resident memory is all."""
+    """Without a GPU, only the resident memory counts."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     memory_of_server = ServerMemoryReader(gpu=gpu).read({8}, 10)
     assert memory_of_server.total == total and memory_of_server.device is None
@@ -354,7 +354,7 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
 
 
 def hearing_of_stops() -> tuple[Servers, list[str]]:
-    """The servers of a run, as far as they hear of stops, and its remarks."""
+    """The servers of a run, as far as they handle stops, and its remarks."""
     remarks = []
     record = RunRecord(directory=Path(), log=EventLog(new_file()), say=lambda *_: None)
     record.remark = remarks.append
@@ -362,7 +362,7 @@ def hearing_of_stops() -> tuple[Servers, list[str]]:
 
 
 def test_what_a_server_has_left_fails_the_run_whichever_it_was():
-    """Also one in the middle, and when the next one of its name ended well."""
+    """Also a server in the middle, and if the next one with its name stopped cleanly."""
     run, _ = hearing_of_stops()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
     run.note_stop(
@@ -390,7 +390,7 @@ def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity
 
 
 def test_memory_that_may_be_missing_is_no_pass():
-    """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
+    """In a container the holder is unknown: a leak must not pass, and is not proven."""
     before = at(used=4)
     after = at(used=80)
     run, remarks = hearing_of_stops()
@@ -404,8 +404,9 @@ def test_memory_that_may_be_missing_is_no_pass():
 
 
 def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
-    """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
-    nobody that is seen. In a container as docker makes it, unless all processes are seen."""
+    """Return the tests and remarks of a run whose servers took this memory, and left this many GiB
+    without a visible holder. In a container as docker creates it, unless all processes are visible.
+    """
     run, remarks = hearing_of_stops()
     free = 110
     used = 4
@@ -443,8 +444,8 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
 def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
     unified, losses, took, verdict, remarks
 ):
-    """2 GiB that nobody explains, once: a driver keeps some after its first use, and others live on
-    the machine. It is said each time, with the way to see it."""
+    """2 GiB may be unexplained once: a driver keeps some after its first use, and other processes
+    use the machine. A remark says so each time, and how to see all processes."""
     verdicts, lines = stopped_with(*losses, took=took or 85, unified=unified)
     assert {*verdicts} == ({verdict} if verdict else set())
     assert lines if remarks is None else len(lines) == remarks

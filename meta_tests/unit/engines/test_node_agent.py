@@ -1,4 +1,4 @@
-"""The state that the agent on another node reports."""
+"""The state that another node's agent reports."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ PID = 2**22 + 1
 
 
 class RankOfStatusFile:
-    """A rank, as far as its supervisor's status file tells of it."""
+    """A rank, by its supervisor's status file."""
 
     def __init__(self, log: Path) -> None:
         self.supervision = Supervision(log)
@@ -50,7 +50,7 @@ class RankOfStatusFile:
 def test_exit_status_is_never_reported_without_the_end_of_its_process(
     tmp_path, monkeypatch, capsys, when
 ):
-    """The head takes such a report for the first fault, which has no signal and no OOM kill."""
+    """The head would take such a report, without a signal or an OOM kill, for the first fault."""
     rank = RankOfStatusFile(tmp_path / "server.log")
     helper = ("python", 0)
     rank.write(None, helper)

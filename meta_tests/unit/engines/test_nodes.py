@@ -1,4 +1,4 @@
-"""A server that spans two nodes: what breaks there has a name in time; nothing is left."""
+"""A server on two nodes: each fault is named in time, and nothing is left behind."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ from sm121.run.paths import KernelPaths
 
 @pytest.fixture
 def bounds(monkeypatch):
-    """Shorter ones; and the engine has a name. Two busy cores are late by 2 s."""
+    """Shorter time limits, and an engine with a name. Two busy cores are late by 2 s."""
     monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
     data = data_file.load("nodes.toml", nodes.NodesFile)
     shorter = ("stopped_after_s", "token_within_s")
@@ -65,13 +65,13 @@ def make(tmp_path, bounds):
 
 
 def process_of(rank: int, commands: dict[int, str]) -> list[int]:
-    """The pid of a rank, of those with these commands."""
+    """Return the pid of a rank, by these commands."""
     named = [pid for pid, words in commands.items() if f"--rank {rank}" in words]
     return [pid for pid in named if "supervisor" not in commands[pid]]
 
 
 def rank_1(server: ManagedServer) -> psutil.Process:
-    """Its process on the other node."""
+    """Return its process on the other node."""
 
     def pids() -> list[int]:
         tree = watch_of(server).others[0].state.get("tree", ())
@@ -92,7 +92,7 @@ def agent(server: ManagedServer) -> subprocess.Popen:
 
 
 def asked(server: ManagedServer) -> tuple[str, float]:
-    """What a client gets for a token, and after how many seconds."""
+    """Return a client's answer for one token, and its seconds."""
     began = time.monotonic()
     endpoint = server.endpoint
     with endpoint.http(timeout_s=60) as http:
@@ -254,7 +254,7 @@ def test_every_client_has_an_answer_in_time(make, of, number, node, what):
 
 @pytest.fixture
 def second_host() -> Iterator[str]:
-    """A network namespace with a link to this one, 10.77.0.1 here."""
+    """A network namespace with a link to this one, here 10.77.0.1."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a second network namespace needs root and iproute2")
     name = f"sm121-{os.getpid()}"
@@ -296,7 +296,7 @@ def test_link_that_goes_down(make, second_host):
 
 
 def block(host: str, packets: str) -> None:
-    """Drop packets there, silently: ahead of the routes to the host itself."""
+    """Drop packets there without an error, before the routes to the host itself."""
     rule = f"add pref 0 ipproto tcp {packets} blackhole"
     for words in ("add pref 1 lookup local", "del pref 0", rule):
         subprocess.run(["ip", "-n", host, "rule", *words.split()], check=True)

@@ -1,4 +1,4 @@
-"""Nodes are looked at before a server that spans them is started; each fault is one line."""
+"""Nodes are checked before a server that spans them starts; each fault is one line."""
 
 import functools
 import json
@@ -109,7 +109,7 @@ def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
 
 @pytest.fixture(scope="module")
 def real_facts() -> str:
-    """Of this machine, as JSON."""
+    """Return the facts of this machine, as JSON."""
     model = ROOT
     configuration_ = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
     return json.dumps(nodes.node_agent.facts(configuration_))

@@ -1,4 +1,4 @@
-"""Preflight: every check finds the fault that it exists for, and is silent without it."""
+"""Preflight: each check finds its fault, and is silent without it."""
 
 import tomllib
 from typing import Any
@@ -63,7 +63,7 @@ RECIPE = (
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8", "auto"])
 def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
-    """One that is left to the build is no mistake."""
+    """A backend that the build chooses itself is no mistake."""
     for start in ((["--mxfp4-backend", backend], {}), ([], {"VLLM_MXFP4_BACKEND": backend})):
         findings = found(*start, version="0.14.0+mxfp4")
         wrong = [each for each in findings if each.severity == "error"]
@@ -187,8 +187,8 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
     ],
 )
 def test_what_is_told_of_a_start(start, options, tells, tells_not, exactly):
-    """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
-    environment, else good ones."""
+    """Rules of a build, a release and an architecture apply only there. `start`: its arguments and
+    its environment, otherwise good ones."""
     names = checks(found(*start or (), **options or {}))
     assert names >= {*(tells or ())} and not names & {*(tells_not or ())}
     assert exactly is None or names == {*exactly}

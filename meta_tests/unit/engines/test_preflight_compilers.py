@@ -18,7 +18,7 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
-    """A package that was compiled ahead is no help where its code does not run."""
+    """A precompiled package does not help if its code does not run here."""
     build(tmp_path, "121a", EXPERTS)
     build(tmp_path, "121a", SINK)
     cache = tmp_path / ".cache" / "flashinfer"
@@ -35,7 +35,7 @@ def test_modules_of_another_version_or_architecture_are_cold(tmp_path):
 
 @pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
 def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path, gib, refused):
-    """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
+    """Beside the weights, 80 GiB hold one job: the start would be stopped while it compiles."""
     available(monkeypatch, gib)
     findings = jit(tmp_path, cold_ready_within_s=2700)
     assert (("jit_time", "error") in findings) == refused
@@ -49,14 +49,14 @@ def test_compilers_that_need_longer_than_a_cold_start_has(monkeypatch, tmp_path,
 def test_more_compilers_than_cores_are_refused_by_the_memory_alone(
     monkeypatch, tmp_path, text, refused
 ):
-    """A Spark has 20 cores. 1,000 GiB less the weights have memory for about 100 jobs."""
+    """A Spark has 20 cores. 1,000 GiB less the weights hold about 100 jobs."""
     available(monkeypatch, 1000)
     assert (("max_jobs", "error") in jit(tmp_path, MAX_JOBS=text)) == refused
 
 
 @pytest.mark.usefixtures("spark")
 def test_compilers_where_flashinfer_finds_them(tmp_path):
-    """CUDA_HOME comes first: see the rows above."""
+    """CUDA_HOME comes first: see the preceding rows."""
     assert ("jit_tools", "error") not in jit(tmp_path)
     ninja = tmp_path / "ninja" / "bin"
     ninja.mkdir(parents=True)
@@ -155,14 +155,14 @@ def test_compilers_where_flashinfer_finds_them(tmp_path):
 def test_how_many_compilers_a_start_may_run_at_the_same_time(
     monkeypatch, gib, needs, arguments, variables, bounds
 ):
-    """By the memory beside the weights; the attention's compilers are small: one a core. Where
-    nothing is compiled, nothing is set, and what the user gave stays."""
+    """By the memory beside the weights; the attention's compilers are small: one per core. If
+    nothing is compiled, nothing is set, and the user's values stay."""
     available(monkeypatch, gib or SPARK)
     assert bounding_variables(needs or JIT, arguments or CUTLASS, variables or {}) == bounds
 
 
 def test_a_start_gets_its_bounds():
-    """The shipped profile leaves it to the suite."""
+    """The shipped profile lets the suite choose."""
     gb10 = profile.load("sm121-gpt-oss-120b")
     arguments = [*gb10.engine.arguments, *gb10.configurations["cutlass"].arguments]
     added = bounding_variables(gb10.engine.needs, arguments, gb10.engine.environment)

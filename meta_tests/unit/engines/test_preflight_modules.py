@@ -1,4 +1,4 @@
-"""Preflight: what a cache of compiled modules and the jobs of a start come to."""
+"""Preflight: the cache of compiled modules, and the compile jobs of a start."""
 
 import pytest
 
@@ -379,9 +379,9 @@ from meta_tests.unit.engines.preflight_starts import CUTLASS, SPARK, available, 
 def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
     tmp_path, monkeypatch, gib, built, without, arguments, variables, found, said, not_said
 ):
-    """More jobs than fit are refused before anything starts; they are never changed. vLLM looks for
-    a compiler, unless VLLM_HAS_FLASHINFER_CUBIN is set, and does without FlashInfer where that is
-    its own choice. `without`: a file that is not there."""
+    """More jobs than fit are refused before anything starts; the number is never changed. vLLM
+    needs a compiler unless VLLM_HAS_FLASHINFER_CUBIN is set, and works without FlashInfer if it
+    chose so. `without`: a missing file."""
     available(monkeypatch, gib or SPARK)
     for arch, module in built or ():
         build(tmp_path, arch, module)

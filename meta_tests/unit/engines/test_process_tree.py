@@ -1,4 +1,4 @@
-"""Runs side by side: nobody takes another's directory, server or report."""
+"""Parallel runs do not take each other's directories, servers or reports."""
 
 import json
 import multiprocessing
@@ -62,7 +62,7 @@ def test_files_are_never_written_through_a_link(tmp_path):
 
 @pytest.fixture
 def server_of():
-    """A process that looks like a server of some owner."""
+    """Start a process that looks like a server of some owner."""
     started = []
 
     def start(owner: str, run: str) -> subprocess.Popen:
@@ -98,7 +98,7 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
 
 @pytest.mark.parametrize("log", ["server-marlin.log", "server-marlin-2.log"])
 def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
-    """As vLLM's engine core does: it is known by the log that it writes to."""
+    """vLLM's engine core overwrites it: the server is recognised by its log file."""
     dead = subprocess.Popen(["/bin/true"])
     was = process_tree.identity(dead.pid)
     dead.wait()
@@ -125,7 +125,7 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
 
 
 def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
-    """It still writes the bundle of a run that was killed; only one that hangs is ended."""
+    """It is still writing the bundle of a killed run; only a hanging supervisor is ended."""
     looks: list[None] = []
     supervisor = SimpleNamespace(cmdline=lambda: ["python", "-m", "sm121.engines.supervisor"])
 

@@ -1,4 +1,4 @@
-"""A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
+"""A server on the user's Ray cluster: its requirements, and what remains on it."""
 
 import ast
 import hashlib
@@ -179,7 +179,7 @@ MAPS = (
 
 @pytest.mark.parametrize("name", ["ray::RayWorkerProc", "python3"])
 def test_task_of_a_node_reads_the_nccl_of_its_actors(tmp_path, name):
-    """The task is pickled without its file: it is run here as it stands there."""
+    """Ray pickles the task without its file; this test runs the same source."""
     script = ast.parse((IN_ENGINE / "sm121_ray.py").read_text("utf-8"))
     functions: list[ast.stmt] = []
     for statement in script.body:
@@ -209,7 +209,7 @@ def test_no_cluster_is_one_line():
 
 @pytest.fixture
 def places(monkeypatch) -> RayPlaces:
-    """The nodes of a server that serves."""
+    """Return the nodes of a running server."""
     made = RayPlaces(CONFIGURATION)
     for number, entry in enumerate(CLUSTER["nodes"]):
         made.nodes += (ray_cluster.Node(number, entry["name"]),)
@@ -219,7 +219,7 @@ def places(monkeypatch) -> RayPlaces:
 
 @pytest.fixture
 def server(tmp_path, places) -> ManagedServer:
-    """Their server, without a process."""
+    """Return their server, without a process."""
     engine = ray_cluster.registry.engine("vllm")
     limits = StartLimits(1, 1, 1)
     return ManagedServer(CONFIGURATION, engine, limits, tmp_path, "meta", other_nodes=places)
@@ -281,7 +281,7 @@ def ray(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[None]:
-    """A real one: two nodes on this host, which have a rank each."""
+    """A real cluster: two nodes on this host with one rank each."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install ray")
     port = str(ports.free_port())

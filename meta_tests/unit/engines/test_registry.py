@@ -1,4 +1,4 @@
-"""SGLang and llama.cpp: what they are started with, and what their own parsers take."""
+"""SGLang and llama.cpp: their start arguments, and what their own parsers accept."""
 
 import asyncio
 import dataclasses
@@ -85,7 +85,7 @@ def test_an_environment_without_sglang_is_named():
 
 
 def test_sglangs_own_parser_takes_what_the_axes_give():
-    """Where SGLang is installed, or its unpacked wheel is on SM121_SGLANG (with its imports)."""
+    """If SGLang is installed, or SM121_SGLANG names its unpacked wheel (with its imports)."""
     environment = {**os.environ, "PYTHONPATH": os.environ.get("SM121_SGLANG", "")}
     engine = SGLang()
     try:
@@ -98,7 +98,7 @@ def test_sglangs_own_parser_takes_what_the_axes_give():
 
 
 def arguments_of(arch: str, engine: str, version: str) -> list:
-    """Of each value of the axes of an architecture."""
+    """Return the arguments of each value of an architecture's axes."""
     space = Space(axes.load(arch), engine, version)
     return [space.settings[axis][v].arguments for axis in space.axes for v in space.values(axis)]
 
@@ -137,7 +137,8 @@ def compare(contestants: list, folder: Path, progress=print):
 
 
 def measured(tmp_path, monkeypatch, statuses, *, writes=True):
-    """`side_by_side.run` of two engines whose runs end so, over the reports of earlier ones."""
+    """Run `side_by_side.run` with two engines whose runs end so, over the reports of earlier
+    runs."""
     waiting = list(statuses)
 
     def run(command, **_options):
@@ -185,8 +186,8 @@ def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_connection_that_the_server_closed_is_opened_again(drops):
-    """llama-server closes some connections when a stream has ended, without saying so before. One
-    that has read the request and hangs up every time has no answer."""
+    """llama-server closes some connections after a stream without announcing it. A server that
+    reads the request and disconnects every time gives no answer."""
     served = []
 
     class Handler(JsonHandler):

@@ -1,4 +1,5 @@
-"""What was asked for is compared with what ran: every difference is named, nothing is believed."""
+"""Requested values are compared with resolved ones: each difference is named, and missing evidence
+proves nothing."""
 
 import pytest
 
@@ -146,7 +147,7 @@ def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
     ],
 )
 def test_both_configurations_of_gb10(name, moe, wrong):
-    """As the profile asks for them, on the log that each should write and on the other's."""
+    """The profile's requests, compared with each configuration's own log and with the other's."""
     gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
     chosen = gb10.configurations[name]
     started = configuration(*gb10.engine.arguments, *chosen.arguments)
@@ -351,7 +352,7 @@ def test_every_rule_is_seen_to_fail():
     ],
 )
 def test_what_becomes_of_a_request(path, arguments, environment, becomes):
-    """Of variables of the experts, both names of a layout, layers that are proven, and so on."""
+    """Variables of the experts, both names of a layout, proven layers, and others."""
     assert states(path_with(path), *arguments or (), **environment or {}) == [*becomes]
 
 
@@ -372,7 +373,7 @@ def test_what_becomes_of_a_request(path, arguments, environment, becomes):
     ],
 )
 def test_graphs_of_another_mode_are_not_those_asked_for(line):
-    """That graphs were captured is true of both modes."""
+    """Both modes capture graphs."""
     full = ("--compilation-config.cudagraph_mode", "FULL")
     assert states(read_lines(GB10_LOG), *full) == ["resolved"]
     path = read_lines([*GB10_LOG, CORE + line])

@@ -1,4 +1,4 @@
-"""What a build of vLLM is asked for, by its version and the names that it knows."""
+"""The requests to a build of vLLM, by its version and the names that it knows."""
 
 import pytest
 
@@ -162,7 +162,7 @@ def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
     ],
 )
 def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
-    """Its own variables need not stand in its list of variables; it warns of none."""
+    """Its own variables need not be in its list of variables; it warns about none."""
     path = KernelPath(moe=moe, log=LogStart(version=BUILD))
     (report,) = compared(path, *arguments, **environment)
     assert report.state == state

@@ -1,4 +1,4 @@
-"""What a log, metrics and variables tell of the requests of a server."""
+"""What log, metrics and variables show about the requests of a server."""
 
 import pytest
 
@@ -160,8 +160,8 @@ NOT_OF_IMAGES = (
 
 
 def test_what_a_build_was_told_is_no_mistake_of_the_server():
-    """The engine warns of a variable that its image has from its build; a variable that merely
-    looks so is the user's mistake."""
+    """The engine warns about a variable that its image's build set; a variable that only looks
+    similar is the user's mistake."""
     path = KernelPath(unknown_env=[*OF_IMAGES, *OF_SERVICES, *NOT_OF_IMAGES])
     assert mistaken_environment(path) == [*NOT_OF_IMAGES]
     assert compared(KernelPath(), **dict.fromkeys(OF_IMAGES, "x")) == []

@@ -22,7 +22,7 @@ CANARY = profile.load("cpu-tiny-gpt-oss")
 def attached(
     models: Sequence[dict[str, str]], chosen: profile.Profile = GPT_OSS, **groups: object
 ) -> target.Server:
-    """What is attached to a server with such a list of models."""
+    """Attach to a server with this list of models."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:
@@ -78,7 +78,7 @@ def test_a_server_of_another_model_is_refused(models, chosen, serves):
 
 
 def test_files_here_of_another_shape_are_another_model(tmp_path: Path):
-    """The bound of a rate goes by the profile's model: a smaller one would be below it."""
+    """The bound of a rate depends on the profile's model, and would be wrong for a smaller one."""
     shape = {"hidden_size": 64, "num_hidden_layers": 2}
     (tmp_path / "config.json").write_text(json.dumps(shape))
     with pytest.raises(UsageError, match="it serves"):
@@ -96,7 +96,7 @@ def test_a_name_that_is_required_is_required(certify):
 
 
 def test_the_run_has_the_remark(run_pytest, fault_server):
-    """The run is judged, and its report says by which name."""
+    """The run is judged, and its report contains the name."""
     server = fault_server("unnamed")
     _, run = run_pytest(*server.options, "--arch", "cpu", "tests/test_smoke.py::test_health")
     (line,) = [line for line in run.verdict["remarks"] if line.startswith("model: ")]

@@ -1,4 +1,4 @@
-"""What a node reports becomes the fault that it is, after its time; a silent node ends."""
+"""A node's report becomes a fault after its time; a silent node ends the server."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ RUNNING = {"tree": [{"pid": 7, "name": "python3", "status": "sleeping"}]}
 
 @pytest.fixture
 def fault_of(monkeypatch, tmp_path) -> Iterator[Callable[..., ServerError | None]]:
-    """The fault of a server whose other node reports these states, one after the other."""
+    """Return the fault of a server whose other node reports these states in turn."""
     nodes = []
 
     def find(*states: dict, within_s: float = 10.0, **bounds: float) -> ServerError | None:

@@ -1,4 +1,4 @@
-"""How long a start may take while it compiles."""
+"""How long a compiling start may take."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from sm121.engines.starting import StartHooks, StartLimits
 
 
 def launch_of(log, latest):
-    """A launch without processes, whose newest compiled file is of the second `latest`."""
+    """Return a launch without processes, whose newest compiled file is from the second `latest`."""
     return SimpleNamespace(
         log=log,
         compilation=SimpleNamespace(latest=lambda: latest),

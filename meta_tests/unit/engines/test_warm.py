@@ -1,5 +1,5 @@
-"""``sm121 warm``: what is missing is told first, compiled within bounds, and said to be missing
-where it cannot be compiled."""
+"""``sm121 warm`` lists missing modules first, compiles them within the memory, and reports those
+that it cannot compile."""
 
 import fnmatch
 import json
@@ -96,7 +96,7 @@ def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch)
 
 
 def needed_by(configuration: str, version: str | None = VERSION) -> dict[str, str]:
-    """The names of attention modules and their patterns in the cache, by what a start needs."""
+    """Return the attention modules that a start needs, and their patterns in the cache."""
     judged = profile.load(SPARK).judging(configuration)
     chosen = judged.configurations[configuration]
     settings = next((each for each in chosen.settings if each.arguments), None)
@@ -148,7 +148,7 @@ DRAFTS = [
 @pytest.mark.parametrize("cache", ["bf16", "e4m3"])
 @pytest.mark.parametrize(("arguments", "queries"), DRAFTS)
 def test_xqa_is_built_for_the_drafts_that_the_engine_decodes(arguments, queries, cache):
-    """XQA has a module for each number of queries: the first start compiled it before."""
+    """XQA has a module for each number of queries, which the first start used to compile."""
     needs = profile.load(SPARK).engine.needs
     fp8 = ["--kv-cache-dtype", "fp8"] if cache == "e4m3" else []
     for given in ([*arguments, *fp8], [*fp8, *arguments]):
@@ -174,7 +174,7 @@ def test_without_drafts_no_module_is_built_for_them():
     ],
 )
 def test_experts_that_are_not_built_are_named(machine, capsys, monkeypatch, cached, said):
-    """The MXFP4 build compiles its own at the first start, whatever warm has compiled."""
+    """The MXFP4 build compiles its own experts at the first start, even after warm."""
     if cached is not None:
         folder = machine.cache / VERSION / "121a" / "cached_ops" / cached
         folder.mkdir(parents=True)
@@ -213,7 +213,7 @@ def test_what_a_start_compiles_beside_the_modules_is_known(arguments, names):
     ],
 )
 def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, there):
-    """Before, a module of a BF16 cache counted for an FP8 one: the first start compiled again."""
+    """A module of a BF16 cache counted for an FP8 one, and the first start compiled again."""
     name = "batch_prefill_attention_sink_bf16_swa_True_fa2"
     library = tmp_path / "0.7.2" / "121a" / "cached_ops" / name / f"{name}.so"
     library.parent.mkdir(parents=True)
@@ -288,7 +288,7 @@ def test_what_was_compiled_for_another_architecture_is_not_there(machine, capsys
 
 @pytest.mark.parametrize(("jobs", "status"), [("11", 0), ("12", 1), ("many", 1)])
 def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, status):
-    """eugr's images set MAX_JOBS=16, which is more than a Spark's memory bears."""
+    """eugr's images set MAX_JOBS=16, which needs more memory than a Spark has."""
     monkeypatch.setenv("MAX_JOBS", jobs)
     assert warm("--engine-python", machine.python(), "--module", "experts") == status
     output = capsys.readouterr().out
@@ -380,7 +380,7 @@ QUERIES = 4
 
 
 def built_by_flashinfer(name: str) -> str:
-    """The name of the module that the installed FlashInfer builds."""
+    """Return the name of the module that the installed FlashInfer builds."""
     script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
     request = {"ask": "build", "module": name, "queries": QUERIES}
     command = [sys.executable, str(script), json.dumps(request)]
@@ -399,7 +399,8 @@ def test_flashinfer_itself_builds_the_sampler(toolkit):
 @pytest.mark.slow
 @pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2", "0.7.4"])
 def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
-    """By its own generators: before 0.7 they want another argument. Gets the release's wheel."""
+    """By its own generators, which need another argument before 0.7. It downloads the release's
+    wheel."""
     wheel = f"flashinfer-python=={release}"
     get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(toolkit), wheel]
     subprocess.run(get, check=True)

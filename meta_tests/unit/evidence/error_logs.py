@@ -1,4 +1,4 @@
-"""A log of a server that is ready, and the errors that are read in it."""
+"""A log of a ready server, and the errors in it."""
 
 from pathlib import Path
 

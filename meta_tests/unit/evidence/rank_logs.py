@@ -1,4 +1,4 @@
-"""The logs of two ranks of a server on two nodes, with a change in them."""
+"""The logs of two ranks on two nodes, with a change."""
 
 import re
 import tomllib
@@ -17,7 +17,7 @@ OWN = profile.load("sm121x2-gpt-oss-120b").judging("stock", "0.33.0")
 
 
 def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
-    """`instead`: of a table the first whose key is in what matched."""
+    """`instead`: the first entry of a table whose key is in the match."""
 
     def one(match: re.Match[str]) -> str:
         if isinstance(instead, str):
@@ -28,7 +28,7 @@ def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
 
 
 def _rank(rank: int, launcher: str) -> str:
-    """The lines of a rank, as its launcher has them."""
+    """Return the lines of a rank in its launcher's format."""
     pid = 100 + rank
     host = WORDS["hosts"][rank]
     ip = WORDS["addresses"][rank]
@@ -45,7 +45,7 @@ def _rank(rank: int, launcher: str) -> str:
 
 
 def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "x")) -> Server:
-    """A server on two Sparks whose log, or logs, have a fault in the lines of `ranks`."""
+    """Return a server on two Sparks whose logs have a fault in the lines of `ranks`."""
     texts = [_rank(0, launcher), _rank(1, launcher)]
     if launcher == "nnodes":
         texts[1] = WORDS["headless"].strip() + "\n" + texts[1]
@@ -78,7 +78,7 @@ def require_lines(
 
     Args:
         server: The server of both logs.
-        by: What launched its ranks: ``nnodes`` or ``ray``.
+        by: The launcher of its ranks: ``nnodes`` or ``ray``.
         wrong: The patterns of its faults.
         silent: The patterns of what the logs do not show.
         remarks: The patterns of the remarks.

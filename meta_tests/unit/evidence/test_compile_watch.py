@@ -1,4 +1,4 @@
-"""A kernel that is compiled while requests are timed: that number is INVALID."""
+"""A number is INVALID if a kernel was compiled while its requests were timed."""
 
 from pathlib import Path
 

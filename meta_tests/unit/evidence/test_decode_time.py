@@ -1,4 +1,4 @@
-"""The time of a decode step by its parts, the host's share, and what follows."""
+"""The time of a decode step by parts, the host's share, and the conclusion."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The reproducibility record holds what it must, invents nothing and leaks no secret."""
+"""The reproducibility record is complete, invents nothing and contains no secret."""
 
 import json
 import os
@@ -85,7 +85,8 @@ def test_checkout_gives_commit_and_dirtiness(engine):
 
 
 def test_foreign_checkout_around_the_environment_is_not_the_engines(engine):
-    """A virtual environment inside some project's checkout must not take that project's commit."""
+    """A virtual environment inside another project's checkout must not get that project's
+    commit."""
     site = Path(engine["PYTHONPATH"])
     (site / ".gitignore").write_text("vllm/\n")
     for command in (("init",), ("add", ".gitignore"), ("commit", "-m", "x")):
@@ -103,7 +104,7 @@ def test_engine_that_does_not_answer_is_null_with_a_reason(python):
 
 
 def test_an_engine_may_hang_or_chatter(monkeypatch, tmp_path):
-    """One is null with a reason, and what comes before the answer is tolerated."""
+    """A hanging engine gives null with a reason, and lines before the answer are ignored."""
     site = tmp_path / "sitecustomize.py"
     path = {"PYTHONPATH": str(tmp_path)}
     site.write_text("print('hello')")
@@ -297,7 +298,7 @@ def test_host_of_an_arm_machine(tmp_path):
 
 
 class FakeNvml(SimpleNamespace):
-    """NVML as GB10 answers it: much is not supported."""
+    """NVML with a GB10's answers: many values are not supported."""
 
     class NVMLError(Exception):
         pass
@@ -337,7 +338,7 @@ def test_gpu_that_does_not_answer_everything(monkeypatch):
 
 
 class Layout:
-    """An environment with a vLLM in it, and a working directory of a container."""
+    """An environment with a vLLM, and a container's working directory."""
 
     def __init__(self, root: Path) -> None:
         env = root / "env"
@@ -367,7 +368,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
 
 
 def test_a_folder_of_the_packages_name_is_no_checkout(layout):
-    """eugr's images work in /workspace/vllm, where there is no vLLM: theirs is installed."""
+    """eugr's images work in /workspace/vllm, which contains no vLLM; theirs is installed."""
     layout.package(layout.packages / "vllm")
     assert layout.wrong(layout.work) == []
     layout.package(layout.work / "vllm")  # now it is one, and must be what is imported
@@ -378,7 +379,7 @@ def test_a_folder_of_the_packages_name_is_no_checkout(layout):
 
 
 def test_an_editable_install_is_an_install(layout, tmp_path):
-    """By a path file, as setuptools and uv leave it, and by a finder of its own."""
+    """By a path file, as setuptools and uv write it, and by a finder."""
     layout.package(tmp_path / "source" / "vllm")
     layout.package(tmp_path / "other" / "flashinfer")
     (layout.packages / "vllm.pth").write_text(f"{tmp_path}/source\n")

@@ -1,4 +1,5 @@
-"""What two starts of one image may differ in: the image's id, and what the autotuner has saved."""
+"""Differences between two starts of one image: the image's id, and the autotuner's saved
+tactics."""
 
 from pathlib import Path
 

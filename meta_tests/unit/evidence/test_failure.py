@@ -1,4 +1,4 @@
-"""The classifier of crashes: causes are told from consequences, and noise is no crash."""
+"""The classifier of crashes: causes are distinguished from consequences, and noise is no crash."""
 
 import tomllib
 from operator import add, getitem
@@ -333,7 +333,7 @@ def test_an_error_of_a_request_is_no_cause_of_what_ends_the_engine_later(lives, 
 
 
 def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
-    """The core said nothing: somebody killed it."""
+    """The core logged nothing, because another process killed it."""
     lines = [
         SERVES,
         OF_A_REQUEST,
@@ -345,7 +345,7 @@ def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
 
 
 def test_only_processes_of_the_engine_are_named_as_killed() -> None:
-    """On an H200, the engine had started and ended helpers, and only it knew their status."""
+    """On an H200, the engine had started and ended helpers whose status only the engine knew."""
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [
         {"pid": 3783, "name": "python3", "status": 0},

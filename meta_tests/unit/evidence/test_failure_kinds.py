@@ -1,5 +1,5 @@
-"""Failures of owners' GB10s that had no name: each by its kind, in several of its wordings, and the
-healthy line beside it."""
+"""Failures of owners' GB10s: each has its kind, in several wordings, beside a similar healthy
+line."""
 
 import pytest
 

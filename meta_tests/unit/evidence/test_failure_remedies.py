@@ -1,5 +1,5 @@
-"""Remedies that were tried where no GPU is needed, as docs/evidence/remedies-tried.md tells: each
-failure as it was seen there, and what helped."""
+"""Remedies that were tried without a GPU (docs/evidence/remedies-tried.md): each failure as
+observed, and what helped."""
 
 import pytest
 
@@ -237,7 +237,7 @@ def test_remedy_names_what_helped(lines: list[str], kind: str, helped: str) -> N
 
 
 def test_skew_of_tvm_ffi_is_not_mended_by_force() -> None:
-    """`--force-reinstall` also replaced cuda-bindings, by a release that broke cuda-python."""
+    """`--force-reinstall` also replaced cuda-bindings by a release that broke cuda-python."""
     line = "  what():  TypeAttr `__ffi_repr__` is already registered for type index 130."
     remedy = classify_lines([line], 1).remedy or ""
     assert "nvidia-cutlass-dsl[cu13]" in remedy

@@ -1,5 +1,5 @@
-"""Failures of GB10 owners in the wording of neighbouring releases: each has its kind, whom to ask
-and a remedy. Beside `test_failure_kinds.py`, whose rows are the threads' own lines."""
+"""Failures of GB10 owners in the wording of neighbouring releases: each has its kind, its owner and
+a remedy. `test_failure_kinds.py` has the original lines."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""The reader of kernel paths: every signature reads its line, no trap is taken for evidence."""
+"""The reader of kernel paths: each signature matches its line, and no misleading line is
+evidence."""
 
 from collections.abc import Iterable
 from importlib.resources import files
@@ -39,7 +40,7 @@ def test_line_proves_nothing(line):
 
 
 def unreached(engine: str, lines: Iterable[str]) -> list[str]:
-    """Signatures of an engine's path that reach none of these lines."""
+    """Return signatures of an engine's path that match none of these lines."""
     cleaned = [log_message.clean(line) for line in lines]
     return [
         entry.id
@@ -49,7 +50,7 @@ def unreached(engine: str, lines: Iterable[str]) -> list[str]:
 
 
 def test_every_vllm_path_signature_is_exercised():
-    """A signature that no line here reaches could be dead without anyone noticing."""
+    """A signature without a matching line here could be dead unnoticed."""
     lines = (*(line for line, _, _ in PROVES), *LINES["fallbacks"].values(), *LINES["others"])
     assert unreached("vllm", lines) == []
     fallbacks = {entry.id for entry in load_signatures("vllm").of("fallback")}
@@ -331,7 +332,7 @@ def test_unknown_engine_is_refused():
     ],
 )
 def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, managed, wrong):
-    """vLLM on the CPU logs no attention. What it cannot show is not proven; the rest is judged."""
+    """vLLM on the CPU logs no attention, so this value is not proven; the others are judged."""
     log = tmp_path / "server.log"
     log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))
     loaded = profile.load(name)

@@ -1,4 +1,4 @@
-"""The drafter of an Eagle3 configuration on a GB10 is proven by the log, by its name."""
+"""The log proves the drafter of an Eagle3 configuration on a GB10, by its name."""
 
 import pytest
 
@@ -22,7 +22,7 @@ NAMES = {
 
 
 def wrong(configuration, speculation, folder, *, eager=False) -> str:
-    """What contradicts the configuration about its drafter and its graphs."""
+    """Return the contradictions about the configuration's drafter and graphs."""
     log = folder / "server.log"
     log.write_text(LOG.format(speculation, eager), "utf-8")
     path = read_log(log, "vllm")

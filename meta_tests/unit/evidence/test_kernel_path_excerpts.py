@@ -1,5 +1,5 @@
-"""``sm121 path`` on what owners have: the end of a long log, a worker's stack, the kernel's
-messages, the log of another engine. What is there is read; what is not there is null."""
+"""``sm121 path`` on excerpts: the end of a long log, a worker's stack, kernel messages, another
+engine's log. Existing values are read; missing ones are null."""
 
 import json
 from pathlib import Path

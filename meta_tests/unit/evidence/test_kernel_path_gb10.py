@@ -1,4 +1,5 @@
-"""Logs of a real GB10, of the build that reaches 52: each field with its line, in any wrapper."""
+"""Logs of a real GB10 with the build that reaches 52 tok/s: each field with its line, in any
+wrapper."""
 
 import json
 import re
@@ -188,8 +189,8 @@ def same_path(name: str, wrap: Callable[[str], str]) -> None:
 
 
 def _behind_prefixes() -> list:
-    """Each log behind each prefix; in `make test` each log and each prefix is in one case at least,
-    and the log of the clean build behind each."""
+    """Return each log with each prefix; `make test` has each log and each prefix at least once, and
+    the clean build's log with each."""
     cases = []
     for number, name in enumerate(LOGS):
         for place, prefix in enumerate(WRAPS):
@@ -263,7 +264,7 @@ def test_a_log_without_its_beginning_says_what_it_shows():
 
 @pytest.mark.parametrize("count", [2, 12, 18, 25, 40, 60])
 def test_the_end_of_the_run_before_is_not_this_one(count):
-    """Of a log that begins in another run, as many of its last lines as are there."""
+    """A log that begins in another run, with some of that run's last lines."""
     before = [line.replace("02-09", "02-08") for line in lines_of("fused_0804_clean")]
     before.append("(EngineCore_DP0 pid=9) ERROR 02-08 08:00:00 [core.py:1] EngineDeadError: x")
     path = read_lines([*before[-count:], *lines_of("unfused_0804_profiled")])
@@ -284,7 +285,8 @@ NSYS = (
 @pytest.mark.parametrize("first", [0, 18, 25, 40])
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
 def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
-    """The file was written over, and was longer before: a stale start, its end and nsys' table."""
+    """The file was longer before it was overwritten: an old start, its end and nsys' table
+    remain."""
     lines = lines_of(name)
     older = lines_of("fused_0804_clean")[first:]
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"

@@ -1,6 +1,6 @@
-"""SGLang and llama.cpp on a GB10: what a healthy log proves, and which log is red.
+"""SGLang and llama.cpp on a GB10: what a healthy log proves, and which log fails.
 
-The lines are in the words of the engines' sources and of published logs of gpt-oss-120b.
+The lines have the words of the engines' sources and of published logs of gpt-oss-120b.
 """
 
 import pytest
@@ -40,7 +40,7 @@ HEALTHY = {"sglang": SGLANG, "llama-cpp": LLAMA_CPP}
 
 
 def wrong(engine, tmp_path, before="", after="") -> list[str]:
-    """What contradicts the profile of an engine in its healthy log with one change."""
+    """Return the contradictions between an engine's profile and its healthy log with one change."""
     log = tmp_path / "server.log"
     log.write_text("\n".join(HEALTHY[engine]).replace(before or "\0", after) + "\n")
     judged = profile.load(f"sm121-gpt-oss-120b-{engine}")

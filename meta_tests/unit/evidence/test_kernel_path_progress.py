@@ -1,4 +1,4 @@
-"""The progress of a start, as the lines of its log tell it."""
+"""The progress of a start, by the lines of its log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lines of a log that show a kernel path together."""
+"""Log lines that show a kernel path together."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tables of a real GB10: shares, cut names, layers beyond the checkpoint, the variant."""
+"""Tables of a real GB10: shares, truncated names, layers beyond the checkpoint, the variant."""
 
 import re
 from pathlib import Path

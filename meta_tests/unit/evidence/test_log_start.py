@@ -1,4 +1,4 @@
-"""What a log shows beside the kernel path, and where each value of a log is kept."""
+"""Values of a log beside the kernel path, and their places."""
 
 from typing import get_args
 

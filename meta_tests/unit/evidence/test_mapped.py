@@ -1,4 +1,4 @@
-"""The library of NCCL that a process has mapped has a digest."""
+"""The NCCL library that a process has mapped has a digest."""
 
 import hashlib
 import mmap
@@ -9,7 +9,7 @@ from sm121.evidence import mapped
 
 
 def test_nccl_that_was_replaced_since_has_no_digest(tmp_path):
-    """An update meanwhile: the process has the old one, of which nothing can be read."""
+    """After an update, the process has the old library, whose file cannot be read."""
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"NCCL 2.28.9")
     with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ):

@@ -1,4 +1,5 @@
-"""Each rank of a server on two machines has its path and its transport, and a fault names them."""
+"""Each rank of a server on two machines has its path and its transport, and a fault names the
+rank."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The logs of the ranks are of one start, and of all ranks of it."""
+"""The logs belong to one start, and to all of its ranks."""
 
 import pytest
 
@@ -170,7 +170,7 @@ def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, rema
 
 @pytest.mark.parametrize("hours", [("11-30 23", "12-01 00"), ("02-28 23", "03-01 00")])
 def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
-    """The logs name no start that both have: the time alone tells."""
+    """The logs share no id of a start, so only the time decides."""
     nodes = []
     for rank, hour in enumerate(hours):
         (tmp_path / hour).mkdir()
@@ -190,7 +190,7 @@ def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
     ],
 )
 def test_ranks_of_two_ray_nodes(tmp_path, pids, prefixes):
-    """`prefixes`: what follows each rank's pid in Ray's lines. On one host each comes twice."""
+    """`prefixes`: the text after each rank's pid in Ray's lines. On one host each occurs twice."""
     lines = ["INFO:     Application startup complete."]
     for rank, pid in enumerate(pids):
         for prefix in prefixes[rank]:

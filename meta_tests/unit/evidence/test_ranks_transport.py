@@ -1,4 +1,4 @@
-"""The transport between the ranks of a server is known from their logs and from counters."""
+"""The transport between the ranks of a server, from their logs and from counters."""
 
 from functools import partial
 from pathlib import Path
@@ -344,8 +344,8 @@ LEAST = transport.least_bytes(1024, 2880, 37)
     ],
 )
 def test_counters_tell_what_carried_a_prompt(carried, other, kinds, devices, tmp_path):
-    """`carried`: by device, its share of what a prompt costs; `other`: what the counters of one
-    more read before it, and after it."""
+    """`carried`: each device's share of a prompt's bytes; `other`: the readings of one more device,
+    before and after."""
     readings = []
     for moment in (0, 1):
         for device, share in carried.items():

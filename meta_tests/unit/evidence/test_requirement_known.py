@@ -1,4 +1,4 @@
-"""A log with the symptom of a known bug: what is said of it has the bug's row, with its link."""
+"""If a log shows the symptom of a known bug, the message contains the bug's row with its link."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An error that kills nobody is found in the server's log and in the kernel's messages, and a
+"""An error that ends no process is found in the server's log and in the kernel's messages; a
 healthy log has none."""
 
 import dataclasses
@@ -25,14 +25,14 @@ from sm121.run.verdict_file import BESIDE
 
 
 def kernel_log(folder: Path, dmesg: str, journalctl: str = "exit 1") -> str:
-    """The search path of a machine on which the two programs of the kernel's messages do so."""
+    """Return the PATH of a machine on which the two programs for kernel messages behave so."""
     executable(folder / "dmesg", dmesg)
     executable(folder / "journalctl", journalctl)
     return f"{folder}:{os.environ['PATH']}"
 
 
 def outcome_of(folder: Path, doing, **variables: str):
-    """How a run ends that does so."""
+    """Return the end of a run with this event."""
     with mock.patch.dict(os.environ, {**VARIABLES, **variables}):
         return script(SimpleNamespace(tmp_path=folder), "run", doing)
 
@@ -48,7 +48,7 @@ def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind
 
 
 def _of_two_ranks(exception: str) -> str:
-    """What both ranks of a Ray server print at once, line by line, as a finalizer raises."""
+    """Return the lines that both ranks of a Ray server print at once when a finalizer raises."""
     ignored = "Exception ignored in: <function CPUDNNLGEMMHandler.__del__ at 0x7f37>"
     ranks = ("(CpuRayWorkerProc pid=7) ", "(CpuRayWorkerProc pid=8, ip=10.0.0.2) ")
     stacks = [stack(rank, ignored, "/v/vllm/_custom_ops.py", exception) for rank in ranks]
@@ -201,7 +201,7 @@ def test_the_kernel_reports_an_error(kind):
 
 
 def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
-    """It is a remark, and what a certificate would say beside its levels."""
+    """It is a remark, and in a certificate's line beside the levels."""
     path = kernel_log(tmp_path, *["echo not permitted >&2\nexit 1"] * 2)
     unread = []
     remarks = []
@@ -234,7 +234,7 @@ NO_MEMORY = (
 def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
     tmp_path, offsets, verdict
 ):
-    """vllm#56824: of four starts of a healthy GB10 three had the message. `offsets`: seconds after
+    """vllm#56824: of four starts of a healthy GB10, three had the message. `offsets`: seconds after
     the start began, which took one."""
 
     def doing(session):

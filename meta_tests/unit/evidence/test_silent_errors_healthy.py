@@ -1,4 +1,4 @@
-"""A healthy log has no error that nobody died of."""
+"""A healthy log contains no silent error."""
 
 import pytest
 
@@ -159,7 +159,7 @@ HEALTHY_LINES = (
 
 
 def test_a_healthy_line_is_none(tmp_path):
-    """As vLLM 0.32 wrote it, or as its source (`source` of the rows) does."""
+    """As vLLM 0.32, or its source (`source` of the rows), writes it."""
     healthy = [clean for clean, _ in LOGGED.values()]
     healthy += HEALTHY_LINES
     assert {lines: errors(tmp_path, lines) for lines in healthy} == {key: [] for key in healthy}

@@ -1,4 +1,4 @@
-"""Stacks of processes that hang, with py-spy and without it."""
+"""Stacks of hanging processes, with and without py-spy."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def without_py_spy(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Start]:
-    """Start a program with the handler, and return when each of its processes hangs."""
+    """Start a program with the handler; return when each of its processes hangs."""
     started: list[subprocess.Popen[str]] = []
 
     def run(program: str, *options: str, processes: int = 1, **variables: str):

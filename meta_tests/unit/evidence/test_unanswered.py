@@ -1,4 +1,4 @@
-"""A connection without an answer is found in the tables of the kernel."""
+"""A connection without an answer is found in the kernel's tables."""
 
 import socket
 from pathlib import Path

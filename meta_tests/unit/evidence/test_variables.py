@@ -1,4 +1,4 @@
-"""Which variables an engine knows: asked of the engine that is installed."""
+"""The variables that the installed engine knows."""
 
 import dataclasses
 import os
