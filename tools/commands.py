@@ -27,9 +27,13 @@ def add(commands: Commands) -> None:
         commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
     )
     train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
-    train.add_argument("--steps", type=_positive, metavar="N", help="default: the recipe's")
-    train.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
-    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
+    train.add_argument(
+        "--steps", type=_positive, metavar="N", help="training steps (default: the recipe's)"
+    )
+    train.add_argument("--seed", type=int, metavar="N", help="random seed (default: the recipe's)")
+    train.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads of torch (default: 1)"
+    )
 
     ablation = command(
         commands,
@@ -67,22 +71,24 @@ def _add_synthetic(commands: Commands) -> None:
         "write a checkpoint of gpt-oss's real shape that answers as the canary does, without the "
         "real weights",
     )
-    made.add_argument("directory", type=Path, metavar="DIR", help="where it goes")
+    made.add_argument(
+        "directory", type=Path, metavar="DIR", help="folder to write the checkpoint to"
+    )
     made.add_argument(
         "--shape",
         choices=["gpt-oss-120b", "gpt-oss-20b"],
         required=True,
-        help="36 layers of 128 experts (61 GiB), or 24 of 32 (13 GiB)",
+        help="shape: 36 layers of 128 experts (61 GiB), or 24 layers of 32 experts (13 GiB)",
     )
     made.add_argument(
         "--layers",
         type=int,
         metavar="N",
-        help="as many of its layers; below 4 there is no canary in it, and its texts are noise "
-        "(default: all)",
+        help="number of layers; with fewer than 4, the checkpoint does not contain the canary, and "
+        "its texts are noise (default: all)",
     )
     made.add_argument(
-        "--seed", type=int, metavar="S", default=0, help="of the random weights (default: 0)"
+        "--seed", type=int, metavar="S", default=0, help="seed of the random weights (default: 0)"
     )
     made.add_argument(
         "--twin",

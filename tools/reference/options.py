@@ -132,8 +132,9 @@ def page() -> str:
         "",
         "## Fixtures",
         "",
-        "What a test of a level, or of another project ([Python API](python-api.md)), is given.",
+        "Tests of the levels use these fixtures; tests of another project can use them, too "
+        "([Python API](python-api.md)).",
         "",
-        *table(("fixture", "what it is"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
+        *table(("fixture", "meaning"), [(f"`{n}`", cell(t)) for n, t in fixtures().items()]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

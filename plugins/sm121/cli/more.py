@@ -266,7 +266,7 @@ def _add_schema(commands: Commands) -> None:
     parser.add_argument(
         "what",
         choices=["verdict", "profile"],
-        help="of which file",
+        help="the file that the schema describes",
     )
 
 

@@ -26,19 +26,19 @@ _MAY_BE_EMPTY = ("--api-key",)
 _NO_SUCH_TEST = "not found: "
 #: The markers that are not levels. The plugin or a test sets them.
 _MARKERS = (
-    "applies_to(*names): the architectures that a test is for; 'gpu' means each of them. Every "
-    "test of a level has it, on itself or its module",
-    "slow(why): takes minutes; left out unless --slow is given",
-    "asked_for(option): runs only when that option is given; else it is no test",
-    "ability(name): needs a model that can do this; a profile says in [correctness.cannot] what "
-    "its model cannot",
-    "severity(name): what its failure is: contract or courtesy; without the marker, or in a crash, "
-    "it is a blocker",
-    "never_waived(what): no waiver tolerates its failure, since it is about that",
-    "api_cases: run with each case of fixtures/api/cases.toml as `case`",
-    "kernel_cases(group): run with each case of that group of sm121.kernels.cases as `case`",
-    "kernel_benchmarks: run with each case of sm121.kernels.cases as `case`",
-    "ab_run: is there only with --ab A B",
+    "applies_to(*names): architectures that the test is for; 'gpu' means all GPUs. Each test of a "
+    "level has this marker, or its module has it",
+    "slow(why): takes minutes; runs only with --slow",
+    "asked_for(option): the test exists only if this option is given",
+    "ability(name): needs a model with this ability; [correctness.cannot] of a profile lists the "
+    "abilities that its model lacks",
+    "severity(name): severity of a failure: contract or courtesy; without the marker, or in a "
+    "crash: blocker",
+    "never_waived(what): no waiver excuses a failure, because the test is about this subject",
+    "api_cases: runs once for each case of fixtures/api/cases.toml, as `case`",
+    "kernel_cases(group): runs once for each case of this group of sm121.kernels.cases, as `case`",
+    "kernel_benchmarks: runs once for each case of sm121.kernels.cases, as `case`",
+    "ab_run: the test exists only with --ab A B",
 )
 
 
