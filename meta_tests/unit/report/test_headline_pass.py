@@ -67,7 +67,11 @@ def test_a_path_that_is_not_proven_stands_beside_the_pass():
     half = passed(*ALL)
     half.engine.path.moe = None
     assert headline.of(half).word == "PASS (not certified: MoE experts not proven)"
+    half.engine.dense = True
+    assert headline.of(half).word == "PASS"
     half.engine.path.attention = None
+    assert headline.of(half).word == "PASS (not certified: attention not proven)"
+    half.engine.dense = False
     assert "kernel path not proven" in headline.of(half).word
 
 

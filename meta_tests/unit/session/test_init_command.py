@@ -182,6 +182,7 @@ def test_arguments_and_path_are_those_of_the_log(draft, tmp_path):
     assert mine.kernel_path.attention == ("CPU_ATTN",)
     assert f'attention = ["CPU_ATTN"] # {line}' in file.read_text()
     assert mine.kernel_path.not_shown == {"moe": "the checkpoint has no experts"}
+    assert mine.model.dense
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ class Model(extending.Statement):
     served_name: str = Field(pattern=r"^[A-Za-z0-9/.][A-Za-z0-9._/:@+-]*$")
     #: The bytes of a token by the headers of the checkpoint. None: by the shape of gpt-oss.
     reads: Reads | None = None
+    #: Whether the model has no experts; reports then do not call their kernel unproven.
+    dense: bool = False
 
 
 class Needs(DataTable):

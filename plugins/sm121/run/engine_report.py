@@ -98,6 +98,8 @@ class EngineReport(Record):
     unwatched: str | None = None
     """Why a restart of the attached server may go unnoticed; null if each restart shows."""
     model: str
+    dense: bool = False
+    """Whether the model has no experts, by the profile; then ``path.moe`` has no value."""
     configuration: str | None = None
     startup_s: float | None = None
     path: KernelPath = Field(default_factory=KernelPath)
@@ -107,3 +109,8 @@ class EngineReport(Record):
     """A row for each rank of a server that spans machines; empty for one machine."""
     served: list[ServedKernel] = Field(default_factory=list)
     """The kernels of the path by operation, and which of them the numerics judged."""
+
+    @property
+    def experts(self) -> str:
+        """The kernel of the experts in words."""
+        return self.path.moe or ("none" if self.dense else "not proven")

@@ -212,6 +212,7 @@ def _look_at_engine(
     if chosen.profile is None:
         return chosen, None, report
     report.model = settings.target.model or chosen.profile.model.id
+    report.dense = chosen.profile.model.dense
     attached = None
     if chosen.obstacle is None:
         attached = targets.attached_server(settings, chosen.profile)
