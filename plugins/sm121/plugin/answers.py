@@ -53,6 +53,10 @@ _NO_TOKENIZER = (
     "token ids were not compared with their text: the tokenizer.json of the served model is not "
     "on this machine; name its checkpoint with --reference PATH"
 )
+_NO_GOLDEN = (
+    "log-probabilities were not compared with the trusted run, and the profile has no oracle: "
+    "record them with --record-golden FILE in the trusted run, then give --golden FILE"
+)
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
@@ -74,6 +78,10 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         config.stash[_ORACLE] = _read_oracle(settings.answers.oracle, session)
     if settings.answers.golden is not None:
         config.stash[_GOLDEN] = _read_golden(settings.answers.golden, session)
+    elif settings.judging.against is not None:
+        profile = session.run.target.profile
+        if profile is not None and "oracle" in profile.correctness.cannot:
+            session.run.record.remark(_NO_GOLDEN)
 
 
 def refuse_unreadable(settings: Settings) -> None:
