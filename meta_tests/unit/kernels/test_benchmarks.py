@@ -1,5 +1,5 @@
-"""Kernel benchmarks: a kernel that leaves its work out is INVALID, a slower one has a larger
-number, and what pytest-benchmark saves can be compared. Replays, tactics and a dead device too."""
+"""Kernel benchmarks: a kernel that skips work is INVALID, a slower one has a larger time, and saved
+benchmarks can be compared. Also replays, tactics and a dead device."""
 
 import dataclasses
 import json
@@ -117,7 +117,8 @@ def test_a_slower_moe_kernel_is_red_in_regression_and_against_and_an_equal_one_g
     ("timed_in_it", "expected"), [("a kernel", ["attention_decode_us@d0"]), ("no kernel", [])]
 )
 def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
-    """``tests/test_performance.py`` alone lacks no kernel's time of a stored run of all levels."""
+    """A run of only ``tests/test_performance.py`` lacks no kernel's time of a stored run of all
+    levels."""
     now = [stored_metric("tg32@d0", None)]
     if timed_in_it == "a kernel":
         now.append(stored_metric("moe_decode_us", "fused_moe"))
@@ -160,7 +161,7 @@ def test_a_kernel_that_computes_something_else_is_invalid(timed):
 
 
 def test_work_left_out_where_nobody_looks_is_faster_than_memory():
-    """The first and the last columns are right: the share of the roofline gives it away."""
+    """The first and the last columns are right, but the share of the roofline is too high."""
     case = cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
     timed = benchmarks.build(TorchProvider(), case)
     peak = Bandwidth((10.0,), "constructed")
@@ -173,8 +174,8 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
 
 @pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
 def test_what_is_timed_is_judged(case):
-    """Clean: right. With a stale output, which is what skipping the call leaves: wrong. Faster than
-    memory it is only where there is much to read; for one token there is not."""
+    """A clean kernel passes; one with a stale output, as after a skipped call, fails. It is faster
+    than the memory allows only if it reads much; for one token it is not."""
     if case.tokens > 64:
         case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
@@ -193,7 +194,7 @@ def test_what_is_timed_is_judged(case):
 @pytest.mark.parametrize("value", [0.0, torch.nan])
 @pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
 def test_work_left_out_in_the_middle_is_noticed(operation, tokens, value):
-    """A kernel that is bound by its sums is not faster than memory when it does half of them."""
+    """A compute-bound kernel that does half of its sums is not faster than memory."""
     every = cases.select_timed((0,), full=False)
     case = next(case for case in every if (case.operation, case.tokens) == (operation, tokens))
     timed = benchmarks.build(TorchProvider(), case)
@@ -271,7 +272,7 @@ def kernels_of(provider: str) -> Kernels:
 
 
 class ScriptedChild:
-    """Answers of a process with four tactics; the catalogue has them in real processes."""
+    """The answers of a process with four tactics; the catalogue has them in real processes."""
 
     def __init__(self) -> None:
         self.asked: list[tuple] = []
@@ -323,7 +324,7 @@ def test_each_tactic_is_judged_in_a_process_of_its_own():
 
 
 class Reusing(TorchProvider):
-    """Gives the same memory each time, with other low bits in it."""
+    """Returns the same memory each time, with other low bits."""
 
     name = "reusing"
     deterministic = frozenset({"fused_moe"})
@@ -340,7 +341,7 @@ class Reusing(TorchProvider):
 
 
 class RoutingReused(TorchProvider):
-    """The same of the routing, which computes little."""
+    """The same for the routing, which computes little."""
 
     name = "reusing"
     deterministic = frozenset({"route"})
@@ -370,7 +371,7 @@ def test_two_runs_into_the_same_memory_are_compared():
 
 @pytest.mark.slow("several processes with torch")
 def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
-    """Before, one abort ended pytest, and one fault of the device left the rest NOT_RUN."""
+    """An abort ended pytest, and a fault of the device left all other cases NOT_RUN."""
     kernels = kernels_of("faulty")
     aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
     reason = "tokens-1: required: a result, seen: the process ended with SIGABRT"
@@ -391,7 +392,7 @@ def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
     ],
 )
 def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
-    """One without its packages, and one that is not there."""
+    """One without its packages, and one that does not exist."""
     executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     other = child.Child(str(tmp_path / name), {"PATH": os.environ["PATH"]})
     with pytest.raises(NotRun, match=reason):
@@ -410,7 +411,8 @@ def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
 def test_the_clock_says_what_of_a_large_cache_it_replaces(
     cache_mib, replaced_mib, how, monkeypatch
 ):
-    """A GB10's caches are replaced three times over; of a server's, what a run has time for."""
+    """A GB10's caches are replaced three times; a server's large cache only as far as time
+    allows."""
     monkeypatch.setattr(
         benchmarks.stream_bandwidth, "last_level_cache_bytes", lambda: cache_mib << 20
     )
@@ -419,6 +421,7 @@ def test_the_clock_says_what_of_a_large_cache_it_replaces(
 
 
 def test_one_clock_for_all_tests():
-    """It holds three times the last-level cache, and pytest-benchmark keeps each test's timer: on a
-    CPU with 480 MiB of L3 one for each test took 20 GB, and the kernel ended the run."""
+    """The clock holds three times the last-level cache, and pytest-benchmark keeps each test's
+    timer: on a CPU with 480 MiB of L3, one clock per test took 20 GB, and the kernel killed the
+    run."""
     assert benchmarks.clock_of("cpu") is benchmarks.clock_of("cpu")

@@ -1,4 +1,4 @@
-"""MXFP8 x MXFP4 experts: the provider's own calls, on an emulation of the kernels and on each
+"""MXFP8 x MXFP4 experts: the provider's own calls, on an emulation of the kernels and with each
 release's arguments."""
 
 import ast
@@ -93,7 +93,7 @@ def test_what_no_tolerance_tells_apart_is_known(name):
 
 
 class On(Emulation):
-    """On another GPU."""
+    """A provider on another GPU."""
 
     def __init__(self, *capability: int) -> None:
         self.capability = capability
@@ -127,7 +127,7 @@ class On(Emulation):
     ],
 )
 def test_experts_are_what_an_architecture_has(capability, activations, lacks):
-    """MXFP8 activations where they are; BF16 on Hopper; what it lacks is NOT_RUN."""
+    """MXFP8 activations if the GPU supports them, BF16 on Hopper; missing ones are NOT_RUN."""
     provider = EmulatedProvider(On(*capability))
     assert activations in (None, protocol.declaration(provider).activations)
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
@@ -136,7 +136,7 @@ def test_experts_are_what_an_architecture_has(capability, activations, lacks):
 
 
 def test_what_a_release_lacks_is_not_run():
-    """None of those that were read; an older one may."""
+    """No known release lacks one; an older one may."""
     problem = problems.build(case_of("moe_token_counts", "tokens-5"))
     old = Emulation()
     older = Emulation()
@@ -155,7 +155,7 @@ UNSET = object()
 
 
 class OfRelease(Emulation):
-    """The emulation behind a release's own arguments."""
+    """The emulation with a release's own arguments."""
 
     def __init__(self, version: str, functions: dict[str, ast.FunctionDef]) -> None:
         self.version = version
@@ -164,7 +164,7 @@ class OfRelease(Emulation):
 
 
 def behind(function: ast.FunctionDef, call):
-    """A function with these arguments, which gives those that it got to `call`."""
+    """Return a function with these arguments that passes its values to `call`."""
     arguments = function.args
     for each in (*arguments.args, *arguments.kwonlyargs):
         each.annotation = None
@@ -190,7 +190,7 @@ def functions_of(site: Path) -> dict[str, ast.FunctionDef]:
 
 
 def arguments_anywhere(site: Path) -> dict[str, set[str]]:
-    """The arguments of every function of these names, methods too."""
+    """Return the arguments of every function with these names, methods included."""
     names = {name for name, _ in since()}
     arguments: dict[str, set[str]] = {}
     for file in (site / "flashinfer").rglob("*.py"):
@@ -205,7 +205,8 @@ def arguments_anywhere(site: Path) -> dict[str, set[str]]:
 
 
 def judge_release(site: Path, version: str) -> None:
-    """The provider's own code, behind this release's arguments; its rows; its sources."""
+    """Run the provider's own code with this release's arguments; return its rows and its
+    sources."""
     emulation = OfRelease(version, functions_of(site))
     provider = EmulatedProvider(emulation)
     for group, name in (("moe_token_counts", "tokens-33"), ("moe_activation", "no-biases")):

@@ -1,5 +1,5 @@
 """The provider `flashinfer` calls attention as vLLM does: a module for each kind of cache, queries
-without strides for XQA, and the decode kernel that the release has."""
+without strides for XQA, and the release's decode kernel."""
 
 from unittest import mock
 
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def as_often_as_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each operation twice, as any other: what is wrong here is wrong each time.
+    """Run each operation twice, as for any provider: these faults occur each time.
 
-    Decode that is wrong in one of sixteen runs is in test_kernel_mutants.py.
+    test_kernel_mutants.py has a decode that is wrong in one of sixteen runs.
     """
     monkeypatch.setattr(checks, "RUNS", {})
 
@@ -49,7 +49,7 @@ def of_name(group: str, name: str) -> problems.Problem:
 
 
 def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
-    """What is wrong, by case; cases that the provider does not run are left out."""
+    """Return the faults by case, without cases that the provider does not run."""
     wrong = {}
     for case in kernel_mutants.small(group):
         if names not in case.name:
@@ -76,7 +76,7 @@ def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
     ],
 )
 def test_a_healthy_gb10_passes(group, release):
-    """One process for BF16 and FP8 caches, as a run has it."""
+    """One process for BF16 and FP8 caches, as in a run."""
     attention = WholeNames if release == "0.7.4" else Attention
     provider = EmulatedProvider(emulation(release, attention=attention))
     if "fp8" in group:
@@ -101,7 +101,7 @@ def test_two_plans_get_two_modules_and_leave_the_engines_alone():
 
 
 def test_a_name_that_tells_caches_apart_is_kept():
-    """From 0.7.4 on: the engine's own module is judged."""
+    """From 0.7.4 on, the engine's own module is tested."""
     assert modules_of(WholeNames) == {
         "batch_prefill_attention_sink_bf16_bf16_64_64_swa_True_fa2",
         "batch_prefill_attention_sink_bf16_e4m3_64_64_swa_True_fa2",
@@ -141,7 +141,7 @@ def test_queries_reach_xqa_contiguous(name):
 @pytest.mark.parametrize("provider", [EmulatedProvider, Fa2Provider])
 @pytest.mark.parametrize("group", ["prefill", "prefill_fp8", "decode", "decode_fp8"])
 def test_packed_keys_and_values_reach_the_kernel_as_two_views(group, provider):
-    """As vLLM 0.32 gives them: halves of one tensor, at strides of 2 D."""
+    """As in vLLM 0.32: halves of one tensor, with strides of 2 D."""
     made = emulation()
     (case,) = (case for case in cases.GROUPS[group] if case.packed)
     assert checks.check(provider(made), problems.build(case)) == []
@@ -159,7 +159,7 @@ def test_the_cache_is_one_tensor_where_it_is_not_packed():
 
 
 class OneViewReadAsDense(Module):
-    """Takes the keys of a packed cache for dense ones."""
+    """Reads the keys of a packed cache as dense ones."""
 
     def read(self, part):
         if part.stride(-2) == part.shape[-1]:
@@ -244,7 +244,7 @@ def test_without_sinks_the_wrapper_is_not_run():
 
 
 def test_xqa_of_an_fp8_cache_is_not_run_on_hopper():
-    """Its kernel there rounds queries and shares, which the oracle does not."""
+    """Its kernel rounds queries and shares there, which the oracle does not."""
     provider = EmulatedProvider(emulation("0.7.4", (9, 0), WholeNames))
     with pytest.raises(NotRun, match=r"mha_sm90\.cu rounds queries and shares to E4M3"):
         checks.check(provider, of_name("decode_fp8", "fp8-full-attention-321"))
@@ -257,7 +257,7 @@ def test_fa2_decodes_an_fp8_cache_on_hopper():
 
 
 def test_the_batch_invariant_mode_of_flashinfer_has_no_sm12x():
-    """From the release that has it there, a claim to be tested: a row alone and in a batch."""
+    """From the release that has it, it must be tested: a row alone and in a batch."""
     api = pytest.importorskip("flashinfer.gemm.batch_invariant.api")
     classes = {name: archs for name, archs in vars(api).items() if name.endswith("_ARCHS")}
     assert len(classes) >= 4

@@ -1,4 +1,4 @@
-"""`--kernel-provider`: which kernels are tested, and what a run says when they cannot be."""
+"""`--kernel-provider`: which kernels are tested, and the message if they cannot be."""
 
 import ast
 import functools
@@ -32,7 +32,7 @@ def judged(run) -> list[dict]:
 
 
 def not_run(run_pytest, provider: str, *more: str, **options) -> str:
-    """Why a provider is not judged."""
+    """Return why a provider is not tested."""
     status, run = run_pytest(*NUMERICS, "--kernel-provider", provider, *more, **options)
     assert status == 5, run.output
     assert {test["verdict"] for test in judged(run)} == {"NOT_RUN"}
@@ -75,7 +75,7 @@ def another_build(tmp_path):
 
 
 def test_it_is_known_of_each_provider_whose_kernels_it_calls():
-    """Else it would run beside the suite, and not with the engine."""
+    """Otherwise it would run with the suite's packages and not with the engine's."""
     of_nobody = {name for name in registry.NAMES if not registry.packages(name)}
     assert of_nobody == {"torch", "torch-cuda"}
 
@@ -106,7 +106,7 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
 
 @pytest.mark.slow("a run of all numerics; test_benchmarks.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
-    """Before, they were NOT_RUN with another build than pytest's."""
+    """They were NOT_RUN if its build was not pytest's."""
     log = tmp_path / "seen"
     notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
     python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
@@ -155,7 +155,7 @@ def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fau
 
 
 class OldFlashInfer:
-    """FlashInfer's API at a release, without a kernel: the arguments of the published wheels."""
+    """A release's FlashInfer API without kernels: the arguments of the published wheels."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, version: str, capability=(12, 1)) -> None:
         import torch
@@ -219,7 +219,7 @@ def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
 
 
 def test_a_kernel_that_raises_is_a_failure(monkeypatch):
-    """Also where it raises a TypeError: the release has what is called."""
+    """A TypeError, too, because the release has the called function."""
     new = OldFlashInfer(monkeypatch, "0.6.16")
     with pytest.raises(TypeError, match="expected a tensor on a GPU"):
         new.provider.mxfp4_quantize(new.x)
@@ -228,7 +228,7 @@ def test_a_kernel_that_raises_is_a_failure(monkeypatch):
 
 
 def test_every_argument_of_the_installed_flashinfer_is_there():
-    """The names that the provider calls are those of the real package."""
+    """The names that the provider calls exist in the real package."""
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     texts = [file.read_text("utf-8") for file in folder.rglob("*.py")]
     defining = [text for text in texts if any(f"def {name}(" in text for name, _ in since())]

@@ -1,4 +1,4 @@
-"""Which kernels of the path were judged; what was not is said, and certified by nobody."""
+"""Which kernels of the path were tested; untested ones are reported and get no certificate."""
 
 import itertools
 
@@ -76,7 +76,7 @@ def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
 
 
 def test_the_provider_follows_what_a_gb10_logs(of_log):
-    """Before, Marlin and Triton were judged, whatever was served."""
+    """Marlin and Triton were tested whatever the server used."""
     assert providers(of_log(TRITON_ATTN, MARLIN)) == dict.fromkeys(NEEDED, "vllm")
     with_flashinfer = providers(of_log(FLASHINFER, XQA, MARLIN))
     assert with_flashinfer["fused_moe"] == "vllm"
@@ -175,7 +175,7 @@ def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
     ],
 )
 def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
-    """Before, PyTorch was judged."""
+    """PyTorch was tested instead."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
     assert providers(path, "cpu") == dict.fromkeys(NEEDED, provider)
 
@@ -316,7 +316,7 @@ def test_shards_judge_the_kernels_together(of_log):
 
 
 def certified(*tests: TestReport, levels: tuple[str, ...] = ("kernel",)) -> VerdictFile:
-    """A run on the CPU with these tests, after its certificate was asked for."""
+    """Return a run on the CPU with these tests that requested its certificate."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype="float32")
     file = run(path, *tests, arch="cpu")
     judging = profile.load("cpu-tiny-gpt-oss").judging()

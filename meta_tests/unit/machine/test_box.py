@@ -1,4 +1,5 @@
-"""The machine's state: each defect is seen, a healthy machine is QUALIFIED, nothing is guessed."""
+"""The state of the machine: each defect is found, a healthy machine is QUALIFIED, nothing is
+guessed."""
 
 import pytest
 
@@ -163,7 +164,7 @@ def test_each_defect_degrades_the_box(fields, why):
     ],
 )
 def test_readings_give_a_state(profile_of, before, after, load_during, state, why):
-    """Of the box that a profile requires, by two readings."""
+    """The state by a profile's requirements and two readings."""
     required = profile_of and profile.load(profile_of).box
     readings = (fields if fields is None else reading(**fields) for fields in (before, after))
     judgement = box_judgement.judge(required, *readings, load_during=load_during)
@@ -227,7 +228,7 @@ def test_others_during_the_measurements_are_the_remedy():
     ],
 )
 def test_a_machine_that_became_faster_refutes_no_pass(before, after, refuted):
-    """What passed on the slower machine passes on this one; what failed may not have to."""
+    """What passed on the slower machine passes on the faster one; what failed may pass."""
     judgement = box_judgement.judge(GB10, reading(**before), reading(**after))
     assert judgement.refuted == {*refuted}
     assert (judgement.state is BoxState.DEGRADED) == bool(refuted), "no baseline for later runs"
@@ -285,7 +286,7 @@ def test_healthy_gb10s_are_qualified(published):
     ],
 )
 def test_a_capped_clock_is_said_with_its_share(clock, share):
-    """Of a machine that is fit: `nvidia-smi -lgc 0,2200` slows every rate by a little."""
+    """On a qualified machine: `nvidia-smi -lgc 0,2200` slows every rate slightly."""
     capped = reading(sm_clock_mhz=clock)
     state, reason = judged(GB10, capped, capped)
     assert state is BoxState.QUALIFIED and ("the SM clock is capped" in reason) is bool(share)

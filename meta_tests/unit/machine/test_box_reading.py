@@ -1,4 +1,4 @@
-"""How a box is read: its clocks, its power cap, who else works here, the box of another node."""
+"""How a box is read: clocks, power limit, other processes, and another node's box."""
 
 import ctypes
 import json
@@ -22,7 +22,7 @@ from sm121.machine import box, stream_bandwidth
 
 
 def test_a_power_cap_is_read_under_load(monkeypatch):
-    """From NVML while matrices are multiplied; what a GB10 answers with N/A is null."""
+    """By NVML during matrix products; a GB10's N/A is null."""
     import pynvml
 
     clocks = iter([2400, 1900, 1890, 1910, 1905])
@@ -125,7 +125,7 @@ def test_the_subcommand():
 
 
 class Gpu:
-    """torch on a GPU whose speed is a function of its time, from when it begins to work."""
+    """torch on a GPU whose speed depends on the time since its work began."""
 
     bfloat16 = None
 
@@ -137,7 +137,7 @@ class Gpu:
         )
 
     def randn(self, *_shape: object, **_how: object) -> None:
-        """A matrix."""
+        """Return a matrix."""
 
     def ones(self, shape: object, **_how: object) -> SimpleNamespace:
         rows, columns = shape if isinstance(shape, tuple) else (shape, 1)

@@ -1,4 +1,4 @@
-"""Several runs on one machine: one measures, and a second one that measures is refused."""
+"""Several runs on one machine: one measures, and a second measuring run is refused."""
 
 import os
 import re

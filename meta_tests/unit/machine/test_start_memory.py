@@ -1,4 +1,4 @@
-"""The memory of a start, forecast from headers, agrees with published starts and refusals."""
+"""The forecast of a start's memory, from headers, agrees with published starts and refusals."""
 
 import json
 import subprocess
@@ -75,7 +75,7 @@ def weights_of(row, gpt_oss):
 
 @pytest.mark.parametrize("row", by_source("start"))
 def test_a_start_leaves_what_was_published(row, gpt_oss):
-    """Within 5 % of the memory that the start asks for, but for two on small GPUs."""
+    """Within 5 % of the start's memory, except for two small GPUs."""
     memory = MachineMemory(row["total_gib"], row["total_gib"], row["total_gib"], 0.0)
     start = replace(START, utilisation=row["utilisation"])
     forecast = Forecast(start, memory, weights_of(row, gpt_oss), None)

@@ -1,4 +1,4 @@
-"""Axes, covering arrays, bad input; cells on servers that were started before."""
+"""Axes, covering arrays and bad input; cells on servers that were started before."""
 
 import functools
 import itertools
@@ -62,7 +62,7 @@ def array_of(number: int, strength: int) -> covering.Array:
 
 
 def counted(space: Space, cells: list[dict[str, str]], strength: int) -> tuple[int, int]:
-    """Allowed combinations and those that occur, by the full product alone."""
+    """Return the allowed combinations and those that occur, by the full product."""
     every = [*itertools.combinations(space.axes, strength)]
     allowed, occurring = (
         {tuple((a, cell[a]) for a in names) for names in every for cell in some}
@@ -140,7 +140,7 @@ def test_a_build_has_its_own_knobs_and_no_release_has_them():
 
 
 def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
-    """`options` is what its parser said; None is ``sm121 matrix`` without an engine."""
+    """`options`: what its parser accepts; None: ``sm121 matrix`` without an engine."""
     unknown = "0.1.dev16581+g0a1b2c3"
     options = {"--attention-backend", "--kv-cache-dtype", "--enforce-eager", "--load-format"}
     older = Space(SM121, "vllm", unknown, options=options)
@@ -153,12 +153,12 @@ def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
 
 
 def with_axes(more: str) -> Space:
-    """The CPU's axes and rules, and more of them."""
+    """Return the CPU's axes and rules, with further ones."""
     return Space(load_text(SHIPPED["cpu"] + more, "mine.toml"), "vllm", "0.32.0")
 
 
 def test_a_rule_about_an_axis_without_a_choice_counts():
-    """The axis is at its baseline; what is ruled out with that is ruled out."""
+    """The axis is at its baseline, and combinations with that value are excluded."""
     space = with_axes(text_file("axis-without-a-choice.toml"))
     assert "only" not in space.axes and space.fixed["only"] == "here"
     assert not space.allowed((("dtype", "bfloat16"), ("seqs", "1")))
@@ -289,7 +289,7 @@ def test_a_value_that_the_log_does_not_show_is_a_fallback(value):
 
 
 def test_a_setting_has_evidence_of_its_own():
-    """The same value on another engine shows itself in another line."""
+    """The same value on another engine is proven by another line."""
     vllm, sglang = SPACES[2], SPACES[4]
     assert vllm.settings["prefix"]["off"].expected.path == {"prefix_caching": "False"}
     assert sglang.settings["prefix"]["off"].expected.must_see == (
@@ -304,7 +304,7 @@ STARTED = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
 
 
 def examiner(tmp_path: Path, alive) -> examine.Examiner:
-    """One whose checks pass up to the performance sample."""
+    """Return an examiner whose checks pass up to the performance sample."""
     cpu = profile.load("cpu-tiny-gpt-oss")
     endpoint = Endpoint("http://127.0.0.1:1", "", "canary")
     server = Server(endpoint, True, "vllm", None, None, None, 1.0)
@@ -348,7 +348,7 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
 
 
 def attached_run(directory: Path, settings: profile.Profile, server: Server) -> SimpleNamespace:
-    """Has a server, and can start none; whether it lives is nobody's here to watch."""
+    """A run with a server that can start no other; nothing watches whether it lives."""
     return stand_in(
         aborted=None, pool=None, life=None, ledger=(), file=SimpleNamespace(fingerprint=None),
         by_name={}, directory=directory, profile=settings, attached=server,
@@ -360,7 +360,7 @@ def attached_run(directory: Path, settings: profile.Profile, server: Server) -> 
 
 @pytest.fixture
 def serve_cell(tmp_path):
-    """Start ``matrix_engine.py`` with a cell's arguments; its address and its log."""
+    """Start ``matrix_engine.py`` with a cell's arguments; yield its address and its log."""
     started = []
 
     def serve(*arguments: str) -> tuple[str, Path]:
@@ -389,7 +389,7 @@ def attached_level(directory, settings, serve_cell, *arguments, baseline=None, l
 
 
 def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_cell):
-    """A URL is taken for the baseline, and another one for a cell, as far as its log shows it."""
+    """A URL is the baseline, and another one a cell, as far as its log shows."""
     settings, half = profile.load(str(matrix_profile)), ("--window", "half")
     first = attached_level(tmp_path / "first", settings, serve_cell)
     record = first.examine(first.plan.cells[0])
@@ -420,7 +420,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
     calls: list[str] = []
 
     class Once:
-        """Does not start the first time."""
+        """Fails at its first start."""
 
         stopped = None
         launch = SimpleNamespace(pids_when_ready=frozenset(), log=tmp_path / "server.log")
@@ -484,7 +484,7 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
 )
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
-    """What rounds is compared with the oracle that rounds so, and nothing else is."""
+    """A value that rounds is compared with the oracle with that rounding; other values are not."""
     monkeypatch.setattr("sm121.matrix.space.cpu_flags", lambda: "avx512f")
     agrees = Mock(return_value="off by 1e-5 nats", side_effect=wrong)
     monkeypatch.setattr(examine.oracle, "agrees", agrees)

@@ -1,4 +1,4 @@
-"""The smallest sets of values that fail, and what is written of them: no server is started."""
+"""The smallest failing sets of values, and their report, without starting a server."""
 
 import itertools
 import random
@@ -28,12 +28,12 @@ def record(space: Space, cell: dict[str, str], outcome: CellOutcome, isolating=F
 
 
 def ended(outcome: CellOutcome, isolating: bool = False, **values: str) -> CellRecord:
-    """A cell of `SPACE`: the baseline, but for these values."""
+    """Return a cell of `SPACE`: the baseline with these values."""
     return record(SPACE, {**SPACE.baseline, **values}, outcome, isolating)
 
 
 class Engine:
-    """An engine with planted faults; counts the cells that are run to isolate them."""
+    """An engine with injected faults that counts the cells run to isolate them."""
 
     def __init__(self, space: Space, faults: dict[axes.Choice, CellOutcome]) -> None:
         self.space = space
@@ -61,13 +61,13 @@ class Engine:
 
 
 def unisolated(records: list[CellRecord]) -> list[isolation.FailingSet]:
-    """What is said where no cell can be run any more."""
+    """Return the message if no further cell can run."""
     return isolation.smallest(SPACE, records, lambda _cell: None)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_planted_sets_are_found_exactly(seed):
-    """One or two faults of one or two values each, anywhere: found, confirmed, and no other."""
+    """One or two faults of one or two values each are found and confirmed, and no other set."""
     generator = random.Random(seed)
     space = SPACES[generator.choice([0, 2, 3])]
     faults: dict[axes.Choice, CellOutcome] = {}
@@ -118,7 +118,7 @@ def test_a_broken_baseline_explains_everything():
 
 
 def again_as(*outcomes, **changed):
-    """The one set of a cell that failed, whose further starts end as outcomes say."""
+    """Return the set of a failed cell whose further starts have these outcomes."""
     ends = itertools.chain(outcomes, itertools.repeat(outcomes[-1]))
 
     def again(cell):
@@ -174,7 +174,7 @@ def test_a_second_start_that_fails_otherwise_may_be_the_last():
     ],
 )
 def test_a_part_that_ends_otherwise_is_named(of_part, of_pair, sets):
-    """INVALID alone is no sign that it passes alone; neither is another failure."""
+    """INVALID alone is no evidence that it passes alone; neither is another failure."""
     pair = {"spec": "ngram", "load": "eager"}
     engine = Engine(SPACE, {(("load", "eager"),): of_part, tuple(pair.items()): of_pair})
     isolated = engine.isolated(engine.records({}, {"spec": "ngram"}, pair))

@@ -1,4 +1,4 @@
-"""Parts of a run make the whole one."""
+"""The parts of a run give the whole run."""
 
 import json
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
 
 def shape(verdict: dict) -> list:
-    """What of a verdict does not depend on the clock."""
+    """Return the part of a verdict that does not depend on time."""
     tests = [(t["id"], t["level"], t["verdict"], t["skipped"]) for t in verdict["tests"]]
     return [verdict["verdict"], verdict["exit_status"], verdict["levels"], tests]
 
@@ -66,7 +66,7 @@ def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path
 
 
 def wait_for_cells(run, are_noted) -> None:
-    """Until a run of the matrix has noted the cells that are meant."""
+    """Wait until a run of the matrix has recorded these cells."""
     file = run.report / "matrix" / "matrix.json"
     text = lambda: file.read_text() if file.is_file() else ""  # noqa: E731
     ended = lambda: run.process.poll() is not None  # noqa: E731
@@ -142,7 +142,7 @@ def wrote(directory: Path, name: str, content: str) -> None:
 
 
 class Examiner:
-    """Cells with compiled graphs fail; nothing is started for it."""
+    """An examiner in which cells with compiled graphs fail, without a start."""
 
     def __init__(self) -> None:
         self.baseline = object()
@@ -156,7 +156,7 @@ class Examiner:
 
 
 def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None) -> MatrixLevel:
-    """The baseline has ended, and a cell whose compiled graphs fail."""
+    """A level whose baseline has ended, with a cell whose compiled graphs fail."""
     cpu = profile.load("cpu-tiny-gpt-oss")
     cpu = cpu.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")
@@ -187,7 +187,7 @@ def test_isolating_ends_before_the_tests_time_does(tmp_path):
 
 @pytest.mark.parametrize("changed", [{"obstacle": "the GPU fell"}, {"limit_s": 17.0}])
 def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_path, changed):
-    """15 s are kept for the end of the test, and a cell takes 3 s."""
+    """15 s are reserved for the end of the test, and a cell takes 3 s."""
     run = level(tmp_path, **changed)
     with pytest.raises(AssertionError, match="not isolated"):
         run.isolate()
@@ -198,7 +198,7 @@ def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_
 
 
 def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):
-    """Its cells would be missing from FEATURE_MATRIX.md without a word."""
+    """Otherwise FEATURE_MATRIX.md would lack its cells without a message."""
     wrote(tmp_path, "part", "{ half")
     with pytest.raises(UsageError, match=r"the matrix in part cannot be read"):
         merging.write_matrix(tmp_path, ["part"])

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
 
 def starts_of(name: str, axes_file: str | None, strength: str = "1") -> list[str]:
-    """The values of graphs in the cells of a profile, on vLLM 0.32."""
+    """Return the values of graphs in the cells of a profile, on vLLM 0.32."""
     chosen = profile.load(name)
     space = plan.space_of(chosen, axes_file, "vllm", "0.32.0")
     cells = plan.make_plan(chosen, space, strength=strength).cells
@@ -44,7 +44,7 @@ def test_only_a_profile_of_a_cpu_leaves_out_an_axis(name):
 
 
 def test_an_engine_without_axes_has_no_cells_unless_somebody_asks():
-    """`--arch sm121 --engine sglang` ended with a strength that nobody had typed."""
+    """`--arch sm121 --engine sglang` was refused because of a strength that nobody had given."""
     chosen = profile.load("cpu-tiny-gpt-oss")
     space = plan.space_of(chosen, None, "sglang")
     assert not space.axes

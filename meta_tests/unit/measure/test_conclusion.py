@@ -1,4 +1,4 @@
-"""What becomes of a gate's decision where the box, the samples or the clock do not allow it."""
+"""The result of a gate's decision if box, samples or clock do not allow it."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def conclude(
     refuted: frozenset[Verdict] = frozenset(),
     clock: str | None = None,
 ) -> tuple[Verdict, str]:
-    """The verdict on twenty rounds of a rate, and its reason."""
+    """Return the verdict on twenty rounds of a rate, and its reason."""
     name = "tg32@d0" if required is None else required.metric
     unit = "tok/s" if required is None else required.unit
     samples = [rate + 0.01 * (number % 3) for number in range(20)]

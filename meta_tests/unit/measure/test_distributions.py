@@ -1,4 +1,4 @@
-"""The distributions of gates and intervals are those of scipy."""
+"""The distributions of gates and intervals agree with scipy's."""
 
 import bisect
 

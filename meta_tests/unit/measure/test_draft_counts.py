@@ -1,5 +1,5 @@
-"""What the suite says of speculative decoding: the arithmetic of what is drafted and sampled, and
-the canary's drafter. `speculation_faults.py` has the faults (`make catalogues`)."""
+"""Speculative decoding: the arithmetic of drafted and sampled tokens, and the canary's drafter.
+`speculation_faults.py` has the faults (`make catalogues`)."""
 
 import re
 
@@ -24,7 +24,7 @@ SABOTEUR = IN_VLLM / "speculation_saboteur.py"
 
 @pytest.fixture(scope="module")
 def sabotaged(canary_bf16, tmp_path_factory):
-    """The real vLLM with the canary's drafter, one start for all tests here."""
+    """The real vLLM with the canary's drafter, started once for all tests of this module."""
     with speculation_faults.serving(canary_bf16, tmp_path_factory.mktemp("drafts")) as server:
         yield server
 
@@ -74,7 +74,7 @@ def test_a_drafter_that_is_not_accepted_misses_its_gate(accepted, verdict):
 
 
 def test_samples_may_be_off_by_chance_and_no_further():
-    """At a chance of one in a million, 400 fair coins are allowed 56 heads more or less."""
+    """At a chance of one in a million, 400 fair coins may have 56 heads more or less."""
     allowed = promised.allowed(100.0, 1e-6)
     assert 50.0 < allowed < 65.0
     assert allowed > 4.9 * 100.0**0.5, "as far as five standard deviations"

@@ -1,4 +1,4 @@
-"""Gates and intervals do what they promise: shown by simulation with a fixed seed."""
+"""Gates and intervals have their documented error rates, by simulation with a fixed seed."""
 
 import itertools
 import math
@@ -20,18 +20,18 @@ def normal(generator, level, noise, count):
 
 
 def skewed(generator, level, noise, count):
-    """Median at the level, a long tail to the slow side."""
+    """Return rounds with their median at the level and a long slow tail."""
     return level / np.exp(noise * (generator.exponential(1.0, count) - math.log(2)))
 
 
 def stalls(generator, level, noise, count):
-    """One round in twenty 30 % slower."""
+    """Return rounds of which one in twenty is 30 % slower."""
     values = normal(generator, level, noise, count)
     return np.where(generator.random(count) < 0.05, values * 0.7, values)
 
 
 def decide_as_a_run_does(samples, bound: int) -> tuple[Verdict, int]:
-    """A few rounds more each time, until it is decided."""
+    """Add a few rounds each time, until there is a decision."""
     at = gate.FIRST_LOOK
     while (decision := gate.decide(list(samples[:at]), RATE, maximum_rounds=bound)) is None:
         at = gate.next_look(at, bound)
@@ -54,7 +54,7 @@ def test_one_percent_away_with_two_percent_noise_errs_in_one_of_a_hundred(draw, 
 
 @pytest.mark.parametrize("bound", [10, 30, 80])
 def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
-    """Whatever the noise: at the threshold both decisions are wrong, and both are rare."""
+    """For any noise: at the threshold both decisions are wrong, and both are rare."""
     for noise in (0.001, 0.02):
         count, _ = simulate(normal, 0.0, noise, bound=bound, runs=600)
         decided = count[Verdict.PASS] + count[Verdict.FAIL]
@@ -62,7 +62,8 @@ def test_repeated_looks_do_not_add_up_even_at_the_threshold_itself(bound):
 
 
 def test_a_naive_gate_would_not_have_this():
-    """The simulation can tell: stopping at the first plain 95 % interval errs far more often."""
+    """The simulation has power: a gate that stops at the first plain 95 % interval errs far more
+    often."""
 
     def decides(samples) -> bool:
         intervals = (statistics.estimate(samples[:at]) for at in range(6, 61))
@@ -102,7 +103,8 @@ def test_asked_after_every_round_it_errs_no_more_often():
 
 @pytest.mark.parametrize("name", [name for name, _, bound in gate_errors.NOISES if bound])
 def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name):
-    """A sample of docs/tables/gate-errors.md, with three standard errors for the few runs."""
+    """A sample of docs/tables/gate-errors.md, with three standard errors because of the few
+    runs."""
     runs = 150
     noises = {name: noise for name, noise, _ in gate_errors.NOISES}
     for distance, wrong in ((-gate_errors.DISTANCE, Verdict.PASS), (0.01, Verdict.FAIL)):
@@ -112,7 +114,7 @@ def test_noise_with_a_memory_is_decided_wrongly_in_two_of_a_hundred_at_most(name
 
 
 def test_what_a_server_without_a_memory_reaches_is_still_decided():
-    """The simulation could be satisfied by a gate that never decides."""
+    """A gate that never decides would satisfy the other simulations."""
     steady = gate_errors.independent(0.005)
     wandering = gate_errors.autoregressive(0.95, 0.003)
     assert gate_errors.at_distance(steady, 0.02, 100)[Verdict.PASS] == 100
@@ -132,7 +134,7 @@ def test_rounds_that_were_left_out_count_with_what_they_may_have_been():
 
 
 def test_leaving_rounds_out_favours_neither_side():
-    """What a late client forgets would pass a slow server; counted, it does not."""
+    """Dropped late rounds would pass a slow server; counted by their bounds, they do not."""
     late = next(item for item in gate_errors.LATENESS if "slow" in item.name)
     slow = 52 * (1 - gate_errors.DISTANCE)
     forgotten = gate_errors.left_out(late, slow, 0.3, 60, count_them=False)
@@ -206,7 +208,7 @@ def test_the_grade_is_what_the_whole_interval_reaches(level, grade):
     ],
 )
 def test_a_time_is_decided_by_its_rounds(metric, samples, rounds, verdict):
-    """One that failed counts as the worst; what exists once is decided by its value."""
+    """A failed round counts as the worst; a single value decides alone."""
     at_most = 300 if metric == "startup_s" else 1000
     chosen = Gate(metric=metric, unit="ms", at_most=at_most, source="the plan")
     decision = gate.decide(samples, chosen, maximum_rounds=rounds)
@@ -231,7 +233,7 @@ def tail(samples, bound=None):
     ],
 )
 def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
-    """--percentiles goes on up to its bound."""
+    """--percentiles sends requests up to its limit."""
     decision = tail([500.0] * within + [value] * (beyond or 0), bound)
     assert (decision and decision.verdict.value) == verdict, decision and decision.reason
 

@@ -1,4 +1,4 @@
-"""What a test of another project may make by mistake is refused at once."""
+"""Mistakes in a test of another project are refused at once."""
 
 import pytest
 

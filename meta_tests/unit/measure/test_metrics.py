@@ -1,4 +1,4 @@
-"""One class a metric: what each says of itself, and a new one as a single new file."""
+"""Each metric is one class with its definition, and a new metric is one new file."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from sm121.performance.checks import PerformanceChecks
 
 @pytest.fixture
 def one_file_more(tmp_path, monkeypatch):
-    """The package with one file more, of a metric that the suite does not have."""
+    """Add a file to the package, with a metric that the suite does not have."""
     (tmp_path / "longest.py").write_text(text_file("longest-gap.txt"), "utf-8")
     monkeypatch.setattr(metrics, "__path__", [*metrics.__path__, str(tmp_path)])
     metrics.by_key.cache_clear()
@@ -24,7 +24,7 @@ def one_file_more(tmp_path, monkeypatch):
 
 
 def cell() -> cells.MeasuredCell:
-    """Three answers of eight tokens, 10 ms apart, but for one gap of 25 ms."""
+    """Three answers of eight tokens, 10 ms apart, with one gap of 25 ms."""
     plan = Plan(4, (8,), (0,), Measuring(rounds=3))
     server = SimpleNamespace(plan=plan, invalid=[], unproven=[], slots=None)
     measured = cells.MeasuredCell(server, 0)

@@ -1,4 +1,4 @@
-"""Reasons against a number, and what a server does not tell, in the words of each check."""
+"""Reasons against a number, and missing data of a server, in the words of each check."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from sm121.measure.validity import Findings
 
 
 def bunched_at_start(count: int) -> TimedAnswer:
-    """An answer of 32 tokens, of which so many come together with the first one."""
+    """Return an answer of 32 tokens, of which this many arrive with the first one."""
     made = of_ids(32)
     at_ns = made.chunks[count - 1].at_ns
     bunch = [dataclasses.replace(chunk, at_ns=at_ns) for chunk in made.chunks[:count]]
@@ -60,7 +60,7 @@ def test_a_counter_that_vanishes(after, no_number, vanished):
 
 
 def unproven(check, *arguments) -> list[str]:
-    """What a check records as not checked, without a reason against the number."""
+    """Return what a check records as unchecked, without a reason against the number."""
     check(*arguments, findings=(findings := Findings()))
     assert not findings.invalid, findings.invalid
     return findings.unproven

@@ -1,4 +1,4 @@
-"""The oracles say what other definitions of the same thing say."""
+"""The oracles agree with independent definitions of the same operations."""
 
 import itertools
 import math
@@ -68,7 +68,7 @@ def test_the_four_scale_rules_differ():
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
 def test_what_mxfp8_keeps(rule):
-    """Blocks of 448 are kept by both rules; 449 saturates by the floor rule alone."""
+    """Both rules keep blocks of 448; only the floor rule saturates 449."""
     x = torch.zeros(1, 64, dtype=torch.float64)
     # The last: half of the least element, a tie that goes to zero.
     x[0, :3] = torch.tensor([448.0, 1.0, 2.0**-10])
@@ -93,7 +93,7 @@ def test_mxfp8_by_the_codec_and_by_torch(rule):
 
 @pytest.mark.parametrize("rule", list(mxfp4.ScaleRule)[:3])
 def test_mxfp4_by_the_codec_and_by_torch(rule):
-    """Blocks whose largest element is a step on either side of what the rules decide on."""
+    """Blocks whose largest element is next to a boundary of the rules."""
     generator = np.random.default_rng(1)
     x = generator.standard_normal((60, 64)) * np.ldexp(1.0, generator.integers(-20, 20, (60, 1)))
     x[:5, 0] = [6.0, 6.000001, 7.0, 6.999999, 0.0]
@@ -106,7 +106,7 @@ def test_mxfp4_by_the_codec_and_by_torch(rule):
 
 
 def test_e4m3_by_the_codec_and_by_torch():
-    """Of every BF16 value: the nearest, saturated; and the next one towards zero."""
+    """For every BF16 value: the nearest value, saturated, and the next one towards zero."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
     every = every[every.isfinite()]
     near = mxfp8.E4M3_VALUES[mxfp8.encode_elements(every.numpy())]
@@ -118,7 +118,7 @@ def test_e4m3_by_the_codec_and_by_torch():
 
 
 def test_fp8_by_row():
-    """The largest element of a row is 448 of its scale, and each row has its own."""
+    """The largest element of a row is 448 times its scale, and each row has its own scale."""
     x = torch.tensor([[448.0, 1.0, 17.0], [0.875, 0.875 / 7, -0.1], [0.0, 0.0, 0.0]]).double()
     rows = rounding.to_fp8_rows(x)
     assert rows[0].tolist() == [448.0, 1.0, 16.0] and not rows[2].any()
@@ -140,7 +140,7 @@ def test_the_name_of_a_rounding():
 
 
 def test_one_expert_with_mxfp8_activations_by_hand():
-    """x of 33 becomes 32, and the hidden activation is kept to three bits."""
+    """x of 33 becomes 32, and the hidden activation keeps three bits."""
     up = np.zeros((1, 64, 16), np.uint8)
     up[0, 0, 0], up[0, 1, 0] = 2, 5  # E2M1 of 1 and of 3
     down = np.zeros((1, 32, 16), np.uint8)
@@ -246,7 +246,8 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
 
 @pytest.mark.slow("every kernel")
 def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
-    """Half as much again as what its roundings make. Without them in the oracle there is none."""
+    """1.5 times the effect of its roundings. Without the roundings in the oracle there is no
+    room."""
     limit = comparison.tolerance("fused_moe", torch.bfloat16, Declaration(activations="mxfp8"))
     names = {"tokens-1", "tokens-33", "tokens-321", "one-expert-129", "near-zero"}
     groups = ("moe_token_counts", "moe_routing", "moe_activation")
@@ -261,7 +262,7 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
 
 @pytest.mark.parametrize("clean", tolerances.CLEAN)
 def test_a_block_scale_of_the_first_matrix_shows_itself(clean):
-    """Some of them are really made wrong; each is named."""
+    """Some scales are really changed, and each is named."""
     problem = problems.build(block_scale_case("gate-up"))
     keywords = {**problem.keywords, "roundings": expert_problems.roundings(declaration(clean()))}
     x, shares, ids, (packed, scales), *rest = problem.arguments
@@ -285,7 +286,8 @@ def block_scale_case(name: str) -> cases.MoeCase:
 
 
 def test_a_block_scale_shows_its_share_and_rounding_none():
-    """One too high adds a block's part once more, one too low takes half of it away."""
+    """A scale that is one too high adds a block's contribution again; one too low removes half of
+    it."""
     problem = problems.build(block_scale_case("down"))
     *before, (packed, scales), bias = problem.arguments
 

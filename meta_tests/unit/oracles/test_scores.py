@@ -1,4 +1,4 @@
-"""The streamed oracle: it says what the one in memory says, and goes on where it was stopped."""
+"""The streamed oracle agrees with the one in memory, and continues after an interruption."""
 
 import dataclasses
 import functools
@@ -24,14 +24,14 @@ TEXTS = [scores.Text(tuple(map(TOKENS.index, ids))) for ids in _IDS]
 
 @pytest.fixture(scope="module")
 def canary_mxfp4(canary_mxfp4: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The MXFP4 twin with these tokens alone."""
+    """The MXFP4 twin with only these tokens."""
     folder = tmp_path_factory.mktemp("mxfp4") / "canary"
     return roundings.with_few_tokens(canary_mxfp4, folder, TOKENS)
 
 
 @pytest.fixture(scope="module")
 def canary_bf16(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The BF16 twin with these tokens alone."""
+    """The BF16 twin with only these tokens."""
     folder = tmp_path_factory.mktemp("bf16") / "canary"
     return roundings.with_few_tokens(canary_bf16, folder, TOKENS)
 
@@ -95,7 +95,7 @@ def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
 
 
 def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
-    """Across the sliding window's edge, and with texts of other lengths beside it."""
+    """Across the edge of the sliding window, and in a batch with texts of other lengths."""
     weights = small_oracle.load(canary_mxfp4, torch.float64)
     going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]
     for text, says in zip(going, scores.score(canary_mxfp4, going), strict=True):
@@ -180,7 +180,7 @@ for text in texts:
 
 
 def test_a_stopped_computation_is_known_again_in_another_process(tmp_path):
-    """Before, the address of a mistake's function was in the digest: nothing was ever resumed."""
+    """The address of a function was in the digest, so nothing was ever continued."""
     (tmp_path / "config.json").write_text("{}", "utf-8")
     texts = [scores.Text((1, 2), change=mistake.change) for mistake in SMALL_MISTAKES.values()]
     here = [scores._digest(tmp_path, [text], torch.float64, "cpu") for text in texts]

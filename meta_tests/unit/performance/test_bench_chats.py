@@ -1,4 +1,4 @@
-"""52 tokens a second that only greedy completions of 128 random tokens have: chats show it."""
+"""Chats show if a server reaches 52 tok/s only in greedy completions of 128 random tokens."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source=
 
 @pytest.fixture
 def time_chats(timed_server, tmp_path):
-    """Time chats of a server with some options: the measurement."""
+    """Time the chats of a server with these options; return the measurement."""
 
     def time_them(*options, chats=CHATS, gate=None):
         recorded = []
@@ -95,7 +95,7 @@ def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options
 
 @pytest.mark.parametrize("minimum", [*SLOWER, RATE / 2 + 40])
 def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
-    """106.9 tok/s on random ids of which it had drafted 90 %, and 44.4 in chats."""
+    """106.9 tok/s on random ids, with 90 % accepted drafts, and 44.4 in chats."""
     drafts = ("--trap", "speculative", "--chat-slower", "2")
     gate = minimum and Gate(metric="tg32@d0", unit="tok/s", minimum=minimum, source="test")
     if minimum is not None and minimum > RATE / 2:
@@ -140,7 +140,7 @@ def test_chats_that_say_nothing_of_the_rate(time_chats):
 
 
 def test_a_profile_without_chats_times_none():
-    """Before it sends anything: there is no server."""
+    """It sends nothing: there is no server."""
     bench: Any = SimpleNamespace(plan=PLAN)
     with pytest.raises(NotRun, match=r"has no \[performance.chats\]"):
         PerformanceChecks(bench, pytest.fail).chat_rate(None, None)
@@ -199,7 +199,7 @@ def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, la
 
 @pytest.fixture
 def sample(timed_server, tmp_path):
-    """Time sampled answers of 32 tokens: the measurement."""
+    """Time sampled answers of 32 tokens; return the measurement."""
 
     def sample_them(*options):
         recorded = []

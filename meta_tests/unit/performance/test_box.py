@@ -1,4 +1,5 @@
-"""The box of a run: whose processes are the server's, and what a change of the machine refutes."""
+"""The box of a run: which processes are the server's, and which decisions a change of the machine
+invalidates."""
 
 import contextlib
 import sys
@@ -23,7 +24,7 @@ from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, Verdi
 
 @dataclass
 class Serving:
-    """A server that somebody else started, as the kernel sees it."""
+    """A server that somebody else started, as the kernel shows it."""
 
     port: int
     listener: int
@@ -32,7 +33,8 @@ class Serving:
 
 @contextlib.contextmanager
 def served() -> Iterator[Serving]:
-    """One that is not of the run: what listens starts an engine core in a session of its own."""
+    """A server outside of the run: its listening process starts an engine core in its own
+    session."""
     with servers.program("server-with-a-core.txt") as process:
         port, core = map(int, process.stdout.readline().split())
         yield Serving(port, process.pid, core)
@@ -50,7 +52,7 @@ def at(*serving: Serving) -> list[str]:
 
 
 def driver(*gpus: set[int]) -> SimpleNamespace:
-    """An NVML of as many GPUs, each with the pids that compute on it."""
+    """An NVML with several GPUs, each with the pids that compute on it."""
     processes = [[SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids] for pids in gpus]
     return SimpleNamespace(
         NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
@@ -61,7 +63,7 @@ def driver(*gpus: set[int]) -> SimpleNamespace:
 
 @pytest.fixture
 def run_box(monkeypatch):
-    """The box of a run on a GPU: attached to a URL, or with a pool of its own servers."""
+    """The box of a run on a GPU, attached to a URL or with a pool of its own servers."""
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
@@ -229,7 +231,7 @@ def pool_of(*pids: int) -> SimpleNamespace:
 
 
 def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_seen(serving, run_box):
-    """NVML may show the pids of the host, which are nobody's here."""
+    """NVML may show the host's pids, which do not exist in the container."""
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of(serving.core))
     mine.read_before()
     mine.read_beside()
@@ -266,7 +268,7 @@ def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later
 
 @pytest.mark.parametrize("slow_in", ["both", "the comparison", "neither"])
 def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, slow_in):
-    """--ab reads the machine for itself: the performance level had ended before it."""
+    """--ab reads the machine itself, because the performance level ended before it."""
     mine, file, _ = run_box(pool=pool_of())
     mine.run.record.remark = lambda _line, **_how: None
     mine.read_before()

@@ -24,13 +24,13 @@ ROUNDS = 104
 
 
 def of_one_start(rate: float, chance: np.random.Generator) -> Measurement:
-    """The rounds of a start with this rate."""
+    """Return the rounds of a start with this rate."""
     samples = (rate * np.exp(chance.normal(0.0, WITHIN, ROUNDS))).tolist()
     return Measurement(name="tg32@d0", unit="tok/s", samples=samples, higher_is_better=True)
 
 
 def judged(build: float, stored: int, chance: np.random.Generator) -> Verdict:
-    """The verdict on one start of a build, with so many starts of it in the storage."""
+    """Return the verdict on one start of a build, with this many stored starts."""
     levels = build * np.exp(chance.normal(0.0, BETWEEN, stored + 1))
     measurement = of_one_start(levels[-1], chance)
     decision, _ = gate.decide_measurement(measurement, GATE, None, ROUNDS)
@@ -38,7 +38,7 @@ def judged(build: float, stored: int, chance: np.random.Generator) -> Verdict:
 
 
 def share_of(verdict: Verdict, build: float, stored: int) -> float:
-    """How often single starts of a build get a verdict, of 2,000."""
+    """Return how often single starts of a build get a verdict, of 2,000."""
     chance = np.random.default_rng(46)
     return [judged(build, stored, chance) for _ in range(2000)].count(verdict) / 2000
 
@@ -55,7 +55,7 @@ def test_a_start_flips_no_more_often_than_the_level_of_the_gate(build, wrong, st
 
 
 def test_without_stored_starts_it_flips_more_often():
-    """What the spread of starts is needed for: it is in no round of a start."""
+    """The rounds of one start do not show the spread between starts."""
     assert share_of(Verdict.FAIL, 53.0, 0) > 0.1
     assert share_of(Verdict.PASS, 51.0, 0) > 0.1
 
@@ -99,7 +99,7 @@ CONTEXT = {"profile": "p", "machine": {"gpu": "GB10"}, "plan": {}, "path": {}, "
 
 
 def stored(name: str, value: float, verdict: str = "PASS", **changed: object) -> StoredRun:
-    """A stored run of one metric."""
+    """Return a stored run of one metric."""
     extra = {
         "sm121": 1, "metric": "tg32@d0", "unit": "tok/s", "higher_is_better": True, "value": value,
         "samples": [value] * 5, "verdict": verdict, "run": verdict, "quantile": None,

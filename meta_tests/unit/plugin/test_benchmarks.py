@@ -13,7 +13,7 @@ METRIC |= {"ci_low": 53.0, "ci_high": 53.1, "confidence": 0.95}
 
 @pytest.fixture
 def measured(run_pytest, fault_server, tmp_path):
-    """A run in which these samples are measured; exit status, verdict.json, the run, storage."""
+    """Measure these samples in a run; return exit status, verdict.json, the run and the storage."""
     server = fault_server()
     storage = tmp_path / "storage"
 
@@ -191,7 +191,7 @@ def test_each_verdict_on_a_measurement(measured):
 
 @pytest.mark.slow("a run more")
 def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
-    """A rate that nothing is compared with turned the run red."""
+    """A rate without any comparison made the run fail."""
     drift, lie = (
         {
             "drift": {

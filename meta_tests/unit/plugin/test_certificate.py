@@ -1,4 +1,5 @@
-"""Which words and variables a run with --certify takes, and which options a fingerprint has."""
+"""The arguments and variables that a run with --certify accepts, and the options in a
+fingerprint."""
 
 import argparse
 import copy
@@ -35,7 +36,7 @@ ALLOWED = {
 
 @pytest.fixture
 def parsed():
-    """Parse a command line as pytest does, and configure nothing."""
+    """Parse a command line as pytest does, without configuring anything."""
     configs = []
 
     def parse(*words: str) -> pytest.Config:
@@ -50,7 +51,7 @@ def parsed():
 
 @pytest.fixture
 def certified(parsed, monkeypatch):
-    """Parse words as the process of a certified run does."""
+    """Parse arguments as the process of a certified run does."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("PYTEST_PLUGINS", raising=False)
@@ -58,7 +59,7 @@ def certified(parsed, monkeypatch):
 
 
 def with_value(config: pytest.Config, dest: str, value: object) -> list[Given]:
-    """What was given if an option had this value."""
+    """Return the given options if an option had this value."""
     option = argparse.Namespace(**{**vars(config.option), dest: value})
     other = copy.copy(config)
     other.option = option
@@ -142,7 +143,7 @@ def test_every_registered_option_is_refused_but_for_the_allowed(certified):
     ],
 )
 def test_a_word_is_refused_and_named(certified, words, named):
-    """A certificate cannot be had by a choice of options."""
+    """A selection of options must not give a certificate."""
     config = certified("--arch", "cpu", *words)
     with pytest.raises(errors.UsageError, match=f"--certify with .*{re.escape(named)}"):
         certificate.refuse_options(given(config))
@@ -201,7 +202,7 @@ def test_a_variable_of_the_caller_does_not_reach_the_run(variables):
 
 
 def test_only_a_run_that_collects_writes_the_file_of_a_plan(tmp_path):
-    """A certificate that is given, or refused, leaves the file alone that the variable names."""
+    """A certified or refused run does not write the file that the variable names."""
     file = tmp_path / "plan.json"
     variables = {run_plan.VARIABLE: str(file)}
     refused = ("--arch", "cpu", "-k", "health")
@@ -212,7 +213,7 @@ def test_only_a_run_that_collects_writes_the_file_of_a_plan(tmp_path):
 
 
 def test_the_run_is_built(tmp_path):
-    """Whoever asks pytest for a certificate gets this command line, and its own end."""
+    """A request for a certificate gets this command line and exit status."""
     plugin = tmp_path / "foreign_plugin.py"
     plugin.write_text(f"open({str(tmp_path / 'loaded')!r}, 'w')\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p sm121.plugin --depths 0\n")
@@ -232,7 +233,7 @@ def test_the_run_is_built(tmp_path):
 
 
 def test_an_open_run_shows_which_variables_were_removed(monkeypatch):
-    """A refused one does not: its refusal is one line."""
+    """A refused run does not: its refusal is one line."""
     begun = {}
     monkeypatch.setattr(os, "execve", lambda _, words, variables: begun.update(variables))
     monkeypatch.setattr(os, "environ", {"PATH": "/bin", "VLLM_X": "1", "PYTHONWARNINGS": "error"})
@@ -246,7 +247,7 @@ def test_an_open_run_shows_which_variables_were_removed(monkeypatch):
 
 
 def ended(folder: Path, *words: str, **variables: str) -> str:
-    """What Python says to these words, which are refused."""
+    """Return Python's message for these refused arguments."""
     done = subprocess.run(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True,
         env={**os.environ, **variables},
@@ -257,7 +258,7 @@ def ended(folder: Path, *words: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("words", [("sm121", "certify"), ("pytest", "--certify")], ids=" ".join)
 def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
-    """A container has its checkouts of vLLM on PYTHONPATH: without it another vLLM would run."""
+    """A container has its vLLM checkouts on PYTHONPATH; without it, another vLLM would run."""
     checkouts = "/workspace/flashinfer:/workspace/vllm"
     stderr = ended(Path(), "-m", *words, "--arch", "cpu", PYTHONPATH=checkouts)
     assert "--certify with the variable PYTHONPATH: expected none" in stderr
@@ -268,7 +269,7 @@ def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
 
 
 def wrong(markexpr: str = "", soak: str | None = "30m", **groups: object) -> str:
-    """What is wrong with a certificate of a profile that asks for half an hour of soak."""
+    """Return the faults of a certificate with a profile that requires half an hour of soak."""
     options = {"markexpr": markexpr, "--soak": soak}
     certify = CPU.certify.model_copy(update={"soak_s": 1800.0})
     target = SimpleNamespace(arch="cpu", profile=CPU.model_copy(update={"certify": certify}))
@@ -306,7 +307,7 @@ def test_a_value_that_no_certificate_allows_is_named(given_values, expected):
 
 
 def test_the_fingerprint_has_every_option_but_for_those_that_are_left_out(parsed):
-    """A new option is in it. Each name that is left out is one that pytest knows."""
+    """A new option is in it. pytest knows each excluded name."""
     config = parsed("-q")
     left_out = data_file.load_key("fingerprinted-options.toml", "left_out", frozenset[str])
     known = {*vars(config.option)}

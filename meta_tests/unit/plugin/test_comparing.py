@@ -1,6 +1,6 @@
 """``--benchmark-compare`` and pytest-benchmark's other options in runs of the levels: a build that
-is 10 % slower is never green, what cannot be compared is refused before anything starts, and the
-screen, the exit status and verdict.json say the same."""
+is 10 % slower never passes, incomparable requests are refused before anything starts, and screen,
+exit status and verdict.json agree."""
 
 import json
 import shutil
@@ -18,7 +18,8 @@ FAIL = "--benchmark-compare-fail=median:5%"
 
 @pytest.fixture
 def judged(run_pytest, fault_server, tmp_path):
-    """A run that measures these samples; its exit status and the run. The storage is beside it."""
+    """Run a measurement of these samples; return its exit status and the run. The storage is beside
+    it."""
     server = fault_server()
     storage = tmp_path / "storage"
 
@@ -35,13 +36,13 @@ def judged(run_pytest, fault_server, tmp_path):
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory) -> Path:
-    """The storage of the run that all tests here are compared with; empty before it."""
+    """The storage of the run that all tests of this module compare with; empty before it."""
     return tmp_path_factory.mktemp("history")
 
 
 @pytest.fixture
 def stored(judged, history):
-    """The same with one stored run in the history."""
+    """The storage with one stored run."""
     if not any(history.iterdir()):
         status, run = judged(GOOD, SCENARIO, "--benchmark-autosave")
         assert status == 0, run.output
@@ -51,7 +52,7 @@ def stored(judged, history):
 
 
 def refused(status: int, run) -> str:
-    """The one line of a refusal: nothing was started, and nothing was judged."""
+    """Return the line of a refusal; nothing started, and nothing was judged."""
     assert status == 4, run.output
     assert not (run.report / "verdict.json").exists(), run.output
     for word in ("Traceback", "INTERNALERROR"):
@@ -199,7 +200,7 @@ def test_ten_percent_slower_is_red_and_the_same_again_is_green(stored, options):
 
 
 def test_nothing_comparable_in_the_history_is_no_success(stored):
-    """The stored run is of another GPU; the comparison was asked for, and there was none."""
+    """The stored run is of another GPU; a comparison was requested, and none was possible."""
 
     def of_another_machine(content: dict) -> None:
         for benchmark in content["benchmarks"]:
@@ -223,7 +224,7 @@ def test_a_limit_without_any_benchmark_in_common_is_no_success(stored):
 
 
 def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
-    """pytest-benchmark 5.3.1 ends with ValueError there: it wants a path relative to the folder."""
+    """pytest-benchmark 5.3.1 raises ValueError there, because it expects a relative path."""
 
     def renamed(content: dict) -> None:
         content["machine_info"]["node"] = "another-name"
@@ -234,7 +235,7 @@ def test_a_storage_elsewhere_whose_machine_differs_ends_no_run(stored):
 
 
 def test_a_run_that_regressed_is_no_baseline(stored):
-    """A limit below the profile's threshold: what it finds is stored as a run that failed."""
+    """A limit below the profile's threshold: a run that violates it is stored as failed."""
     slightly = {"tg32@d0": [value * 0.97 for value in GOOD["tg32@d0"]]}
     limit = "--benchmark-compare-fail=median:2%"
     status, run = stored(slightly, SCENARIO, COMPARE, limit, "--benchmark-autosave")
@@ -245,7 +246,7 @@ def test_a_run_that_regressed_is_no_baseline(stored):
 
 
 def test_an_error_of_pytest_benchmark_is_red_and_the_run_is_judged(stored, tmp_path):
-    """A disk that is full when the run is stored: a folder stands where the file should be."""
+    """A full disk while the run is stored: a folder is in place of the file."""
     broken = tmp_path / "out.json"
     plugin = tmp_path / "in_the_way.py"
     plugin.write_text(f"import os\ndef pytest_runtest_teardown():\n    os.mkdir({str(broken)!r})\n")

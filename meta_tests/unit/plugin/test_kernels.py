@@ -1,5 +1,5 @@
 """What the kernel level compiles, and where: FlashInfer's own generators and ninja, and a compiler
-that writes down the type of the cache that it was asked to compile for."""
+that records the type of the requested cache."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ class Toolkit:
         }
 
     def build(self, how: str, *kinds: str, **environment: str) -> dict[str, Path]:
-        """Have a process for each kind of cache build a module, all at once.
+        """Let a process for each kind of cache build a module, all at once.
 
         Returns:
             The libraries, by kind of cache.
@@ -108,7 +108,7 @@ def toolkit(tmp_path: Path) -> Toolkit:
 @pytest.mark.timeout(240)
 @pytest.mark.slow("two compilations at once; the two names are held by the tests of the sinks")
 def test_two_processes_at_once_get_a_module_each(toolkit):
-    """On one cold cache, a BF16 and an FP8 one, where FlashInfer has one name for both."""
+    """On one cold cache, a BF16 and an FP8 one, for which FlashInfer has the same name."""
     built = toolkit.build("suite", "bf16", "fp8")
     types = {kind: set(library.read_text().splitlines()) for kind, library in built.items()}
     assert types == {
@@ -121,7 +121,7 @@ def test_two_processes_at_once_get_a_module_each(toolkit):
 @pytest.mark.slow("FlashInfer is imported and its sources are written several times")
 @pytest.mark.timeout(240)
 def test_by_flashinfers_own_name_two_processes_share_one_module(toolkit):
-    """The fault: whoever comes last rebuilds the other's module, or gets it."""
+    """The fault: the later process rebuilds the other's module, or gets it."""
     built = toolkit.build("flashinfer", "bf16", "fp8")
     assert built["bf16"] == built["fp8"]
 
@@ -139,7 +139,7 @@ def test_the_level_leaves_the_engines_sink_module_alone(toolkit):
 
 
 def environment_of_the_level(start: dict[str, str], bounds: dict[str, str]) -> dict[str, str]:
-    """The environment of the process of the kernels, for a start in this one."""
+    """Return the environment of the kernels' process, for a start in this process."""
     configuration = ServerConfiguration(
         name="c", engine="vllm", model="m", served_name="m", python=sys.executable
     )
@@ -157,14 +157,14 @@ BOUNDS = {"MAX_JOBS": "3", "FLASHINFER_NVCC_THREADS": "1"}
 
 
 def test_the_compilers_of_the_level_are_bounded_as_those_of_a_start():
-    """Without it twenty compile jobs of 9 GiB ran beside the server."""
+    """Otherwise twenty compile jobs of 9 GiB ran beside the server."""
     level = environment_of_the_level({"HOME": "/home/me"}, BOUNDS)
     assert level == {"HOME": "/home/me", **BOUNDS}
 
 
 @pytest.mark.parametrize("certify", [False, True])
 def test_an_attached_servers_build_is_not_known(certify):
-    """The numerics are of this machine's build: a remark, and in a certificate NOT_RUN."""
+    """The numerics test this machine's build: a remark, and NOT_RUN in a certificate."""
     remarks: list[str] = []
     settings = Settings(
         attached=GivenServer("http://127.0.0.1:9"), judging=GivenJudging(certify=certify)
@@ -182,7 +182,7 @@ def test_an_attached_servers_build_is_not_known(certify):
 
 @pytest.mark.timeout(240)
 def test_the_engine_starts_warm_after_the_level(toolkit):
-    """XQA has the engine's name and is compiled by the engine's command: nothing is rebuilt."""
+    """XQA has the engine's name and compile command, so nothing is rebuilt."""
     level = environment_of_the_level(toolkit.environment, BOUNDS)
     library = toolkit.build("xqa", "fp8", **level)["fp8"]
     before = toolkit.compiled

@@ -1,4 +1,4 @@
-"""The options: their groups, and that the documents have each."""
+"""The options: their groups, and that the documentation has each."""
 
 import argparse
 import re
@@ -28,7 +28,7 @@ def parser() -> Parser:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Those of a parser of pytest, which has them in another place before 8.4."""
+    """Return the arguments of pytest's parser, which are elsewhere before 8.4."""
     made = parser()
     return made.optparser if hasattr(made, "optparser") else made._getparser()
 
@@ -127,7 +127,7 @@ def test_the_suite_reads_two_words_of_ab_as_pytest_does():
 
 
 def engine_arguments(text, folder):
-    """What is read of --engine-arg=-x and --engine-args."""
+    """Return the values of --engine-arg=-x and --engine-args."""
     values = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
     read = settings.read(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
     return read.engine.arguments
@@ -249,6 +249,6 @@ def test_the_documents_have_every_argument_of_every_command():
 
 
 def test_a_control_of_a_named_configuration_with_itself_is_allowed():
-    """A against A shows how far two equal servers are apart."""
+    """A against A shows how much two equal servers differ."""
     one, other = parse_sides(["A=1", "A=1"])
     assert one == other and one.environment == (("A", "1"),)

@@ -1,4 +1,4 @@
-"""A worker that does not end its part is a failure, whatever its tests were."""
+"""A worker that does not end its part is a failure, even if its tests passed."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ TEST = "tests/test_smoke.py::test_health"
 
 
 def part(*, finished: bool) -> VerdictFile:
-    """What a worker wrote: its test passed."""
+    """Return what a worker wrote; its test passed."""
     test = ShardTest(id=TEST, level="smoke")
     engine = EngineReport(name="vllm", model="m", managed=True)
     return VerdictFile(

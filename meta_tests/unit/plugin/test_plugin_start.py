@@ -1,4 +1,4 @@
-"""A run starts with what every run needs, and leaves it out of the collections of garbage."""
+"""A run imports only what every run needs, and excludes it from garbage collection."""
 
 import gc
 import subprocess

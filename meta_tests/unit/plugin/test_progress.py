@@ -1,4 +1,4 @@
-"""What is shown while a run goes on: little when all is well."""
+"""The lines that a run shows in progress: few if all is well."""
 
 import dataclasses
 import io
@@ -32,7 +32,7 @@ from sm121.session.settings import Settings
 
 
 def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
-    """What is shown of lines at these seconds."""
+    """Return the shown part of lines at these seconds."""
     now = [0.0]
     written = []
     progress = StartProgress(
@@ -74,7 +74,7 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 
 
 def expected(level: str, *names: str, seconds: float) -> list[Expected]:
-    """Checks of a level that were timed here, all alike."""
+    """Return the checks of a level with equal recorded durations."""
     return [
         Expected(
             Check(f"tests/test_{level}.py::{name}", level, can_run=name != "test_unable"),
@@ -86,7 +86,7 @@ def expected(level: str, *names: str, seconds: float) -> list[Expected]:
 
 
 def going(now: list[float], every_s: float = 60.0, **given) -> tuple[Progress, io.StringIO]:
-    """A run of two levels that is expected to take two minutes, and what it wrote."""
+    """A run of two levels with an expected duration of two minutes, and its output."""
     written = io.StringIO()
     smoke = expected("smoke", "test_one", "test_two", "test_unable", seconds=10)
     kernel = expected("kernel", "test_1", "test_2", "test_3", "test_4", seconds=25)
@@ -222,7 +222,7 @@ LONG = "kernel 0/2 ended | test_that_takes_long[a]"
     ],
 )
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
-    """With pytest's own lines, too."""
+    """Also with pytest's own lines."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"
     (tmp_path / "said_often.py").write_text(often)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -271,7 +271,7 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
 
 @pytest.mark.slow("two runs; test_headline_action.py has a failed start")
 def test_a_failed_start_fits_a_screen(run_pytest):
-    """One failure for one cause: no traceback, and what asks for the same server is not run."""
+    """One failure for one cause, without a traceback; tests of the same server do not run."""
     environment = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py"}
     environment["SM121_META_ARGUMENTS"] = "--no-such-argument"
     python = FAKES / "fake_python.py"
@@ -289,7 +289,7 @@ def test_a_failed_start_fits_a_screen(run_pytest):
 
 @pytest.mark.slow("four runs; what a level says is asked in this process above")
 def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
-    """Of a status that is an error, what the openai package did with it says nothing."""
+    """The openai package's frames explain nothing about an error status."""
     arguments = (
         *("--arch", "cpu", *fault_server().options),
         "meta_tests/whole/scenarios/refused.py",
@@ -303,7 +303,7 @@ def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
 
 
 def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_path):
-    """Ids, models and summaries of any length; a served model may be called by escapes."""
+    """Ids, models and summaries of any length; a served model may contain escape sequences."""
     directory = report_runs.write("fail", tmp_path / "report")
     report = stored.read(directory)
     run = report.run

@@ -1,4 +1,4 @@
-"""The command behind ``run again:`` can be pasted, and runs the failed checks of the run again."""
+"""The command after ``run again:`` can be pasted, and repeats the failed checks of the run."""
 
 import shlex
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ plans.quick.tests.correctness = ["test_known_answers", "test_a_stop_string_ends_
 
 
 def words_of(run) -> list[str]:
-    """The words of the last line but one that a failing run shows."""
+    """Return the words of the last line but one of a failing run."""
     (line,) = [each for each in run.output.splitlines() if each.startswith("run again: ")]
     return shlex.split(line.removeprefix("run again: "))
 
@@ -85,7 +85,7 @@ def test_a_plan_that_was_given_is_there_once(run_pytest, timed_server, tmp_path)
 
 
 def started(folder, *arguments: str, paths: tuple[str, ...] = ()):
-    """As much of pytest's configuration as a command is made of."""
+    """Return the part of pytest's configuration from which the command is made."""
     return SimpleNamespace(
         invocation_params=SimpleNamespace(args=arguments, dir=folder),
         option=SimpleNamespace(file_or_dir=list(paths)),
@@ -171,7 +171,8 @@ def test_a_file_of_a_smaller_plan_has_the_plan(tmp_path):
 
 
 def test_it_has_what_was_given(fault_server, run_pytest, tmp_path):
-    """Values with = and behind a space, and spaces; what selects others is left out."""
+    """Values after = and after a space, and with spaces; options that select other tests are left
+    out."""
     log = tmp_path / "a log"
     test = f"{VERDICTS}::test_fail"
     log.write_text("it says nothing\n")

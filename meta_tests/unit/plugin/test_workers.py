@@ -1,4 +1,4 @@
-"""`-n N`: one worker has the server, nothing is timed, and the parts make one report."""
+"""`-n N`: one worker has the server, nothing is timed, and the parts give one report."""
 
 import re
 from types import SimpleNamespace
@@ -99,7 +99,7 @@ def test_n_without_xdist_names_the_package(run_pytest, words):
 
 @pytest.mark.parametrize("named", ["", "@mine_server"], ids=["not named", "another group"])
 def test_a_test_with_the_server_is_in_no_other_group(named):
-    """As xdist names it with pytest 9.1, and as it does not with pytest 9.2."""
+    """By xdist's names with pytest 9.1, and with pytest 9.2."""
     settings = SimpleNamespace(worker=object())
     config = SimpleNamespace(
         stash={SETTINGS: settings}, workerinput={workers.GROUPED: True}, getoption=lambda _: None

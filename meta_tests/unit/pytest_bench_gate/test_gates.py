@@ -1,4 +1,4 @@
-"""Calls of the fixture `gate`: what it judges, and wrong calls, of which each is one line."""
+"""Calls of the fixture `gate`: its decisions, and wrong calls, each of which gives one line."""
 
 import math
 from fractions import Fraction
@@ -20,7 +20,7 @@ MANY = [1e-5 + 1e-9 * (number % 7) for number in range(20_000)]
 
 
 class Session:
-    """Takes what is stored."""
+    """Records what is stored."""
 
     def __init__(self) -> None:
         self.benchmarks: list = []

@@ -1,4 +1,4 @@
-"""A metric against a stored one: both intervals count, in the direction of the metric."""
+"""A metric compared with a stored one: both intervals count, in the direction of the metric."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The architectures that an expression of `-m` names."""
+"""The architectures in an expression of `-m`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which tests are skipped on which machine, in a run of pytest on a machine that is planted."""
+"""Which tests are skipped on which simulated machine, in a run of pytest."""
 
 import os
 import re

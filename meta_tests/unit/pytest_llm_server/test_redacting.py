@@ -1,4 +1,4 @@
-"""No piece of a key is shown where pytest cuts a text."""
+"""No part of a key is shown where pytest shortens a text."""
 
 import pytest
 from _pytest._io.saferepr import saferepr

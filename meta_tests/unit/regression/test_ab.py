@@ -1,4 +1,4 @@
-"""The comparison of A with B: an A/A is no regression, ten percent is, and sides are told apart."""
+"""The comparison of A with B: A against A passes, 10 % fails, and the sides are distinguished."""
 
 import sys
 

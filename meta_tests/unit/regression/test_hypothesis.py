@@ -1,4 +1,4 @@
-"""A feature's promise: each kind of criterion is held to."""
+"""A feature's hypothesis: each kind of criterion is checked."""
 
 import re
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""The regression level fails on each thing that it exists for, and on nothing else."""
+"""The regression level fails for each of its reasons, and for nothing else."""
 
 from operator import add, mul
 

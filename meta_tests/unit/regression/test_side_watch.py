@@ -1,4 +1,4 @@
-"""What A/B notes of a side's server at its first visit: its process, and what it knew."""
+"""What A/B records about a side's server at its first visit: its process, and its known answers."""
 
 from types import SimpleNamespace
 

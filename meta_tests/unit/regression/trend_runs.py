@@ -1,4 +1,4 @@
-"""Stored runs and their metrics, and what a run is beside them."""
+"""Stored runs with their metrics, and a run that is compared with them."""
 
 from dataclasses import replace
 

@@ -37,7 +37,7 @@ def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
 
 
 def section_of(folder) -> str:
-    """The A/B comparison in the page of a report."""
+    """Return the A/B comparison in the page of a report."""
     text = page.html(stored.read(folder))
     assert 'href="#ab"' in text
     return text[text.index('<section id="ab"') :].partition("</section>")[0]
@@ -63,7 +63,7 @@ SAID = "0.03 nats against 0.01, 0.02 more; 0.005 allowed"
 
 
 def test_an_older_file_keeps_its_words(tmp_path):
-    """Until 28 November 2026 they were ``text``, with the name of the metric in front."""
+    """Until 28 November 2026 the key was ``text``, and the text began with the metric's name."""
     folder = ab_runs.ab(tmp_path / "ab")
     file = folder / FILE
     record = json.loads(file.read_text())

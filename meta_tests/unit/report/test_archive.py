@@ -1,4 +1,4 @@
-"""What is handed on of a run: one archive for an issue."""
+"""The archive of a run for an issue."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ SECRET = "hf_" + "a1B2c3D4" * 4
 
 @pytest.fixture
 def failed(tmp_path):
-    """A run that failed, with the log of its server, a trace, and a run before it."""
+    """A failed run with its server's log, a trace, and an earlier run."""
     directory = report_runs.write("fail", tmp_path / "report")
     (directory / "server-under-test.log").write_text(f"loading\nHF_TOKEN={SECRET}\nready\n")
     (directory / "earlier" / "1").mkdir(parents=True)
@@ -46,7 +46,8 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
 
 
 def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, monkeypatch):
-    """In the report directory it is no part of itself; by its verdict.json it is the same run."""
+    """In the report directory, the archive does not contain itself; by its verdict.json, it is the
+    same run."""
     monkeypatch.chdir(failed)
     for _ in range(2):
         written, _ = archive.write(Path())
@@ -63,7 +64,8 @@ NOTHING = {"verdict": "NOT_RUN", "reason": "sm121 was asked for, this machine is
 
 
 def put(folder: Path, started: str, **fields) -> Path:
-    """A run of that time in a report directory; with ``verdict`` NOT_RUN nothing ran in it."""
+    """Write a run of that time into a report directory; with ``verdict`` NOT_RUN nothing ran in
+    it."""
     folder.mkdir(parents=True, exist_ok=True)
     run = json.loads((report_runs.write("fail", folder) / "verdict.json").read_text())
     if fields:
@@ -73,7 +75,7 @@ def put(folder: Path, started: str, **fields) -> Path:
 
 
 def bundled(report: Path, tmp_path: Path) -> dict:
-    """The verdict.json in the archive of a report directory."""
+    """Return verdict.json in the archive of a report directory."""
     output = tmp_path / "run.tar.gz"
     assert main(["bundle", str(report), "--output", str(output)]) == 0
     with tarfile.open(output) as archived:
@@ -98,7 +100,7 @@ def test_an_archive_is_of_the_newest_run_that_has_answers(tmp_path, capsys):
 
 
 def test_after_a_refused_certificate_the_run_before_is_bundled(tmp_path, capsys):
-    """Its report was moved away, and the certificate has none."""
+    """The earlier report was moved away, and the certificate has none."""
     report = tmp_path / "report"
     put(report / "earlier" / "1", "2026-11-28T10:00:00+00:00")
     assert bundled(report, tmp_path)["verdict"] == "FAIL"

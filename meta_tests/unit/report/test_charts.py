@@ -1,4 +1,4 @@
-"""The charts and tables of a report: what is drawn of which numbers, and what is said of them."""
+"""The charts and tables of a report: which numbers they show, and their labels."""
 
 import html
 import json
@@ -76,7 +76,7 @@ def _decode(report):
 
 
 def _notes(report):
-    """The labels of the chart of decode rates, by their texts."""
+    """Return the labels of the chart of decode rates, by their texts."""
     notes = _decode(report).figure["layout"]["annotations"]
     return {note["text"]: note for note in notes}
 
@@ -189,7 +189,7 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
 
 
 def _row(text, name, end="</tr>"):
-    """What a page has of a name, up to an end of its row."""
+    """Return the part of a page from a name to an end of its row."""
     return text.partition(name)[2].partition(end)[0]
 
 

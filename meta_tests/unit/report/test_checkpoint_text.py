@@ -1,4 +1,4 @@
-"""What ``sm121 checkpoint`` prints, and its exit status."""
+"""The output of ``sm121 checkpoint``, and its exit status."""
 
 import json
 

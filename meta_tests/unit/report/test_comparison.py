@@ -57,7 +57,7 @@ OURS = verdict(**{
 
 @pytest.fixture
 def files(tmp_path):
-    """The three kinds of files, and an early one of ours."""
+    """The three kinds of files, and an early one of the suite."""
     lines = "\n".join(json.dumps(item) for item in json.loads(LLAMA_BENCH))
     early = OURS | {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
     (tmp_path / "vllm").mkdir()
@@ -73,7 +73,7 @@ def files(tmp_path):
 
 
 def table_of(capsys, *arguments: object) -> str:
-    """What a comparison prints."""
+    """Return the output of a comparison."""
     assert main(["compare", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
@@ -114,7 +114,7 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
 
 
 def test_a_file_that_llama_benchy_wrote():
-    """Of a server at 300 tok/s; the prefix at a depth is a run of its own in it."""
+    """A server with 300 tok/s; the prefix at a depth is a separate run in it."""
     source = comparison.read(DATA / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
     for name, rate in (("tg32@d0", 300), ("tg32@d1024", 300), ("tg32_c2@d0", 600)):
@@ -130,7 +130,7 @@ def test_files_of_older_schema_versions_are_read(files):
 
 
 def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
-    """By severity; what was excused is no failure. The other run's log proves one value more."""
+    """By severity; an excused failure does not count. The other run's log proves one value more."""
     other = verdict(memory_peak_gib=metric(3.0, unit="GiB", ci_low=None, ci_high=None)) | {
         "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},
         "tests": [

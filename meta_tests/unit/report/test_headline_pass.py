@@ -1,4 +1,4 @@
-"""A PASS says what it may not be taken for, and no metric is shown as better than it was."""
+"""A PASS lists what it does not prove, and no metric is shown as better than measured."""
 
 import re
 

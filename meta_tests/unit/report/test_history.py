@@ -1,4 +1,4 @@
-"""``sm121 history`` on planted runs, each fault with its healthy twin."""
+"""``sm121 history`` on constructed runs: each fault with its clean twin."""
 
 import itertools
 import json
@@ -137,7 +137,7 @@ def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys
     ids=["8 % apart", "2 % apart", "of two builds"],
 )
 def test_a_lottery_of_starts_is_named(base, tmp_path, capsys, slow, build, named):
-    """Starts of one build, every other one with the slow set of kernels."""
+    """Starts of one build, every second one with the slow set of kernels."""
     runs = [{"build": build or 1 + n % 2, "slow": (1.0, slow)[n % 2]} for n in range(8)]
     assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
     lines = re.findall("starts of one build differ: .*", capsys.readouterr().out)
@@ -147,8 +147,8 @@ def test_a_lottery_of_starts_is_named(base, tmp_path, capsys, slow, build, named
 
 
 def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history.History:
-    """Healthy runs of machines that differ by 1 %: noise of 0.5 %, in one metric days that last, in
-    one a start in four that is 7 % slow. ``slow``: by how much the first machine is slow."""
+    """Return healthy runs of machines that differ by 1 %: noise of 0.5 %, in one metric slow days,
+    in one a start in four that is 7 % slow. ``slow``: how much slower the first machine is."""
     random = np.random.default_rng(seed)
     boxes = np.random.default_rng(seed + 1)
     past = []
@@ -176,7 +176,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed i
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
-    """Of 1,000 runs in lines of 50, 3 metrics each: no machine, no level, nothing worse."""
+    """Of 1,000 runs in series of 50 with 3 metrics each, no machine, level or loss is reported."""
     many = simulated(seed, machines=4, runs=50)
     assert not many.apart and not many.steps
     assert not [change.text for line in many.lines for change in line.fallen]
@@ -184,7 +184,7 @@ def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
-    """And no other is called worse, also in 1,000 runs without a slow one."""
+    """And no other one, also in 1,000 runs without a slow one."""
     apart = simulated(seed, machines=20, runs=10, slow=0.05).apart
     assert [line.partition(", ")[0] for line in apart if "worse" in line] == ["GB10 0"], apart
     assert not [line for line in simulated(seed, machines=20, runs=50).apart if "worse" in line]
@@ -192,7 +192,7 @@ def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
 
 @pytest.mark.slow("a thousand reports")
 def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
-    """With 400 tests a run, as a real one has."""
+    """With 400 tests per run, as in a real one."""
     run = base.model_copy(deep=True)
     run.tests = [
         test.model_copy(update={"id": f"{test.id}-{n}"})
@@ -288,7 +288,7 @@ def test_a_page_has_a_folder(base, tmp_path, capsys):
 
 
 def test_two_runs_are_one_page(base, tmp_path, capsys):
-    """A page over two runs says since which of them it is red, and by which check."""
+    """A page over two runs shows the first failed run and its check."""
     plant(base, tmp_path / "runs", {"a1": [{}, {"slow": 1.12, "red": [DECODE]}]})
     target = tmp_path / "history.html"
     assert cli.main(["history", str(tmp_path / "runs"), "--html", str(target)]) == 0

@@ -35,7 +35,7 @@ def report_of(kind: str, folder: Path) -> StoredReport:
 
 
 def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
-    """The lines that a run leaves on a terminal, the verdict last."""
+    """Return the last lines of a run on a terminal, the verdict last."""
     written: list[str] = []
     config = SimpleNamespace(
         stash={REPORT: report, selection.LEFT_OUT: [PLAN]}, getoption=lambda _name: form
@@ -92,7 +92,7 @@ def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):
 
 
 def test_the_row_of_a_metric_that_is_worse_than_before_says_so(tmp_path):
-    """Its own gate holds: FAIL behind `at least 52` alone would contradict the number."""
+    """Its gate passes, so FAIL after `at least 52` alone would contradict the number."""
     report = report_of("pass", tmp_path)
     report.run.changes = [
         ChangeReport(metric="tg32@d0", unit="tok/s", here=54.0, before=60.0, worse=0.1,
@@ -193,7 +193,7 @@ def test_a_number_without_a_gate_is_measured(metric, word, shade):
 
 
 def test_no_number_of_a_busy_machine_is_called_not_run(tmp_path):
-    """As of the stand-in's run, in which 22 of 31 rows had the chip NOT_RUN."""
+    """In the stand-in's run, 22 of 31 rows had the label NOT_RUN."""
     report = report_of("pass", tmp_path)
     for metric in report.run.metrics.values():
         if not metric.gated:
@@ -272,7 +272,7 @@ def test_deviations_of_a_release_stand_apart_from_remarks(tmp_path):
 
 
 def test_a_cell_of_the_matrix_is_not_a_count_of_verdicts(tmp_path):
-    """``cell 3: PASS`` where ``3 PASS`` read as three of them."""
+    """``cell 3: PASS``, because ``3 PASS`` reads as three of them."""
     grid = (
         page.html(report_of("pass", tmp_path)).partition("Matrix grid")[2].partition("</table>")[0]
     )
@@ -280,7 +280,7 @@ def test_a_cell_of_the_matrix_is_not_a_count_of_verdicts(tmp_path):
 
 
 def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
-    """A page said "not asked for: stress" above "stress PASS": --soak had run part of it."""
+    """A page had "not asked for: stress" above "stress PASS", because --soak had run part of it."""
     run = report_of("pass", tmp_path).run
     run.certificate_levels = ["smoke", "performance"]
     run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}

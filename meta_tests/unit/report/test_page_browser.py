@@ -1,4 +1,4 @@
-"""report.html in a real browser: what each kind of reader, and each kind of output, makes of it."""
+"""report.html in a real browser, for each kind of reader and each output."""
 
 import itertools
 
@@ -33,13 +33,13 @@ def reports(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded():
-    """Reports that are open already: loading one takes longer than looking at it."""
+    """Reports that are open already, because loading takes longer than checking."""
     return {}
 
 
 @pytest.fixture
 def opened(chromium, reports, loaded):
-    """Opens a report at a width; whatever it complains of fails the test."""
+    """Open a report at a width; a console error fails the test."""
     used = []
 
     def open_(kind, width=1440, **options):
@@ -58,7 +58,7 @@ def opened(chromium, reports, loaded):
 
 
 def _anew(view):
-    """The page as it is opened, without what an earlier test unfolded or followed."""
+    """Reset the page, without what an earlier test unfolded or followed."""
     view.goto(view.url.partition("#")[0])
     view.wait_for_selector("html[data-ready=yes]", state="attached")
 
@@ -94,7 +94,7 @@ def test_a_number_at_either_end_of_an_axis_is_not_cut_off(opened):
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
 def test_the_report_of_the_real_run(opened, reports, tmp_path):
-    """Not made by hand: what a vLLM answered and logged, on the page as it is now."""
+    """The answers and logs of a real vLLM, on the present page."""
     reports["real"] = tmp_path / "report.html"
     report = stored.read(REAL.parent)
     reports["real"].write_text(page.html(report), "utf-8")
@@ -130,7 +130,7 @@ def test_hostile_output_is_text(opened):
 
 
 def test_the_policy_stops_what_escaping_would_not(opened, reports, tmp_path, chromium):
-    """Even a script that got into the page could neither run nor send anything."""
+    """A script that got into the page could neither run nor send anything."""
     text = reports["pass"].read_text("utf-8")
     file = tmp_path / "report.html"
     bad = "<script>window.owned=1</script><img src='http://127.0.0.1:9/x' onerror='owned=2'>"
@@ -170,7 +170,7 @@ def test_axe_would_find_something(chromium, reports, tmp_path):
 
 @pytest.mark.slow("one width after the other")
 def test_tiles_do_not_overlap(opened):
-    """Every width between a telephone and a wall; a rate of six digits."""
+    """Every width from a phone to a wall display; a rate of six digits."""
     view = opened("fail")
     view.evaluate("document.querySelectorAll('.tile .value')[1].firstChild.data = '112920 '")
     for width in range(360, 1921, 60):

@@ -1,4 +1,4 @@
-"""What is written of a run: readable by people and by CI, whatever is missing or hostile in it."""
+"""The files of a run: readable for people and CI, whatever is missing or hostile in them."""
 
 import html
 import json
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
 
 
 class Tags(HTMLParser):
-    """Elements that were opened and not closed, and every element there is."""
+    """Elements that were not closed, and all elements."""
 
     VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
 
@@ -122,7 +122,7 @@ def test_a_page_is_2_mb_at_most_whatever_fills_it(runs, part):
 
 
 def test_numbers_that_are_none_are_not_known(runs, tmp_path):
-    """As Python writes them, which no other reader of JSON takes."""
+    """As Python writes them, which no other reader of JSON accepts."""
     raw = json.loads((runs["fail"] / "verdict.json").read_text())
     raw["metrics"]["tg32@d0"] |= {"value": float("inf"), "ci_low": float("nan")}
     assert main(["report", str(_written(raw, tmp_path))]) == 0
@@ -167,7 +167,7 @@ def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
 
 
 def _written(raw, directory):
-    """verdict.json in a directory."""
+    """Write verdict.json into a directory."""
     directory.mkdir(exist_ok=True)
     (directory / "verdict.json").write_text(json.dumps(raw))
     return directory
@@ -185,7 +185,7 @@ def test_a_run_of_a_later_version_is_read_without_what_is_new(runs, tmp_path):
 
 
 def _shard(raw, index, of=2, **changes):
-    """A constructed run as one of the shards of a whole, with a key of a later version."""
+    """Return a constructed run as one of the shards of a whole, with a key of a later version."""
     whole = [{"id": test["id"], "level": test["level"]} for test in raw["tests"]]
     raw |= {"shard": {"index": index, "of": of, "tests": whole, "new": 1}, "new": 1, **changes}
     raw["engine"]["new"] = 1
@@ -255,7 +255,8 @@ def test_junit_has_levels_as_suites_and_verdicts_as_properties(runs, kind):
 
 @pytest.mark.parametrize("verdict", [Verdict.NOT_RUN, Verdict.INVALID])
 def test_junit_is_not_green_when_the_run_is_not(runs, verdict):
-    """A certificate was refused, and every test passed: readers see cases alone."""
+    """A certificate was refused although every test passed; a reader of junit.xml sees only
+    cases."""
     report = stored.read(runs["pass"])
     names = [suite.get("name") for suite in ElementTree.fromstring(junit.xml(report))]
     report.run.settle(verdict)
@@ -338,7 +339,7 @@ def test_tests_that_say_the_same_stand_together_with_what_their_own_server_shows
 
 @pytest.mark.slow("a run of the matrix")
 def test_a_failure_notes_the_logs_of_its_server(run_matrix):
-    """One cell falls back: its own log is the evidence, not those of all cells."""
+    """One cell falls back: only its own log is the evidence."""
     status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
     assert status == 1 and len(run.verdict["starts"]) > 2
     cells = [each.logs for each in details.read(run.report).failures if each.logs]

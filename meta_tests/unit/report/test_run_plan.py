@@ -1,4 +1,4 @@
-"""What a run would ask: from pytest to ``sm121 plan`` by a file, and its text."""
+"""The checks of a planned run: from pytest to ``sm121 plan`` by a file, and its text."""
 
 import pytest
 

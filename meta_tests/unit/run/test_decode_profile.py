@@ -1,4 +1,4 @@
-"""How the server under test is profiled: what it is started with, and what becomes of it."""
+"""How the server under test is profiled: its start, and the result."""
 
 import dataclasses
 import json
@@ -75,7 +75,7 @@ def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_pat
 
 
 def stub(directory: Path, chosen=CPU, **changes):
-    """A run as far as profiling looks at it; `stop` counts the stops of its server."""
+    """A run as far as profiling uses it; `stop` counts the stops of its server."""
     run = stand_in(
         settings=settings(directory, **changes), profile=chosen, directory=directory, stop=Mock(),
         file=new_file(),
@@ -84,7 +84,7 @@ def stub(directory: Path, chosen=CPU, **changes):
 
 
 def take(run, **changes: str) -> KernelProfile:
-    """Of a server that the suite has started."""
+    """Profile a server that the suite has started."""
     mode = target.profiler_mode(run.settings, run.profile)
     started = configuration(**changes)
     server = SimpleNamespace(configuration=started, engine="vllm", endpoint=None, managed=True)
@@ -126,7 +126,7 @@ def test_profile_is_in_the_report(taken_profile, tmp_path):
 
 
 def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
-    """Of no other configuration's, and with the calls of all kernels of known parts."""
+    """No other configuration's path, and with the calls of all kernels of known parts."""
     marlin = "void marlin::Marlin<(long)1>()"
     write = "vllm::reshape_and_cache_flash_kernel<float>"
     rows = [Launches(f"k{n}", 1, 1.0) for n in range(50)]

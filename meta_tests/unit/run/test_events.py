@@ -1,4 +1,4 @@
-"""run.jsonl: what is written is what is read, and the fold of it is verdict.json."""
+"""run.jsonl: the written events are read unchanged, and their fold is verdict.json."""
 
 import errno
 import json
@@ -45,7 +45,7 @@ def decided(name: str, verdict: str = "PASS") -> Decided:
 
 
 def begin(directory: Path) -> EventLog:
-    """A run's events, of which the first was appended."""
+    """Return a run's events, of which the first was appended."""
     file = new_file()
     log = EventLog(file, directory / events.NAME)
     log.append(events_of(file)[0])
@@ -53,7 +53,7 @@ def begin(directory: Path) -> EventLog:
 
 
 def folded(file: VerdictFile, directory: Path) -> str:
-    """The verdict.json that the events of a run make."""
+    """Return the verdict.json of a run's events."""
     stream = write_stream(file, directory)
     return json_text(fold.fold(events.read(stream).events)) + "\n"
 
@@ -66,7 +66,7 @@ def test_run_folds_to_the_same_bytes(kind, tmp_path):
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda path: path.name)
 def test_stored_run_folds_to_the_same_content(stored, tmp_path):
-    """Fields of later versions are added, and the version is this one."""
+    """Fields of later versions are added, and the version is the present one."""
     file = verdict_file.read(stored)
     file.schema_version = verdict_file.SCHEMA_VERSION
     assert folded(file, tmp_path) == json_text(file) + "\n"

@@ -1,4 +1,4 @@
-"""Shards, and the workers of a run, are put together by one set of rules: docs/verdicts.md."""
+"""Shards and workers of a run are merged by one set of rules: docs/verdicts.md."""
 
 import json
 from itertools import pairwise
@@ -51,7 +51,7 @@ def said(test_id: str, verdict: str, message: str = "", **more) -> TestReport:
 
 
 def part(index: int = 1, *tests: TestReport, of: int = 2, **more) -> VerdictFile:
-    """A shard, or what a worker has written."""
+    """Return a shard, or the file of a worker."""
     planned = [ShardTest(id=name, level="kernel") for name in PLANNED]
     fields = {"engine": EngineReport(name="vllm", version="0.32.0", managed=True, model="m"),
               "shard": ShardReport(index=index, of=of, tests=planned),
@@ -130,7 +130,7 @@ def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_gre
 
 
 def test_shards_are_held_against_one_trusted_run_of_shards():
-    """A shard leaves levels to the others: what none of them asked was not asked."""
+    """A shard leaves levels to the others; a level that no shard selected was not selected."""
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
     first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
     second = trusted.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
@@ -184,7 +184,7 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
 
 
 def test_in_what_two_runs_differ():
-    """A part that asked no server does not know its version."""
+    """A part that sent no request to a server does not know its version."""
     one = part()
     other = part()
     assert merge.differences(one, other) == []
@@ -266,7 +266,7 @@ def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp
 def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
     before, now, named, tmp_path
 ):
-    """A run that was gone on with was compared by these too."""
+    """A continued run was compared by these, too."""
     folders = []
     for index, found in enumerate((before, now), 1):
         asked = ASKED.model_copy(update={"sources": computing(**found)})
@@ -278,7 +278,7 @@ def test_shards_of_another_source_or_of_other_computing_packages_are_refused(
 def computing(
     sha: str = "abc", changes: str | None = None, cuda: str | None = None, **packages: str
 ) -> dict[str, str]:
-    """What the fingerprint has of an environment's sources and packages."""
+    """Return the fingerprint's part of an environment's sources and packages."""
     vllm = environment_record.SourceRecord(version="0.33.0", sha=sha, changes=changes)
     record = environment_record.EnvironmentRecord.model_construct(
         git_shas={"vllm": vllm},
@@ -299,7 +299,7 @@ def test_a_run_without_a_fingerprint_is_told_apart_by_what_it_has():
 
 
 def test_shards_of_two_days_are_no_run(tmp_path):
-    """Of which any two are too far apart."""
+    """Any two of them are too far apart."""
     one = part(1, started="2026-11-20T10:00:00+00:00")
     two = part(2)
     for started, differs in (("20T10", []), ("20T20", []), ("22T10", ["day"])):
@@ -326,7 +326,7 @@ def test_the_whole_is_never_better_than_the_worst_part(verdict):
 
 
 def test_shards_make_no_certificate():
-    """A shard in which no test applied takes nothing away from the verdict."""
+    """A shard without an applicable test does not change the verdict."""
     parts = (part(n, said(name, "PASS"), verdict="PASS", certified=True)
              for n, name in enumerate(PLANNED, 1))  # fmt: skip
     assert of_shards(*parts).certified is None

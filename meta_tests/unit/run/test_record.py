@@ -1,4 +1,4 @@
-"""What a run writes down: each way of ending has its verdict, at once; none is green by luck."""
+"""A run's record: each kind of end has its verdict at once, and none passes by luck."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SCENARIOS = "meta_tests/whole/scenarios/verdicts.py"
 
 @pytest.fixture
 def attached(run_pytest, fault_server):
-    """Run scenarios against the fault server; exit status, verdict.json, and the run."""
+    """Run scenarios against the fault server; return exit status, verdict.json, and the run."""
 
     def run(*arguments: str):
         server = fault_server()
@@ -47,7 +47,7 @@ def one(name: str) -> str:
 
 
 def by_name(file: dict) -> dict[str, dict]:
-    """The tests of verdict.json, by the names of their functions."""
+    """Return the tests of verdict.json, by the names of their functions."""
     return {test["id"].rsplit("::", 1)[1]: test for test in file["tests"]}
 
 
@@ -104,7 +104,7 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
 
 
 def test_when_smoke_fails_nothing_else_runs(attached):
-    """Smoke comes first, whatever the file's order."""
+    """Smoke runs first in any order of the files."""
     status, file, run = attached("meta_tests/whole/scenarios/smoke_fails.py")
     levels = {test["level"]: test for test in file["tests"]}
     assert status == 1 and levels["smoke"]["verdict"] == "FAIL", run.output
@@ -145,7 +145,7 @@ def test_an_earlier_report_is_kept(attached, tmp_path):
     ],
 )
 def test_a_waiver_of_one_test(attached, tmp_path, name, chosen, days, status, waived, says):
-    """It tolerates the failure of one parameter until it expires; a stale one is reported."""
+    """It tolerates the failure of one parameter until it expires; an unused one is reported."""
     file = waiver_file(tmp_path, one(name), days=days)
     ended, verdict, run = attached(f"--waivers={file}", one(chosen))
     assert ended == status, run.output
@@ -252,7 +252,7 @@ CAPITALS["empty"] = replace(CAPITALS["France"], required="an answer")
     ],
 )
 def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated):
-    """`more` are the waivers of the test, a line each; `facts` names some of `CAPITALS`."""
+    """`more` are the waivers of the test, one per line; `facts` names some of `CAPITALS`."""
     facts = [CAPITALS[name] for name in facts]
     loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
     session = SimpleNamespace(settings=Settings(judging=GivenJudging(waivers=loaded)))
@@ -291,7 +291,7 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
 
 
 def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
-    """Nobody takes the verdict of the run before for this one's."""
+    """The verdict of the earlier run must not be taken for this one's."""
     report = tmp_path / "report"
     report.mkdir()
     (report / "verdict.json").write_text('{"certified": true}')

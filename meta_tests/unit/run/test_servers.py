@@ -13,7 +13,7 @@ from sm121.run.run import Run
 
 
 class LateLife:
-    """A server whose processes become visible after the first look."""
+    """A server whose processes become visible after the first reading."""
 
     def __init__(self) -> None:
         self.looks = 0

@@ -6,7 +6,7 @@ from sm121.run.stored_benchmarks import of_benchmarks
 
 
 def benchmark(metric: str, verdict: str) -> dict:
-    """The ``extra_info`` of a measurement."""
+    """Return the ``extra_info`` of a measurement."""
     return {
         "sm121": "0.2.0", "metric": metric, "value": 59.0, "unit": "tok/s",
         "samples": [58.9, 59.1], "verdict": verdict, "profile": "p",

@@ -1,4 +1,4 @@
-"""Minutes that are true: what was timed here, ranges that ship, and the time a run has left."""
+"""Forecasts in minutes: recorded durations, shipped ranges, and the remaining time of a run."""
 
 import itertools
 import json
@@ -105,7 +105,7 @@ def test_the_file_is_bounded_and_the_latest_stay(tmp_path):
 
 
 def checks(level: str, number: int, *configurations: str) -> list[Check]:
-    """Checks of a level, each of which needs the server of these configurations."""
+    """Return checks of a level, each of which needs the server of these configurations."""
     return [Check(f"{level}-{n}", level, frozenset(configurations)) for n in range(number)]
 
 
@@ -152,12 +152,12 @@ def test_a_profile_of_which_nothing_ships_has_no_made_up_number():
 
 
 def start(seconds: float | None, configuration: str = "float32", **more) -> StartReport:
-    """One start, as the pool reports it."""
+    """Return one start, as the pool reports it."""
     return StartReport(configuration=configuration, key="k", startup_s=seconds, log="l", **more)
 
 
 def ranged(number: int, low: float = 10.0, high: float = 20.0) -> Forecast:
-    """Checks of a range each; the first one starts a server that usually takes 50 s."""
+    """Return checks with a range each; the first one starts a server that usually takes 50 s."""
     expected = [
         Expected(
             Check(f"t{n}", "smoke"),
@@ -225,8 +225,8 @@ def test_a_run_within_its_forecast_is_not_called_slower():
 
 
 def test_a_start_that_takes_much_longer_has_a_lower_bound_and_then_a_range():
-    """Recorded on a busy machine: 0:33 to 3:01 left, 0:35 to 3:15, ... 0:48 to 4:25, a tenth each
-    time, while the start alone took 2 minutes instead of 20 s."""
+    """Recorded on a busy machine: 0:33 to 3:01 left, 0:35 to 3:15, ... 0:48 to 4:25, a tenth more
+    each time, while the start alone took 2 minutes instead of 20 s."""
     starts: list[StartReport] = []
     remaining = Remaining(ranged(4), starts)
     remaining.begin("t0", 0.0)
@@ -266,7 +266,7 @@ RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
 
 
 def replayed(expected: Forecast, took_s: dict[str, float], start_s: float) -> list[Left]:
-    """What a run shows, looked at each second, whose first check waits for a start."""
+    """Return the lines of a run, at each second, whose first check waits for a start."""
     now = 0.0
     starts = []
     seen = []
@@ -291,8 +291,8 @@ def replayed(expected: Forecast, took_s: dict[str, float], start_s: float) -> li
 
 
 def rises(seen: list[Left]) -> float:
-    """By which factor the time left rose at most between two looks of a run that is not slower than
-    its forecast."""
+    """Return the largest factor by which the remaining time rose between two readings of a run that
+    is not slower than its forecast."""
     return max(
         after / before
         for one, other in itertools.pairwise(seen)
@@ -312,7 +312,7 @@ def rises(seen: list[Left]) -> float:
     ],
 )
 def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_known):
-    """Checks of uneven length; expected by the range that ships, by what a run took, or by both."""
+    """Checks of uneven length, forecast by the shipped range, by an earlier run, or by both."""
     recorded = {test["id"]: test["seconds"] for test in RECORDED["tests"] if test["seconds"]}
     levels = {test["id"]: test["level"] for test in RECORDED["tests"]}
     gb10 = profile.load("sm121-gpt-oss-120b")
@@ -333,7 +333,7 @@ SLOWLY = ("--arch", "cpu", "--served-model-name", "canary", "meta_tests/whole/sc
 
 
 def kept(folder: Path) -> list[dict]:
-    """What a run has kept."""
+    """Return what a run has recorded."""
     return json.loads((folder / timings.NAME).read_text("utf-8"))["targets"]
 
 
@@ -357,7 +357,7 @@ def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
 
 
 def test_a_check_that_failed_is_no_forecast(run_pytest, fault_server, tmp_path):
-    """It may have waited for its limit: the next run would be told to wait as long."""
+    """It may have waited for its time limit, and the next forecast would be as long."""
     options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", "--arch", "cpu")
     scenario = ("meta_tests/whole/scenarios/verdicts.py", "-k", "test_pass or test_fail")
     run_pytest(*options, "--served-model-name", "canary", *scenario)
@@ -378,7 +378,7 @@ def test_durations_that_cannot_be_read_are_said_and_stop_nothing(
 
 
 def test_durations_that_cannot_be_kept_are_a_remark(run_pytest, fault_server, tmp_path):
-    """The history of a machine may be mounted read-only; here a folder is in the file's place."""
+    """The history of a machine may be read-only; here a folder is in place of the file."""
     (tmp_path / timings.NAME).mkdir()
     options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
     status, run = run_pytest(*options)
@@ -403,7 +403,7 @@ def test_an_interrupted_run_keeps_the_checks_that_ended(start_pytest, fault_serv
 
 
 def test_nothing_is_silent_where_there_is_no_terminal(run_pytest, fault_server, tmp_path):
-    """While tests are collected, and while the run is ended."""
+    """Lines appear while tests are collected, and while the run ends."""
     (tmp_path / "slow_to_begin.py").write_text(
         "import time\n"
         "from sm121.plugin import progress\n"

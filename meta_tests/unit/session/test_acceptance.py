@@ -1,4 +1,4 @@
-"""Acceptance of draft tokens between the rounds of `sm121 run --every`."""
+"""The acceptance rate of draft tokens between the rounds of `sm121 run --every`."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from sm121.session.repeated import Records, Round, _Player, judged, repeat
 
 
 def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
-    """The lowest acceptance and the deviation of minutes with these shares."""
+    """Return the lowest acceptance rate and the deviation of minutes with these shares."""
     acceptance = Acceptance()
     drafted = accepted = 0.0
     acceptance.take(0.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
@@ -53,7 +53,8 @@ def test_few_drafts_are_not_judged():
 
 
 def every_ten_seconds(share_at, *, drafts: int = 300, until_s: int = 1500) -> list[Taken]:
-    """What is found each five minutes of readings every ten seconds, by a scripted clock."""
+    """Return the findings of each five minutes of readings every ten seconds, by a scripted
+    clock."""
     acceptance = Acceptance()
     drafted = accepted = 0.0
     found: list[Taken] = []
@@ -69,7 +70,7 @@ def every_ten_seconds(share_at, *, drafts: int = 300, until_s: int = 1500) -> li
 
 
 def low_between(first_s: int, last_s: int):
-    """A share of 86 %, but of 14 % between two moments."""
+    """Return a share of 86 %, and of 14 % between two times."""
     return lambda second: 0.14 if first_s < second <= last_s else 0.86
 
 
@@ -107,7 +108,7 @@ def test_readings_with_few_drafts_are_no_deviation():
 
 
 def test_usual_acceptance_is_of_five_separate_minutes():
-    """A server whose first minute is its best: four minutes are too few to judge by."""
+    """A server whose first minute is its best: four minutes are too few for a decision."""
     found = every_ten_seconds(low_between(240, 300), until_s=300)
     assert found[0].lowest == pytest.approx(0.14)
     assert found[0].deviation is None
@@ -176,7 +177,8 @@ def test_a_time_without_readings_makes_a_green_round_inconclusive():
 
 
 class Drafting(JsonHandler):
-    """A server that drafts. Its page of counters is broken, or its acceptance low, as asked."""
+    """A server with drafts. Its page of counters is broken, or its acceptance rate low, as
+    requested."""
 
     began = 0.0
     fault = ""
@@ -197,7 +199,7 @@ class Drafting(JsonHandler):
         self.say(self.completion(" Paris", 5, 1, id="cmpl-1", created=0, model="canary"))
 
     def counters(self) -> None:
-        """2,000 draft tokens a second, of which 80 % are accepted, or 10 % for a while."""
+        """2,000 draft tokens per second, of which 80 % are accepted, or 10 % for some time."""
         seconds = time.monotonic() - self.began
         low = min(max(seconds - self.low_s[0], 0.0), self.low_s[1] - self.low_s[0])
         accepted = 2000.0 * (0.8 * (seconds - low) + 0.1 * low)
@@ -237,7 +239,7 @@ def drafting_server():
 def test_a_page_that_breaks_is_told_and_read_again_when_it_is_whole(
     fault, why, drafting_server, monkeypatch
 ):
-    """The page breaks for a while, in each of these ways; the thread goes on."""
+    """The page is broken for some time, in each of these ways; the thread continues."""
     handler, url = drafting_server
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)  # a read has as long, on a busy machine
     monkeypatch.setattr(watching, "WINDOW_S", 0.4)
@@ -260,7 +262,8 @@ def test_a_page_that_breaks_is_told_and_read_again_when_it_is_whole(
 def test_a_minute_of_low_acceptance_between_two_rounds_is_named(
     drafting_server, tmp_path, monkeypatch
 ):
-    """Acceptance falls from 0.8 to 0.1 after round 2; round 3 names it, and round 4 is green."""
+    """The acceptance rate falls from 0.8 to 0.1 after round 2; round 3 reports it, and round 4
+    passes."""
     handler, url = drafting_server
     monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)  # a read has as long, on a busy machine
     monkeypatch.setattr(watching, "WINDOW_S", 0.6)

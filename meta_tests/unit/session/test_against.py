@@ -1,4 +1,4 @@
-"""``--against RUN``: not worse than a trusted run, and each way of being worse is seen."""
+"""``--against RUN``: no worse than a trusted run, and each kind of loss is found."""
 
 import copy
 import shlex
@@ -37,7 +37,7 @@ def trusted(tmp_path) -> trusted_runs.Trusted:
 
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_an_honest_run_is_no_worse(trusted, seed):
-    """Ten of them: ids, times, words and what was measured differ."""
+    """Ten of them: ids, times, words and measurements differ."""
     again = replace(REFUSED, evidence=f"chatcmpl-abcdef{seed:04}")
     nearly = replace(ORACLE, value=0.0912 + seed / 1000, required="no more than")
     tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
@@ -169,7 +169,7 @@ def test_what_was_not_asked_for_is_not_missing(trusted):
 
 
 def test_a_path_that_was_asked_for_is_told(trusted):
-    """Only where the request speaks of that value, and never the loss of evidence."""
+    """Only if the request names that value; missing evidence is always a failure."""
     request = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
     requested = [RequestReport(by="--kv-cache-dtype=fp8", **request)]
     run = a_run(*TESTS)
@@ -227,7 +227,7 @@ def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted):
     ],
 )
 def test_failures_are_compared_by_what_does_not_hold(change, same):
-    """Never by the words: the value by its size, the unit, the kind, and what was observed."""
+    """By the size of the value, the unit, the kind and the observation, never by the words."""
     other = replace(ORACLE, **change)
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
@@ -259,7 +259,7 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
 
 
 def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
-    """It is known of this release, and so excused; but the build that is trusted did it right."""
+    """It is known for this release, and so excused; but the trusted build did not have it."""
     served = ["empty-messages: served"]
 
     def judged(before: list[str] | None) -> tuple[VerdictFile, list[TestReport]]:
@@ -306,7 +306,8 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
 
 
 def test_what_is_not_judged_is_said(trusted):
-    """A percentile nearly twice as long: one run decides nothing, and nobody calls it fine."""
+    """A percentile is nearly twice as long: one run decides nothing, and it is not reported as
+    good."""
     rate = trusted.newest.metrics["tg32@d0"]
     of_a_tail = {"unit": "ms", "higher_is_better": False, "quantile": 0.99}
     tail = replace(rate, name="itl_p99", samples=(90.0, 91.0), value=90.0, **of_a_tail)
@@ -321,7 +322,7 @@ def test_what_is_not_judged_is_said(trusted):
 
 
 def test_a_failure_that_counts_is_not_called_known(trusted):
-    """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
+    """The words are similar, but nothing excused it: a crash, or an expired waiver."""
     run = a_run(*TESTS)
     facts = compared(run, trusted, {**trusted.newest.metrics})
     assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
@@ -336,7 +337,7 @@ def test_a_new_courtesy_is_listed(trusted):
 
 
 def test_copies_are_of_the_file(trusted):
-    """What is compared with a run does not change that run."""
+    """A comparison with a run does not change that run."""
     before = copy.deepcopy(trusted.newest.file)
     held(a_run(*TESTS), trusted)
     assert trusted.newest.file == before
@@ -344,7 +345,7 @@ def test_copies_are_of_the_file(trusted):
 
 @pytest.mark.slow("eight runs")
 def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
-    """By -k, -m and the plan, as if it were still there."""
+    """By -k, -m and the plan, as if it still existed."""
     attached = ("--arch", "cpu", *fault_server().options)
     file = "meta_tests/whole/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
@@ -359,7 +360,7 @@ def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server,
 
 
 def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
-    """And an error of anything else may not: it says nothing of the server."""
+    """Any other error may not, because it says nothing about the server."""
     file = "meta_tests/whole/scenarios/refused.py"
     common = ("--arch", "cpu", *fault_server().options, file)
     for broken, status, key, name in (

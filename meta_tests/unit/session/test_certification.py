@@ -1,4 +1,4 @@
-"""A certificate cannot be had by a choice of options, and what was certified is written down."""
+"""A selection of options gives no certificate, and the certificate records what was certified."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_the_first_line_of_a_certificate_says_that_there_is_no_oracle():
     ],
 )
 def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
-    """The README's certificate compared with what a broken build had recorded of itself."""
+    """The README's certificate compared itself with the recording of the same broken build."""
     keys = ("failed", "waived", "absent")
     failed, waived, absent = (changed.get(key, "no such test") for key in keys)
     file = whole(**{key: value for key, value in changed.items() if key not in keys})
@@ -183,7 +183,7 @@ def test_a_crash_is_a_gap_whatever_the_tests_say():
 
 
 def test_no_waiver_stands_for_a_blocker_and_others_are_told():
-    """In the first line and in the summary."""
+    """The first line and the summary name them."""
     file = whole()
     counts = "test_token_counts_are_exact"
     how = "certified with 2 waivers"
@@ -201,7 +201,7 @@ def test_no_waiver_stands_for_a_blocker_and_others_are_told():
 
 @pytest.mark.parametrize("is_shipped", [True, False, None])
 def test_whose_profile_it_is_stands_on_the_certificate(is_shipped):
-    """Where it is not the shipped one: in the first line and in the summary."""
+    """If it is not the shipped one, the first line and the summary say so."""
     file = whole()
     by = "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
     file.certificate_levels = ["smoke"]
@@ -285,7 +285,7 @@ def test_the_other_gaps():
 
 
 def test_only_a_test_that_applies_is_missed():
-    """`-m cpu` deselects the tests of a GPU; `-k` those that a CPU needs, too."""
+    """`-m cpu` deselects the tests of a GPU; `-k` also those that a CPU needs."""
     config = SimpleNamespace(stash=pytest.Stash())
     selection.note_deselected(config, [Item("of a GPU", "kernel", "sm121")])
     assert selection.missed(config, "cpu") == []
@@ -303,7 +303,7 @@ def asking(*levels: str) -> profile.Profile:
 
 
 class Item:
-    """What the selection needs of a test."""
+    """The attributes of a test that the selection uses."""
 
     severity: object = None
 
@@ -323,7 +323,7 @@ class Item:
 
 
 def a_run(judging: profile.Profile, *, certify: bool) -> SimpleNamespace:
-    """What the selection needs of pytest's config, for a run of a profile."""
+    """The attributes of pytest's config that the selection uses, for a run of a profile."""
     names: list[str] = []
     config = SimpleNamespace(stash=pytest.Stash(), deselected=names, getoption=lambda *_: None)
     config.stash[SETTINGS] = Settings(
@@ -340,7 +340,7 @@ def a_run(judging: profile.Profile, *, certify: bool) -> SimpleNamespace:
 
 
 def test_tests_of_levels_that_are_not_asked_for_are_left_out():
-    """The matrix takes hours, and the certificate of a profile need not cover it."""
+    """The matrix takes hours, and the certificate of a profile need not include it."""
     for certify in (True, False):
         config = a_run(asking("smoke", "performance"), certify=certify)
         items = [Item(name, name) for name in profile_fields.LEVELS]
@@ -393,7 +393,7 @@ def test_what_was_asked_for_and_is_not_what_ran_is_a_gap_without_the_kernel_leve
 
 @pytest.mark.parametrize("line", [pytest.param("", marks=pytest.mark.slow), FALLBACK])
 def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, line):
-    """Without ``--certify`` it is not: a script may want something else of a server."""
+    """Without ``--certify`` it is not, because a script may use the server otherwise."""
     for certify in (True, False):
         chosen = Settings(
             target=GivenTarget(profile=asking("smoke", "stress")),

@@ -1,4 +1,4 @@
-"""The report of an abnormal end: its cause is the same wherever it is named."""
+"""The report of a crash: its cause is the same wherever it is named."""
 
 import re
 import sys
@@ -17,8 +17,8 @@ from meta_tests.folders import FAKES
     ],
 )
 def test_all_who_name_a_cause_name_the_same(run_pytest, canary_bf16, number, kind):
-    """The log says nothing. The exit code and the kernel's messages say more, and only the line
-    of the crash had that: the test's message said that the cause was the OOM killer."""
+    """The log has no cause. The exit code and the kernel's messages have one, but only the crash's
+    line used them: the test's message named the OOM killer."""
     environment = {
         "SM121_META_PYTHON": sys.executable,
         "SM121_META_SERVER": "killed_start.py",

@@ -1,4 +1,4 @@
-"""`sm121 profile`: what it prints, what it refuses, and its exit status."""
+"""`sm121 profile`: its output, its refusals, and its exit status."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ MOE_BOUND = "gate of the guide: 1 ms; the memory allows 0.225"
 
 @pytest.fixture
 def profiled(tmp_path, capsys):
-    """Call the command, and return its status, its output and its errors."""
+    """Call the command; return its status, its output and its errors."""
 
     def call(*words: str | Path):
         output = tmp_path / "report"

@@ -1,4 +1,5 @@
-"""Options that contradict each other, or name what is not there, are refused in one line."""
+"""Options that contradict each other, or name something that does not exist, are refused in one
+line."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ URL = "http://127.0.0.1:9"
 
 
 def option(**given: Any) -> Option:
-    """The value of each option that a user gave, by its name."""
+    """Return the value of each given option, by its name."""
     values = {"--engine-arg": (), "--engine-args": (), "--engine-env": ()}
     values |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     return values.get

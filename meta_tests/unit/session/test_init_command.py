@@ -1,4 +1,4 @@
-"""`sm121 init-profile`: the profile and the exam of a server of another model than gpt-oss."""
+"""`sm121 init-profile`: the profile and the exam for a server of another model than gpt-oss."""
 
 import contextlib
 import dataclasses
@@ -124,7 +124,7 @@ def test_a_server_without_a_parser_of_tools_cannot_call_them(written):
 
 
 def test_a_folder_is_a_name(written):
-    """vLLM serves a model under the path of its folder, unless it is told another name."""
+    """vLLM serves a model under the path of its folder, unless it gets another name."""
     with another_model(name="/models/Qwen3-8B:q4") as url:
         _, mine = written(url)
     assert mine.model.served_name == "/models/Qwen3-8B:q4" and mine.name == "cpu-qwen3-8b-q4"
@@ -159,7 +159,7 @@ def test_gates_of_a_cpu_are_comments(draft, tmp_path):
 
 
 def test_a_fallback_that_the_shipped_profile_accepts_is_accepted(draft, tmp_path):
-    """Another one stays a comment, for the reader of the profile to decide."""
+    """Any other one is a comment, on which the reader of the profile decides."""
     path = KernelPath(fallbacks=["runner_v2_to_v1", "marlin_fallback"], log=LogStart(asked=ASKED))
     mine = tmp_path / "mine.toml"
     mine.write_text(draft("cpu", path).text("exam.jsonl"))
@@ -198,7 +198,7 @@ def test_toml(value, expected):
 
 
 class FaultEngine(TwoRanks):
-    """Starts ``fault_server.py``; the arguments are its own."""
+    """Starts ``fault_server.py`` with that program's arguments."""
 
     name = "vllm"
     reserved_arguments: tuple[str, ...] = ("--port",)
@@ -221,7 +221,7 @@ def test_a_server_is_started_and_stopped(tmp_path, capsys, monkeypatch):
 
 
 def fault_servers() -> set[psutil.Process]:
-    """The fault servers that this process or one of its children started."""
+    """Return the fault servers that this process or one of its children started."""
     return {each for each in psutil.Process().children(recursive=True) if is_fake(each)}
 
 

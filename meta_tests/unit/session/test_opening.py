@@ -1,4 +1,4 @@
-"""What is known of an engine when a run is opened, and its first screen."""
+"""The knowledge about an engine when a run opens, and the first screen."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Which plan a run has where none is named, and what an option adds to a plan."""
+"""The plan of a run that names none, and what an option adds to a plan."""
 
 import json
 import re
@@ -40,13 +40,13 @@ def test_the_plan_is_chosen_in_one_place(given, chosen):
 
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory) -> Path:
-    """The storage of the run that all tests here are compared with; empty before it."""
+    """The storage of the run that all tests of this module compare with; empty before it."""
     return tmp_path_factory.mktemp("storage")
 
 
 @pytest.fixture
 def history(run_pytest, fault_server, storage):
-    """Option of a storage that has a run."""
+    """The option for a storage with a run."""
     option = f"--benchmark-storage={storage}"
     if any(storage.iterdir()):
         return option
@@ -61,7 +61,7 @@ def history(run_pytest, fault_server, storage):
 
 
 def asked(run_pytest, *arguments):
-    """The plan and its reason in the header, and the tests that would run."""
+    """Return the plan and its reason in the header, and the tests that would run."""
     status, run = run_pytest("--collect-only", *arguments)
     assert status == 0, run.output
     header = re.search(r"^plan: (\w+) \((.*)\)$", run.output, re.M)
@@ -145,7 +145,7 @@ def test_a_plan_asks_all_that_compares(run_pytest, history):
 
 
 def test_the_trusted_run_decides_where_its_plan_is_larger_than_quick(run_pytest, tmp_path):
-    """A run of plan merge can be held against no smaller one."""
+    """A trusted run of plan merge needs a run with a plan of that size."""
     from sm121.run import verdict_file
     from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
@@ -195,7 +195,7 @@ def test_v_shows_the_levels_of_a_machine_that_cannot(run_pytest):
 
 
 def test_workers_have_the_plan_of_their_controller():
-    """A worker reads the command line again, and sees other paths in it."""
+    """A worker parses the command line again, and sees other paths in it."""
     from sm121.plugin import spine, stash
 
     planned = PlanChoice("merge", Reason.TRUSTED)

@@ -1,4 +1,4 @@
-"""`sm121 record`, and what the record of a run has of its requests and of FlashInfer."""
+"""`sm121 record`, and the requests and FlashInfer in a run's record."""
 
 import json
 import sys

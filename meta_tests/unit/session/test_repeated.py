@@ -1,4 +1,4 @@
-"""`sm121 run --every`: rounds of checks against a running server, and what is kept of them."""
+"""`sm121 run --every`: rounds of checks on a running server, and the kept reports."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def records_of(folder: Path) -> list[dict[str, object]]:
 
 
 def play_all(folder: Path, verdicts: list[Verdict]) -> tuple[int, list[str]]:
-    """The exit status and the printed lines of rounds with these verdicts."""
+    """Return the exit status and the printed lines of rounds with these verdicts."""
     stopped = threading.Event()
     left = [*verdicts]
     lines: list[str] = []
@@ -88,7 +88,7 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
 
 
 def test_a_restart_counts_on_and_keeps_the_bound(tmp_path):
-    """Five processes in one folder: reports stay ten, and each line names its own report."""
+    """Five processes in one folder: ten reports remain, and each line names its own report."""
     for _process in range(5):
         play_all(tmp_path, [Verdict.FAIL, Verdict.PASS, *[Verdict.FAIL] * 10])
     rounds = records_of(tmp_path)
@@ -146,7 +146,7 @@ def test_a_wrong_request_is_one_line(words, message, capsys):
 
 
 def loop_against(server, folder: Path, *words: str, **settings) -> subprocess.Popen[str]:
-    """Start `sm121 run --every 1s` against a server, in a process of its own."""
+    """Start `sm121 run --every 1s` on a server, in a separate process."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "sm121", "run", "--every", "1s", *server.options]
     command += ["--arch", "cpu", "--served-model-name", "canary", f"--report-dir={folder}/r"]
@@ -240,7 +240,7 @@ def test_a_stop_ends_a_round_that_drops_interrupts(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hang_ups_arrive():
-    """Under nohup this process ignores SIGHUP, and so would what it starts."""
+    """Under nohup this process ignores SIGHUP, and so would its children."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -270,7 +270,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
 
 
 def test_rounds_against_a_server_that_ends_are_red_until_a_signal(fault_server, tmp_path):
-    """The server ends after round 1. SIGTERM ends the loop, and no process is left."""
+    """The server ends after round 1. SIGTERM ends the loop, and no process remains."""
     server = fault_server()
     with loop_against(server, tmp_path) as loop:
         file = tmp_path / "r" / "rounds.jsonl"

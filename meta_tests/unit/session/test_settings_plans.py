@@ -1,4 +1,4 @@
-"""Plans: rows of a profile that say how much is asked, and what a run says of the one it had."""
+"""Plans: rows of a profile that select checks, and what a run reports about its plan."""
 
 import importlib.util
 import json
@@ -131,14 +131,14 @@ def test_plans_differ_in_the_fingerprint():
 
 
 def collected(run_pytest, *arguments):
-    """The tests that would run: nothing is started."""
+    """Return the tests that would run; nothing starts."""
     status, run = run_pytest("--collect-only", "-q", *arguments)
     assert status == 0, run.output
     return re.findall(r"^tests/test_\w+\.py::\S+", run.output, re.M), run.output
 
 
 def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
-    """By the real selection; that of a parameter is no name of one of the plan's."""
+    """By the real selection; a parameter's name is no name in a plan."""
     tests, output = collected(run_pytest, "--plan", "quick")
     assert any("test_decode_rate[d512-tg32]" in test for test in tests)
     assert not any("tg128" in test or "test_stress" in test for test in tests)
@@ -169,7 +169,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
 
 
 def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
-    """The verdict of a finished run of this machine, unless something else is asked."""
+    """Store the verdict of a finished run of this machine, unless given otherwise."""
     fingerprint = Fingerprint(**{"machine": this_machine.identity(), **changes})
     engine = EngineReport(name="vllm", managed=True, model="m")
     whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
@@ -326,7 +326,7 @@ def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, stat
 
 
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
-    """The same modules, asked of GB10: none is built, then each."""
+    """The same modules for a GB10: none is built, then each."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
     cache = tmp_path / ".cache" / "flashinfer"

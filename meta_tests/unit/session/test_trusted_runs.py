@@ -1,4 +1,4 @@
-"""Which runs can be trusted, and what a later run is compared with after ``sm121 trust``."""
+"""Which runs can be trusted, and what later runs are compared with after ``sm121 trust``."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from sm121.session import trusted_runs
 
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
-    """Each is alike the one before, and each rate within what is allowed."""
+    """Each run resembles the preceding one, and each rate is within the allowed loss."""
     rate = 50.0
     off = 0.09
     for step in range(4):
@@ -55,7 +55,7 @@ def test_a_verdict_file_names_its_run(tmp_path, anew):
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):
-    """It has the text of a failure alone: the same text is the same failure."""
+    """It has only the text of a failure; the same text is the same failure."""
     folder = stored(a_run(*TESTS), tmp_path / "run")
     run = json.loads((folder / "verdict.json").read_text())
     run["schema_version"] = 1
@@ -142,7 +142,7 @@ def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, te
 
 
 def test_a_run_of_nothing_is_not_called_old(tmp_path):
-    """It has no fingerprint: it was stopped before it had a target."""
+    """It has no fingerprint, because it was stopped before it had a target."""
     run = a_run(("tests/a.py::a", "NOT_RUN", "no GPU"), fingerprint=None, metrics={})
     folder = stored(run, tmp_path / "run")
     with pytest.raises(UsageError, match="no test of a level was executed in it"):
@@ -174,7 +174,7 @@ def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
 
 
 def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
-    """What was accepted since counts: another failure of the same test was trusted later."""
+    """Later acceptance counts: another failure of the same test was trusted later."""
     for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
         trusted_runs.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
@@ -221,7 +221,7 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
 
 
 def of_a_sick_box(**fields) -> VerdictFile:
-    """A run whose answers are known and whose rates are not: the box was DEGRADED."""
+    """Return a run with a DEGRADED box: its answers count, its rates do not."""
     box = machine_report.BoxReport(state="DEGRADED", reason="other processes use the GPU: [7]")
     file = a_run(*TESTS, box=box, **fields)
     file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
@@ -231,7 +231,7 @@ def of_a_sick_box(**fields) -> VerdictFile:
 
 
 def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
-    """And its rates are judged by nobody, which trust and the run both say."""
+    """Its rates are not judged, and both trust and the run say so."""
     folder = stored(of_a_sick_box(), tmp_path / "sick")
     assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
     assert "its rates and times are not judged, its answers are" in capsys.readouterr().out
@@ -248,7 +248,7 @@ def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
 
 @pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
 def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
-    """A run on a sick box that is trusted later hides no slower build."""
+    """A later trusted run with a DEGRADED box hides no slower build."""
     trusted_runs.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
     sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
     _, _, narrower = trusted_runs.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)

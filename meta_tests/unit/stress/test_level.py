@@ -1,4 +1,4 @@
-"""Prompts that join requests which decode, crowds, long answers: each way to suffer is named."""
+"""Prompts that join decoding requests, crowds, long answers: each kind of harm is named."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -37,7 +37,7 @@ NEIGHBOUR = pytest.mark.slow("its neighbour proves the same, as far as one case 
 
 @pytest.fixture
 def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
-    """The stress level on the stress server with a fault, and the lines that it shows."""
+    """The stress level on the stress server with a fault, and its shown lines."""
     serving = ExitStack()
 
     def begin(fault: str = "none", *arguments: str, bound=EXACT) -> tuple[Stress, list[str]]:
@@ -223,7 +223,7 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     ],
 )
 def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, preempts, problem):
-    """Longer than a request may be silent elsewhere; but not when no other goes on."""
+    """Longer than a request may otherwise be silent, but not if no other request makes progress."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.1")
     body = {"model": "canary", "prompt": "x", "stream": True}
     jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]

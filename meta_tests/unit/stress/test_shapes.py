@@ -1,4 +1,4 @@
-"""The load that presses a KV cache is computed from the cache's size, and reaches preemption."""
+"""The load for a KV cache is computed from the cache's size, and reaches preemption."""
 
 from types import SimpleNamespace
 
@@ -8,8 +8,8 @@ from sm121.stress import cache
 
 
 def preempted(blocks: int, block: int, *, chunk: int, load: cache.Pressure, streams: int) -> bool:
-    """Whether a scheduler preempts: chunked prefill, a whole prompt's room before it is let in,
-    sliding layers that hold a window of each request and the chunk that is read."""
+    """Return whether a scheduler preempts: chunked prefill, space for a whole prompt before it is
+    admitted, and sliding layers that hold a window of each request and the current chunk."""
     window = 128
 
     def held(tokens: int, reading: int) -> int:

@@ -1,4 +1,4 @@
-"""The profile, the matrix and the signatures against what releases refused and chose on a GB10
+"""The profile, the matrix and the signatures agree with what releases refused and chose on a GB10
 (``tools/choices/vllm-sm121.jsonl``, made by ``python -m tools.choices``)."""
 
 import re
@@ -26,7 +26,7 @@ IN_ENGINE = Path(engines.__file__).parent / "in_engine"
 
 
 def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
-    """What of a start the release was not asked for when the data were made."""
+    """Return the parts of a start for which the release was not executed."""
     pairs = data.values(arguments)
     answers = [(answer.kind, data.values(answer.arguments)) for answer in release.answers]
     options = {name for kind, others in answers if kind == "option" for name in others}
@@ -43,7 +43,8 @@ def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
 
 
 def asked_for_in_vain(profile: Profile) -> list[str]:
-    """What configurations of a profile ask of releases that refuse it, or were never asked."""
+    """Return the requests of a profile's configurations to releases that refuse them, or were not
+    executed with them."""
     lines = []
     bases = [build.release for build in builds.shipped()]  # there for their parser alone
     for release in (release for release in KNOWN if release.version not in bases):
@@ -82,13 +83,13 @@ def test_the_profile_asks_no_build_for_what_its_parser_refuses(build):
     "name", [name for name in profiles.shipped() if profiles.load(name).arch == "sm121"]
 )
 def test_no_profile_of_a_gb10_asks_for_what_is_refused(name):
-    """The options of the canary's size (blocks of the cache, graphs' sizes) were never asked."""
+    """The options of the canary's size (blocks of the cache, sizes of graphs) were not executed."""
     assert [line for line in asked_for_in_vain(profiles.load(name)) if "never" not in line] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_release_chooses_is_what_the_profile_expects(version):
-    """A healthy machine passes the kernel path: with each configuration, and with no arguments."""
+    """A healthy machine passes the kernel path with each configuration, and without arguments."""
     expected = {
         name: served for name, c in GB10.configurations.items() if (served := c.at(version))
     }
@@ -162,7 +163,7 @@ def test_the_matrix_asks_no_release_for_what_it_refuses():
 
 @pytest.mark.parametrize("value", ["fp8", "mxfp8", "qkv-o"])
 def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
-    """`linear` is taken by every release; before 0.30 no layer has it."""
+    """Every release accepts `linear`; before 0.30 no layer has it."""
     dense = axes.load("sm121").axes["dense"].values[value]
     (setting,) = [s for s in dense.settings if s.build is None]
     pairs = data.values(setting.arguments)
@@ -203,7 +204,7 @@ def test_fp8_kv_cache_is_taken_with_both_attentions():
     ],
 )
 def test_what_is_known_of_a_version(version, expected):
-    """The release itself, or the one before it of the same minor version."""
+    """The release itself, or the one before it with the same minor version."""
     known = data.at(KNOWN, version)
     assert (known and known.version) == expected
 

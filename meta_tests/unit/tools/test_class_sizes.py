@@ -1,4 +1,4 @@
-"""tools/class_sizes.py: what counts as a field and as a method of a class."""
+"""tools/class_sizes.py: which names count as fields and methods of a class."""
 
 import ast
 
@@ -33,7 +33,7 @@ CHILD = "class Child(module.Base[int]):\n    b: int\n    def f(self): ...\n    d
 
 
 def sizes(**modules: str) -> dict[str, tuple[int, int]]:
-    """The numbers of fields and methods of the classes of some modules."""
+    """Return the numbers of fields and methods of the classes of some modules."""
     classes: list[class_sizes.ClassMembers] = []
     for name, text in modules.items():
         classes += class_sizes.classes_of(name, ast.parse(text))

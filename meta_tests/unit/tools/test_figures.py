@@ -1,4 +1,4 @@
-"""tools/figures.py: what is printed, and what fails."""
+"""tools/figures.py: its output, and its failures."""
 
 from pathlib import Path
 

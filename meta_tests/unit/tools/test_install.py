@@ -1,4 +1,4 @@
-"""tools/install.py: uv gets pip's settings, pip is the fallback, and neither works in silence."""
+"""tools/install.py: uv gets pip's settings, pip is the fallback, and both show progress."""
 
 import os
 import re
@@ -93,7 +93,7 @@ def test_certificate_proxy_and_timeout_become_variables_of_uv():
 
 
 def test_pip_lists_its_settings_in_the_form_that_is_read(tmp_path):
-    """By a real pip, with a file of several lines and a variable."""
+    """A real pip, with a file of several lines and a variable."""
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nextra-index-url =\n  https://one/simple\n  https://two/simple\n"
@@ -148,7 +148,7 @@ TORCH = "https://torch.example/cpu"
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """Returns a function that installs by the stand-in, and gives the status and the calls."""
+    """Return a function that installs with the stand-in, and returns the status and the calls."""
     log = tmp_path / "calls"
     python = tmp_path / "python"
     python.write_text(PYTHON.format(python=sys.executable, calls=log))
@@ -189,7 +189,7 @@ def test_an_index_of_pips_without_torch_is_helped_by_pytorchs(calls):
 
 @pytest.mark.parametrize("variables", [{"UV_ENDS": "2"}, {"UV_ENDS": "0", "UV_IS_THERE": "1"}])
 def test_where_uv_fails_pip_installs(calls, capsys, variables):
-    """uv has no network, or cannot be had."""
+    """uv has no network, or cannot be installed."""
     status, made = calls("", **variables)
     assert status == 0
     assert made[-2] == f"pip install --progress-bar off --extra-index-url={TORCH} -e .[cpu]"
@@ -208,7 +208,7 @@ def test_where_both_fail_both_say_why(calls, capsys):
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch) -> Path:
-    """A folder with one wheel: the only source that pip is set up with. Nothing is cached."""
+    """A folder with one wheel: pip's only source. Nothing is cached."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / "sm121_tiny-1.0-py3-none-any.whl", "w") as archive:
