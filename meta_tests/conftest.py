@@ -233,13 +233,17 @@ def chromium() -> Iterator[object]:
 
 
 @pytest.fixture(scope="session")
-def warm_pytest() -> Iterator[Callable[[], WarmPytest]]:
-    """The process that forks runs, started for the first one."""
+def warm_pytest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], WarmPytest]]:
+    """The process that forks runs, started for the first one. Those of all workers share answers,
+    in the folder above their own (pytest-xdist, "Making session-scoped fixtures")."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
     begun: list[WarmPytest] = []
 
     def template() -> WarmPytest:
         if not begun:
-            begun.append(WarmPytest(ROOT))
+            begun.append(WarmPytest(ROOT, folder / "warm-answers"))
         return begun[0]
 
     yield template

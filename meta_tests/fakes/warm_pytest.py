@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,15 @@ class WarmRun:
 class WarmPytest:
     """The tests' interface to the template process."""
 
-    def __init__(self, root: Path) -> None:
-        self._answers = tempfile.TemporaryDirectory(prefix="sm121-answers-")
-        command = [sys.executable, str(Path(__file__)), self._answers.name]
+    def __init__(self, root: Path, answers: Path) -> None:
+        """Start it.
+
+        Args:
+            root: Its working directory.
+            answers: The folder of what runs share. Several templates may have the same one.
+        """
+        answers.mkdir(exist_ok=True)
+        command = [sys.executable, str(Path(__file__)), str(answers)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, cwd=root, env=_inherited(), stdin=pipe, stdout=pipe
@@ -110,7 +116,6 @@ class WarmPytest:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
-        self._answers.cleanup()
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -179,6 +184,18 @@ def _become(request: dict[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
+def _kept(folder: Path, question: object, answer: Callable[[], Any]) -> Any:
+    """Return the answer to a question, from its file; the first who asks computes and keeps it."""
+    asked = json.dumps(question, sort_keys=True)
+    file = folder / hashlib.sha256(asked.encode()).hexdigest()
+    if not file.is_file():
+        text = json.dumps(answer())
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as whole:
+            whole.write(text)
+        Path(whole.name).replace(file)
+    return json.loads(file.read_text("utf-8"))
+
+
 def _remember_answers(folder: Path) -> None:
     """Let runs share this interpreter's answers about its packages and its engine's options.
 
@@ -206,14 +223,8 @@ def _remember_answers(folder: Path) -> None:
         if not is_known or environment.get("PYTHONPATH") != search_path:
             return ask(python, script, environment, question, **options)
         variables = {k: v for k, v in environment.items() if not k.startswith(NOT_ASKED)}
-        asked = json.dumps([str(script), question, str(Path.cwd()), variables], sort_keys=True)
-        file = folder / hashlib.sha256(asked.encode()).hexdigest()
-        if not file.is_file():
-            answer = json.dumps(ask(python, script, environment, question, **options))
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as whole:
-                whole.write(answer)
-            Path(whole.name).replace(file)
-        return json.loads(file.read_text("utf-8"))
+        asked = [str(script), question, str(Path.cwd()), variables]
+        return _kept(folder, asked, lambda: ask(python, script, environment, question, **options))
 
     interpreter.ask = remembered
 
@@ -232,11 +243,11 @@ def _remember_the_commit() -> None:
     remembered()
 
 
-def _remember_the_processor() -> None:
+def _remember_the_processor(folder: Path) -> None:
     """Let runs share pytest-benchmark's description of the processor, which takes 1 s of CPU at the
     end of each run that saves or compares."""
     plugin = importlib.import_module("pytest_benchmark.plugin")
-    described = plugin.get_cpu_info()
+    described = _kept(folder, "processor", plugin.get_cpu_info)
 
     def remembered() -> dict[str, Any]:
         return dict(described)
@@ -251,13 +262,7 @@ def _remember_arrays(folder: Path) -> None:
     make = covertable.make
 
     def remembered(factors: dict[str, list[Any]], **options: Any) -> Any:
-        asked = json.dumps([factors, options])
-        file = folder / hashlib.sha256(asked.encode()).hexdigest()
-        if not file.is_file():
-            with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as whole:
-                json.dump(make(factors, **options), whole)
-            Path(whole.name).replace(file)
-        return json.loads(file.read_text("utf-8"))
+        return _kept(folder, [factors, options], lambda: make(factors, **options))
 
     covertable.make = remembered
 
@@ -299,10 +304,11 @@ if __name__ == "__main__":
         pytest.main(["--version", "--version"], plugins=[_Imports()])
         sys.stdout.flush()
         _compile_templates()
-        _remember_answers(Path(sys.argv[1]))
-        _remember_arrays(Path(sys.argv[1]))
+        shared = Path(sys.argv[1])
+        _remember_answers(shared)
+        _remember_arrays(shared)
         _remember_the_commit()
-        _remember_the_processor()
+        _remember_the_processor(shared)
         # Also import what a run imports and reads after its start.
         for module in (
             *("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"),

@@ -344,7 +344,8 @@ def main() -> int:
     lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
     done = [Outcome(**json.loads(line)) for line in lines]
     unclaimed = list(done)
-    template = WarmPytest(ROOT)
+    answers = tempfile.TemporaryDirectory(prefix="sm121-answers-")
+    template = WarmPytest(ROOT, Path(answers.name))
     for name in names:
         earlier = next((outcome for outcome in unclaimed if outcome.case == name), None)
         if earlier is not None and not options.names:
@@ -358,6 +359,7 @@ def main() -> int:
             with options.state.open("a") as stream:
                 stream.write(json.dumps(asdict(outcome)) + "\n")
     template.close()
+    answers.cleanup()
     clean = [outcome for outcome in done if outcome.case == "clean"]
     latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
     outcomes = [latest[name] for name in CASES if name in latest]

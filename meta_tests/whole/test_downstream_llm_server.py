@@ -243,6 +243,7 @@ def test_a_password_in_the_address_is_one_line(project):
     assert line.endswith("give the server's key by the variable OPENAI_API_KEY"), line
 
 
+@pytest.mark.slow("refused as an option in a folder below is")
 def test_a_quote_that_does_not_end_names_its_setting(project):
     (project / "pytest.ini").write_text("[pytest]\nllm_model = m\nllm_args = --x 'y\n")
     done = run(project)

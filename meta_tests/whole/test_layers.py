@@ -77,7 +77,14 @@ def test_the_tree_keeps_every_contract():
         assert f"{name} KEPT" in output
 
 
-@pytest.mark.parametrize("contract", UPWARD)
+#: The linter copies and reads the whole tree for each: about 1 s of CPU.
+SAMPLE = ("Layers", "Only the plugin knows pytest")
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in SAMPLE)) for name in UPWARD],
+)
 def test_a_planted_import_breaks_its_contract(package, contract):
     file, imported, message = UPWARD[contract]
     with (package / file).open("a", encoding="utf-8") as planted:

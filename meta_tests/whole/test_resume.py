@@ -142,8 +142,18 @@ def killed(runs, tmp_path):
     ("more", "says"),
     [
         pytest.param(("--plan", "quick"), "its tests or settings differ", id="another plan"),
-        pytest.param(("-k", "not stress"), "19 tests, now 17", id="other tests"),
-        pytest.param(("--shard", "1/2"), "tests", id="a shard"),
+        pytest.param(
+            ("-k", "not stress"),
+            "19 tests, now 17",
+            id="other tests",
+            marks=pytest.mark.slow("compared as another plan is"),
+        ),
+        pytest.param(
+            ("--shard", "1/2"),
+            "tests",
+            id="a shard",
+            marks=pytest.mark.slow("compared as another plan is"),
+        ),
         pytest.param(("-n", "2"), "--resume with -n", id="several processes"),
     ],
 )
@@ -257,6 +267,7 @@ def test_a_run_of_several_processes_that_was_killed_is_read_by_its_parts(runs, t
     assert (report / "verdict.json").read_text("utf-8") == json_text(file) + "\n"
 
 
+@pytest.mark.slow("parts of which one was killed are read below")
 def test_parts_that_all_ended_are_no_verdict_of_the_run_that_did_not_join_them(runs, tmp_path):
     """The controller was killed before it judged the box, the kernel and the stored runs."""
     report = tmp_path / "report"

@@ -132,7 +132,13 @@ def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
     assert kernel.no_memory and kernel.no_memory_at_start, "at a start it may be well"
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
+@pytest.mark.parametrize(
+    "same",
+    [
+        pytest.param(True, id="one build", marks=pytest.mark.slow("the same with two builds")),
+        pytest.param(False, id="two builds"),
+    ],
+)
 def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, monkeypatch, same):
     libraries = [tmp_path / name / "libnccl.so.2" for name in ("here", "there")]
     for library in libraries:

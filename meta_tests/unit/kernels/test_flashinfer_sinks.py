@@ -66,7 +66,14 @@ def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
 @pytest.mark.parametrize(
     ("group", "release"),
     [
-        *[(group, "0.7.4") for group in GROUPS],
+        *[
+            pytest.param(
+                group,
+                "0.7.4",
+                marks=[pytest.mark.slow("as 0.6.12 computes it")] * (group == "prefill"),
+            )
+            for group in GROUPS
+        ],
         ("prefill", "0.6.12"),
         ("decode_fp8", "0.6.12"),
         *[

@@ -223,6 +223,7 @@ def test_sampled_answers_that_fail_are_no_number(sample):
     assert not sample("--fail-every", "7").valid
 
 
+@pytest.mark.slow("a rate without a verdict")
 def test_a_slow_sampler_has_its_rate_beside_the_greedy_one(sample):
     measurement = sample("--trap", "speculative", "--sampled-slower", "2")
     assert measurement.samples == pytest.approx([RATE / 2] * 4, rel=0.08)

@@ -256,7 +256,17 @@ def ended(folder: Path, *words: str, **variables: str) -> str:
     return done.stderr.strip()
 
 
-@pytest.mark.parametrize("words", [("sm121", "certify"), ("pytest", "--certify")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(
+            ("sm121", "certify"),
+            id="sm121 certify",
+            marks=pytest.mark.slow("pytest --certify starts it"),
+        ),
+        pytest.param(("pytest", "--certify"), id="pytest --certify"),
+    ],
+)
 def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
     """A container has its vLLM checkouts on PYTHONPATH; without it, another vLLM would run."""
     checkouts = "/workspace/flashinfer:/workspace/vllm"

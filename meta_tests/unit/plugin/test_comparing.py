@@ -167,9 +167,17 @@ def test_a_limit_that_is_no_expression_is_refused(stored):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((SCENARIO, LEVEL, COMPARE), id="with-the-level"),
         pytest.param((SCENARIO, COMPARE), id="without-the-level"),
-        pytest.param((SCENARIO, LEVEL, COMPARE, "--benchmark-only"), id="benchmarks-only"),
+        pytest.param(
+            (SCENARIO, LEVEL, COMPARE),
+            id="with-the-level",
+            marks=pytest.mark.slow("the option asks for the level"),
+        ),
+        pytest.param(
+            (SCENARIO, LEVEL, COMPARE, "--benchmark-only"),
+            id="benchmarks-only",
+            marks=pytest.mark.slow("a selection of the same benchmarks"),
+        ),
         pytest.param(
             (SCENARIO, LEVEL, f"{COMPARE}=0001"),
             id="by-number",

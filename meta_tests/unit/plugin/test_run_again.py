@@ -71,6 +71,7 @@ def test_the_command_runs_the_failed_checks_of_its_plan_again(run_pytest, timed_
     assert set(words_of(again)) == set(command)
 
 
+@pytest.mark.slow("a run more")
 def test_a_plan_that_was_given_is_there_once(run_pytest, timed_server, tmp_path):
     profile = tmp_path / "failing.toml"
     profile.write_text(PROFILE)

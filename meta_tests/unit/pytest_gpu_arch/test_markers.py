@@ -60,7 +60,12 @@ def passed(folder, machine, *arguments):
         pytest.param(
             "sm121", {"test_of_the_module", "test_closest", "test_case[gb10]"}, id="sm121"
         ),
-        pytest.param("", {"test_of_the_module"}, id="a GPU without a name"),
+        pytest.param(
+            "",
+            {"test_of_the_module"},
+            id="a GPU without a name",
+            marks=pytest.mark.slow("no architecture, as a CPU has none"),
+        ),
     ],
 )
 def test_the_closest_markers_decide(tmp_path, machine, expected):

@@ -119,7 +119,11 @@ def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["failed-start", "failed-gate", pytest.param("wrong-answer", marks=pytest.mark.slow)],
+    [
+        "failed-gate",
+        pytest.param("failed-start", marks=pytest.mark.slow("4 s of CPU; a gate fails beside it")),
+        pytest.param("wrong-answer", marks=pytest.mark.slow),
+    ],
 )
 def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     report = tmp_path / "report"

@@ -246,7 +246,14 @@ def hang_ups_arrive():
     signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow("handled as SIGTERM is")),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow("handled as SIGTERM is")),
+    ],
+)
 @pytest.mark.usefixtures("hang_ups_arrive")
 def test_a_signal_ends_the_loop_and_its_run(fault_server, tmp_path, number):
     with loop_against(fault_server(), tmp_path) as loop:
