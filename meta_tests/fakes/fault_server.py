@@ -58,9 +58,8 @@ class Handler(JsonHandler):
                 self.say({"models": 3})
             else:
                 entry = {"id": NAMES.get(self.fault, MODEL), "object": "model", "owned_by": "meta"}
-                if (
-                    self.fault == "created"
-                ):  # a suite that attaches waits to see whether this stops changing
+                # A suite that attaches waits to see whether this stops changing.
+                if self.fault == "created":
                     entry["created"] = 0
                 self.say({"object": "list", "data": [entry]})
         else:

@@ -221,9 +221,8 @@ class Server(VllmPages):
         kind = path.removeprefix("/v1/")
         kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind
         salt = str(body.get("cache_salt"))
-        state.before = dict(
-            [*state.before.items()][-500:]
-        )  # storing each salt for ever would be a leak
+        # Storing each salt for ever would be a leak.
+        state.before = dict([*state.before.items()][-500:])
         if state.before.setdefault(f"salt {salt}", body)["prompt"] != body["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
         before = state.before.get(kind, body)
@@ -370,9 +369,8 @@ class Server(VllmPages):
                 enter_cgroup()
                 state.hoard.append(bytearray(os.urandom(1 << 20) * 1024))
             case "zombie":
-                os.posix_spawn(
-                    "/bin/true", ["true"], {}
-                )  # not Popen, which would collect the exit status
+                # Not Popen, which would collect the exit status.
+                os.posix_spawn("/bin/true", ["true"], {})
             case "log":
                 line = "INFO 11-20 10:00:00 [loggers.py:1] " + "noise " * 160 + "\n"
                 block = line * 4096

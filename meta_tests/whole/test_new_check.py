@@ -28,9 +28,8 @@ def tree(tmp_path_factory) -> Path:
     """Return a copy of the tree with the page's additions."""
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
-        shutil.copytree(
-            ROOT / part, copy / part
-        )  # with its bytecode, because compiling takes longer
+        # With its bytecode, because compiling takes longer.
+        shutil.copytree(ROOT / part, copy / part)
     for file in ("pytest.ini", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / file, copy)
     additions = list(_ADDITION.finditer(PAGE))

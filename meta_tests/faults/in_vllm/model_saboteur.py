@@ -198,9 +198,8 @@ class Patcher:
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:
-    with (
-        torch.inference_mode()
-    ):  # vLLM created some of its tensors in this mode, and only in it they can be changed
+    # vLLM created some of its tensors in this mode, and only in it they can be changed.
+    with torch.inference_mode():
         tensor.copy_(values)
 
 

@@ -201,7 +201,7 @@ def test_tokens_are_compared_by_id_and_else_by_text(one, other, difference):
     assert fact is None if difference is None else difference in str(fact)
 
 
-# An answer is whole in itself
+# Each answer is complete
 
 WHOLE = Completion("ab", "length", (97, 98), (1, 2), tuple(run(97, 98)), None, 2, 2)
 
@@ -299,7 +299,7 @@ def test_ids_are_held_against_their_text(tmp_path):
     assert tokens.differs(ids[3:], "üße 👋") is None, "half of a sign at the beginning"
     assert "'Gruesse'" in tokens.differs(ids, "Gruesse")
     assert "ids that are 'Grüße 👋'" in tokens.differs(ids, "")
-    # DecodeStream of tokenizers 0.23 sends this behind a prompt that ends within a sign.
+    # DecodeStream of tokenizers 0.23 sends this after a prompt that ends inside a character.
     text = "two \ufffdone"
     half = [*"two 👋".encode()][:-1]
     assert tokens.differs([*b"one"], text) and tokens.differs([*b"one"], text, half) is None
@@ -307,7 +307,7 @@ def test_ids_are_held_against_their_text(tmp_path):
     assert tokens.differs([*b"one"], text, [*half, 0x8B]), "a prompt that ends with its sign"
 
 
-# What an engine sends, and what it does not
+# Data that an engine sends, and data that it does not send
 
 
 def test_an_answer_is_read():
@@ -349,7 +349,7 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
         (4102, 12, 4090, None, None),
         (4200, 12, 4090, None, None),
         (4608, 12, 4090, None, None),
-        # it answers short of what it says that it has room for
+        # its answer is shorter than its reported context allows
         (4102, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),
         (4200, 11, 4090, "FAIL", "required: 12 tokens, seen: 11 ids"),
         (8192, 6, 4090, "FAIL", "required: 12 tokens, seen: 6 ids"),

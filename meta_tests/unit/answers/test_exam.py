@@ -103,7 +103,7 @@ def test_expected_calls_fit_the_functions(name):
         jsonschema.validate(call.arguments, schemas[call.function])
 
 
-# What counts as right.
+# Which answers are right.
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -228,7 +228,7 @@ def test_turns_are_asked_one_after_the_other():
 
 
 def reads(script: Script, **options) -> list[str]:
-    # harmony's own messages are 80
+    # harmony's own messages have 80 tokens
     counted = {"prompt_tokens": lambda text: rendering.count(text) + 80}
     return sits("document", script, **(counted | options))
 

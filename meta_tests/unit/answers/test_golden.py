@@ -163,8 +163,8 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
         refuse(changed)
 
 
-# What two ranks add to the log-probabilities of one rank, in nats: to each token, to every second
-# token with the other sign, and to token 20.
+# The change of log-probabilities by a second rank, in nats: of each token, of every second token
+# with the other sign, and of token 20.
 @pytest.mark.parametrize(
     ("shifts", "within"),
     [

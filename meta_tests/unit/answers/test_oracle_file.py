@@ -99,7 +99,8 @@ def test_it_says_what_gpt_oss_says(made, checkpoint):
 def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_model(made):
     bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
     assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
-    with pytest.raises(NotRun, match="cannot be told from a right one"):  # all is hidden
+    # The rounding hides everything.
+    with pytest.raises(NotRun, match="cannot be told from a right one"):
         computed_tolerance(wide(made), "bf16")
     for mistake in made.mistakes.values():
         assert any(values != made.prompts[name].following for name, values in mistake.items())
@@ -192,7 +193,7 @@ def test_the_command_refuses_what_is_not_there(arguments, checkpoint, tmp_path, 
     assert cli.main(["golden", *arguments]) == 4
 
 
-# ------------------------------------------------------------------------------- What is held to it
+# ------------------------------------------------------------------ Comparisons with the file
 
 TOLERANCE = LogProbabilityTolerance(max_abs=0.4, mean_abs=0.1, likely_max_abs=0.1, source="a test")
 PLACES = [Place(ids=[7, 9], values=[-0.3, -1.5]), Place(ids=[8, 7], values=[-0.1, -3])]
@@ -205,7 +206,7 @@ def position(token: int, value: float, **top: float) -> Position:
     return Position(token=f"token_id:{token}", log_probability=value, top=named)
 
 
-# `judged`: of how many tokens.
+# `judged`: the number of judged tokens.
 @pytest.mark.parametrize(
     ("positions", "wrong", "judged"),
     [

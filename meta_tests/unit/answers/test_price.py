@@ -173,7 +173,7 @@ def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
     declared = decided(KL, fast[KL], at_most=1.05 * means(fast)[KL])
     assert declared.verdict is Verdict.PASS
     assert declared.estimate.ci_low < means(fast)[KL] < declared.estimate.ci_high
-    if FAST[name][1]:  # the same mathematics as a server that rounds by itself
+    if FAST[name][1]:  # the same mathematics as a server that rounds
         assert means(fast) == pytest.approx(means(paid(DENSE)), rel=1e-3, abs=1e-6)
 
 
@@ -183,11 +183,12 @@ def test_a_price_has_a_sign(reference, checkpoint):
         samples, _ = price.measure(server, reference, "canary", ())
         decision = decided(RIGHT, samples[RIGHT], minimum=-0.05)
         assert decision.verdict is verdict and decision.estimate.value * shift > 0
-        assert means(samples)[KL] < 1e-6  # of the same server
+        assert means(samples)[KL] < 1e-6  # the same server
         now = metric(RIGHT, samples[RIGHT])
         before = metric(RIGHT, [0.0] * 6)
         assert compare_prices(now, [before], LIMITS).verdict is verdict
-    steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]  # each is allowed, not all
+    # Each one is allowed alone, not all together.
+    steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]
     assert compare_prices(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
     assert compare_prices(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL
 
@@ -426,7 +427,7 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
             ("checkpoint",), "qkv=mxfp4-even", NotRun, id="checkpoint, qkv=mxfp4-even, NotRun"
         ),
         pytest.param(("checkpoint",), None, NotRun, id="checkpoint, NotRun"),
-        # a profile that gates no price
+        # a profile without a gate on a cost
         pytest.param((), "checkpoint", None, id="checkpoint"),
     ],
 )

@@ -50,7 +50,7 @@ def stored_metrics(values):
     }
 
 
-# `but`: other values than those of `now`.
+# `but`: values that differ from those of `now`.
 @pytest.mark.parametrize(
     ("now", "but", "limits", "worse"),
     [

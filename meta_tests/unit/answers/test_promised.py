@@ -166,7 +166,7 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
         assert decided(temperature * factor)[0] >= 1 - promised.MISSED
     wrong, samples = decided(temperature)
     assert wrong < promised.TEMPERATURE_CHANCE
-    # A number that is fixed before takes 27 nats with the same bounds.
+    # A fixed number of samples needs 27 nats for the same bounds.
     assert samples * promised.evidence(top, temperature) < 12
 
 

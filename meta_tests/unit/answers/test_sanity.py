@@ -33,7 +33,7 @@ def test_counting_by_tokens_trips_nothing():
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 
 
-# Of the last but one, twenty tokens say nothing.
+# For the last row but one, twenty tokens are too few.
 @pytest.mark.parametrize(
     ("sign", "broken", "harmless"),
     [

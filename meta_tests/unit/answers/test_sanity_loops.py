@@ -5,7 +5,7 @@ import pytest
 from sm121.answers import sanity
 
 
-# Of the last but one, twenty tokens say nothing.
+# For the last row but one, twenty tokens are too few.
 @pytest.mark.parametrize(
     ("sign", "broken", "harmless"),
     [

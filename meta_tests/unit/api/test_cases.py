@@ -20,7 +20,7 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
 
 
 WELL = answer(200, COMPLETION)
-#: Bodies that rows name.
+#: The bodies that rows name.
 BODIES = {"ERROR": ERROR, "COMPLETION": COMPLETION}
 
 
@@ -47,7 +47,7 @@ def case(name: str) -> Case:
         ("wrong-model", 418, "ERROR", "wrong_status", True),
         ("nul-character", 400, "ERROR", "refused", True),
         ("huge-logit-bias", 400, "ERROR", None, None),
-        # Unspecified: a note, unless the server breaks.
+        # Unspecified behaviour is a note, unless the server breaks.
         pytest.param(
             "unknown-field",
             400,
@@ -57,7 +57,7 @@ def case(name: str) -> Case:
             id="unknown-field, no error object",
         ),
         ("unknown-field", 500, "ERROR", "server_error", True),
-        # A deviation is excused in no other way than the one that is known.
+        # Only the known deviation is excused, no other one.
         pytest.param(
             "wrong-key",
             401,
@@ -85,7 +85,7 @@ def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
     assert "leave out --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
 
 
-#: Each known deviation of vLLM, as it was seen on the wire, and of which case and kind it is.
+#: Each known deviation of vLLM, as observed on the wire, with its case and its kind.
 DEVIATIONS = {
     "wrong-key": (401, {"error": "Unauthorized"}),
     "wrong-key-chat": (401, {"error": "Unauthorized"}),

@@ -17,7 +17,7 @@ def test_good_answers_are_harmony(ids):
         assert not [line for line in lines if line != "no message was begun"], (length, lines)
 
 
-# Each but the first and the last is GOOD with a token more, less or other.
+# Each row but the first and the last is GOOD with a token added, removed or changed.
 @pytest.mark.parametrize(
     ("ids", "fault"),
     [

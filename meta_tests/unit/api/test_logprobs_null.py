@@ -93,7 +93,7 @@ def test_completion_without_them_is_a_finding(key: str, value: object) -> None:
     entries = value if key == "logprobs" else changed(COMPLETION, key, value)
     first, finite, greedy = check(completion(entries))
     checks = [first] if key == "tokens" else [first, finite]
-    # The parser takes a missing number as NaN.
+    # The parser reads a missing number as NaN.
     for each in [*checks, greedy] if not (key == "tokens" and value == [None]) else checks:
         with pytest.raises(Unmet):
             each()

@@ -16,8 +16,8 @@ from sm121.stress.shapes import Shapes
 
 ENDPOINT = Endpoint("", "", "m")
 VLLM = capabilities.of("vllm", "0.32.0")
-#: What a server makes of a request while so many others run. A crowd has 13 before its samples,
-#: and then one between two of them.
+#: Changes a request while this many others run. A crowd has 13 requests before its samples, and
+#: then one between two samples.
 FAULTS = {
     "temperature 1": (16, lambda body: body | {"temperature": 1.0}),
     "greedy": (16, lambda body: body | {"temperature": 0.0}),

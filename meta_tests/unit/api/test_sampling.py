@@ -10,7 +10,7 @@ from sm121.api import sampling
 from sm121.core import profile
 from sm121.core.unmet import Unmet
 
-#: Of the chats of a server that samples at temperature 2, so many have no text.
+#: The number of chats without a text, of a server that samples at temperature 2.
 EMPTY = 0.5
 CORRECTNESS = profile.load("cpu-tiny-gpt-oss").correctness
 

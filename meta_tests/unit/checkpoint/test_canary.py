@@ -63,7 +63,7 @@ def test_quantising_what_is_representable_changes_nothing(rule):
     scales = generator.integers(100, 150, (64, 4), dtype=np.uint8)
     values = mxfp4.dequantise(packed, scales)
     same = (mxfp4.dequantise(*recipe.quantise(values, rule)) == values).all()
-    # Rounding log2 takes amax 6 to twice the scale, on which 0.5 and 1.5 are not.
+    # Rounding log2 gives amax 6 twice the scale, which cannot represent 0.5 and 1.5.
     assert same == (rule is not mxfp4.ScaleRule.ROUND_LOG2)
 
 
@@ -225,7 +225,7 @@ def test_a_token_does_not_see_the_future(weights):
     assert torch.allclose(whole[:150], small_oracle.hidden_states(weights, ids[:150]), atol=1e-4)
 
 
-# What it answers.
+# The canary's answers.
 
 
 CAPITALS = corpus.load_corpus()["capitals"]
@@ -309,7 +309,7 @@ def test_chat_calls_a_tool(weights, encoder, city):
     assert answer[-len(call) :] == call
 
 
-# What it detects.
+# The detected defects.
 
 
 @pytest.mark.slow("the whole of docs/tables/ablation.md")

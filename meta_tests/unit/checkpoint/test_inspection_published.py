@@ -50,7 +50,7 @@ def test_sizes_are_the_published_ones_and_the_label_is_true(name, rows, tmp_path
     assert len(found.stored.tensors) == (public.published_tensors or len(public.tensors))
     values: Counter[str] = Counter()
     for tensor in found.stored.tensors:
-        # The hub counts a byte of gpt-oss's blocks as two values.
+        # The hub counts each byte of gpt-oss's blocks as two values.
         values[tensor.dtype] += tensor.elements * (2 if tensor.name.endswith(_PACKED) else 1)
     assert values == (public.published_values or values)
     shown = {(part.name, part.format): (part.layers, part.weights) for part in found.parts}

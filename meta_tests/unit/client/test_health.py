@@ -146,7 +146,8 @@ LOGPROBS = {"tokens": ["<|return|>"], "token_logprobs": [-0.1]}
 )
 def test_an_answer_with_a_text_or_a_token_is_healthy(answer, shown, capsys):
     with serving("answer", answer=answer) as url:
-        status, _ = health(url, "--within", "20")  # the answer is read, on a busy machine too
+        # The answer is read in time even on a busy machine.
+        status, _ = health(url, "--within", "20")
     out = capsys.readouterr().out
     assert (status, shown in out) == (0, True), out
 

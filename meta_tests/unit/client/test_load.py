@@ -63,7 +63,7 @@ def test_the_time_limit_of_a_test_ends_a_load():
 
     def stop() -> None:
         looks.append(None)
-        if len(looks) == 2:  # in the loop, where it has a callback's turn
+        if len(looks) == 2:  # while the loop runs a callback
             asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, on_signal)
@@ -140,15 +140,15 @@ def test_only_the_profile_of_the_cpu_sends_fewer_requests():
 @pytest.mark.parametrize(
     ("started", "last", "ended", "silent"),
     [
-        # it had ended before the stop
+        # it ended before the stop
         (10.0, 19.0, 19.5, 0.0),
-        # its connection stayed open, and nothing came
+        # its connection stayed open without data
         (10.0, 19.0, 80.0, 60.0),
-        # it was served to its end
+        # it was answered completely
         (10.0, 79.0, 80.0, 1.0),
-        # an answer that comes at once, or never
+        # an answer that arrives at once, or never
         (10.0, None, 80.0, 60.0),
-        # let in after the stop, and forgotten
+        # accepted after the stop, and never answered
         (25.0, None, 85.0, 60.0),
         # refused at once
         (25.0, None, 25.1, 0.1),
@@ -192,7 +192,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
         return
     with pytest.raises(AssertionError, match=r"seen: 60 s for 6 of 8 requests"):
         go()
-    # A release that is known for it is excused for as many requests as its engine can have had.
+    # A release with this known bug is excused for as many requests as its engine can run at once.
     remarks: list[str] = []
     give(run, remark=remarks.append)
     deviation = capabilities.of("vllm", "0.32.0").deviation("restart-under-load", "silent")

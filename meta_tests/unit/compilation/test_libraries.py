@@ -133,7 +133,7 @@ NOISE = random.Random(5).randbytes
 MAGIC = device_code.FATBIN_MAGIC
 WHOLE = fatbin(entry(SASS, "121a"))
 INTERPRETER = Path(sys.executable).resolve().read_bytes()
-#: In a library; what it is called, where it is not free of device code.
+#: In a library; its class, if it contains device code.
 CONTENTS = {
     "empty": (b"", "HOST"),
     "a header": (b"\x7fELF", "HOST"),
@@ -143,7 +143,7 @@ CONTENTS = {
     "a magic": (MAGIC, "HOST"),
     "magics": (b"x" * 100 + MAGIC * 5, "HOST"),
     "whole": (INTERPRETER, "HOST"),
-    # What was cut off may be just its device code.
+    # The missing part may be the device code.
     **{f"cut at {at}": (INTERPRETER[:at], "UNREADABLE") for at in (20, 1000, -1)},
     "device code, cut": (WHOLE[:-8], "UNREADABLE"),
     # an entry that is longer than its container
@@ -273,7 +273,7 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
 )
 def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, reason):
     library(tmp_path / "_C.abi3.so", entry(SASS, core))
-    library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is for other GPUs, rightly
+    library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is correctly for other GPUs
     if experts != "absent":
         code = [entry(SASS, experts)] if experts else []
         library(tmp_path / "_moe_C.abi3.so", *code)

@@ -6,7 +6,7 @@ from meta_tests.faults.data_mistakes import FIXTURES, assert_refused, with_mista
 from sm121.core.profile import Profile
 
 RIGHT = (FIXTURES / "profiles" / "cpu-tiny-gpt-oss.toml").read_text("utf-8")
-#: The levels of its certificate.
+#: The levels of the profile's certificate.
 LEVELS = 'levels = ["smoke", "kernel", "correctness", "stress", "performance"]'
 
 

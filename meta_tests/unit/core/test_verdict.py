@@ -139,7 +139,7 @@ def test_half_a_surrogate_pair_leaves_a_verdict_that_can_be_read(tmp_path):
     assert read.remarks == ["seen: \\ud83d"] and read.environment == {"a": ["\\ud83d"]}
 
 
-# What does not hold is a value with fields, and one module makes its text.
+# A failed requirement is a value with fields, and one module writes its text.
 
 
 def test_no_message_is_written_by_hand():

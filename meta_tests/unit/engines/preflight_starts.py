@@ -44,7 +44,7 @@ JIT = Needs(jit_modules=("experts", "attention_sink_window"), weights_gib=65)
 
 CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=FLASHINFER"]
 
-#: GiB that are available on a Spark: beside 65 + 4, four jobs of 9.3 GiB fit.
+#: Available GiB on a Spark: in addition to 65 + 4, four jobs of 9.3 GiB fit.
 SPARK = 112
 
 

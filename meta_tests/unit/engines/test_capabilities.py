@@ -124,7 +124,7 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
             "0.32.0 and 0.33.0",
             id="1000.0, 0.32.0 0.33.0, 0.32.0 and 0.33.0",
         ),
-        # one process: its clock is read a little otherwise
+        # the same process, whose clock is read with a small difference
         pytest.param((1000.0, 1000.9), ("0.32.0",), None, id="1000.0 1000.9, 0.32.0"),
         pytest.param((1000.0,), ("0.32.0",), None, id="1000.0, 0.32.0"),
     ],
@@ -289,13 +289,13 @@ def test_a_version_before_the_parameter_cannot():
         pytest.param(
             "vllm", "0.25.1", None, Inapplicable, id="vllm, 0.25.1, sm121.core.verdict.Inapplicable"
         ),
-        # whether it has it is not known
+        # it is unknown whether the engine has it
         pytest.param("vllm", None, None, NotRun, id="vllm, NotRun"),
         pytest.param("vllm", "0.9.0", "token_ids", NotRun, id="vllm, 0.9.0, token_ids, NotRun"),
         pytest.param(
             "vllm", "0.9.0", "chat_token_ids", NotRun, id="vllm, 0.9.0, chat_token_ids, NotRun"
         ),
-        # of no release: what takes its place is to be shown
+        # not tied to a release, so its replacement must be proven
         pytest.param("llama-cpp", "b11434", None, NotRun, id="llama-cpp, b11434, NotRun"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_stock_engine_is_held_to_its_own_floor():
         goal = effort.gate(f"tg32@d{depth}")
         assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < goal.minimum
         assert f"{rate:.2f}" in floor.source
-    assert stock.gate("tg32@d0").minimum < 31.58  # of the other machine
+    assert stock.gate("tg32@d0").minimum < 31.58  # from the other machine
     for metric in ("ttft_p99", "startup_s"):
         assert stock.gate(metric) == effort.gate(metric) is not None
 
@@ -233,14 +233,14 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("cutlass", BUILD)
     with pytest.raises(UsageError, match="a release that is not known, which has stock"):
         GB10.judging("mxfp4", None, {"--moe-backend"})
-    assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that tells nothing of itself
-    checkout = "0.14.0rc1.dev380+gdeadbee12"  # of its base, at a commit that is not known
+    assert GB10.judging("mxfp4").under_test == "mxfp4"  # a server that reports no version
+    checkout = "0.14.0rc1.dev380+gdeadbee12"  # a build of a release at an unknown commit
     assert GB10.judging("mxfp4", checkout).under_test == "mxfp4"
     assert GB10.judging(None, checkout).under_test == "stock"
     for lacks in (("mxfp4", "0.14.1"), ("mxfp4", "0.33.1.dev5+gdeadbee12"), ("marlin", checkout)):
         with pytest.raises(UsageError, match="which has stock"):
             GB10.judging(*lacks)
-    with pytest.raises(UsageError, match="which has stock"):  # its parser was asked
+    with pytest.raises(UsageError, match="which has stock"):  # its parser was read
         GB10.judging("mxfp4", checkout, {"--port"})
 
 

@@ -41,7 +41,7 @@ def at(
 @pytest.mark.parametrize(
     ("before", "after", "missing", "unproven"),
     [
-        # Without a GPU: what processes of the machine hold is theirs, in whichever container.
+        # Without a GPU: memory of visible processes is theirs, in any container.
         pytest.param(
             {"gpu": False},
             {"available": 95, "taken": 15, "gpu": False},
@@ -56,7 +56,7 @@ def at(
             False,
             id="gpu False, available 95 gpu False, 5, not unproven",
         ),
-        # A file in memory, or locked pages: whose they are is not known.
+        # A file in memory, or locked pages: the owner is unknown.
         pytest.param(
             {"gpu": False},
             {"available": 83, "shared": 17, "gpu": False},
@@ -78,7 +78,7 @@ def at(
             True,
             id="taken unknown gpu False, available 95 taken unknown gpu",
         ),
-        # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
+        # A GPU with its own memory: another process, or pytest itself, took 2 GiB.
         pytest.param(
             {"used": 4, "held": 3},
             {"used": 6, "held": 5},
@@ -93,7 +93,7 @@ def at(
             False,
             id="used 4 held 3, used 6 held 3, 2, not unproven",
         ),
-        # In a container the others are not seen.
+        # A container does not show other containers' processes.
         pytest.param({"used": 4}, {"used": 6}, 0, True, id="used 4, used 6, 0, unproven"),
         pytest.param({"used": 4}, {"used": 4}, 0, False, id="used 4, used 4, 0, not unproven"),
         pytest.param(
@@ -110,7 +110,7 @@ def at(
             False,
             id="used 4, used 4 available 90 taken 20, 0, not unproven",
         ),
-        # Unified memory (GB10): what others hold on the device is no process's of the system.
+        # Unified memory (GB10): device memory of others belongs to no process of the system.
         pytest.param(
             {"held": 3},
             {"available": 90, "held": 13},
@@ -394,7 +394,7 @@ def test_memory_that_may_be_missing_is_no_pass():
     before = at(used=4)
     after = at(used=80)
     run, remarks = hearing_of_stops()
-    for _ in range(2):  # the matrix stops one of a name again and again
+    for _ in range(2):  # the matrix stops servers of one name many times
         run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
     (test,) = run.record.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
@@ -426,7 +426,7 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
-# GiB that are missing after each stop; what the servers took.
+# GiB missing after each stop; the memory of the servers.
 @pytest.mark.parametrize(
     ("losses", "took", "verdict", "remarks"),
     [
@@ -434,7 +434,7 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
         pytest.param((0, 0), None, None, 0, id="0 0, 0"),
         # the canary's server
         pytest.param((2,), 16, None, 1, id="2, 16, 1"),
-        # little at each stop, or much at one
+        # little at each stop, or much at one stop
         pytest.param((2, 2), None, "INCONCLUSIVE", None, id="2 2, INCONCLUSIVE"),
         pytest.param((0, 2, 2, 2), None, "INCONCLUSIVE", None, id="0 2 2 2, INCONCLUSIVE"),
         pytest.param((5,), None, "INCONCLUSIVE", None, id="5, INCONCLUSIVE"),

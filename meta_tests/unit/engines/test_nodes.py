@@ -117,7 +117,7 @@ def test_serves_and_leaves_nothing_on_any_node(make):
 
 
 def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
-    lines = (  # the driver finds no memory four times a second, since 12 seconds
+    lines = (  # the driver has found no memory four times a second for 12 seconds
         r"now = time.monotonic(); print(f'[{now:.6f}] NVRM: Xid (PCI:1): 31, pid=7\n[0.1] boot'); "
         r"[print(f'[{now - n / 4:.6f}] NVRM: [NV_ERR_NO_MEMORY]') for n in range(48, -1, -1)]"
     )
@@ -275,7 +275,8 @@ def second_host() -> Iterator[str]:
         ip(f"-n {name} link set lo up")
         yield name
     finally:
-        subprocess.run(["ip", "link", "del", f"{link}a"], check=False)  # a namespace takes its time
+        # Creating a namespace takes time.
+        subprocess.run(["ip", "link", "del", f"{link}a"], check=False)
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
@@ -285,7 +286,8 @@ def test_link_that_goes_down(make, second_host):
     server = make(command=command, address="10.77.0.1")
     server.start()
     assert asked(server)[0] == "200"
-    rank_1(server)  # its node has reported that it reaches this machine, or a port may be blocked
+    # Its node has reported that it reaches this machine; a blocked port is another reason.
+    rank_1(server)
     link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
     subprocess.run([*link, "down"], check=True)
     answer, seconds = asked(server)

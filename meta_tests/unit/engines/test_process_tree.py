@@ -84,10 +84,10 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     was = process_tree.identity(dead.pid)
     dead.wait()
     orphan = server_of(was, "meta-dead")
-    # A pid that was given again to somebody else is another owner.
+    # A reused pid belongs to another owner.
     reused = server_of(f"{os.getpid()}:12345:{process_tree.owner().split(':')[2]}", "meta-reused")
     alive = server_of(process_tree.owner(), "meta-alive")
-    # The clock was set meanwhile: start times of day are other ones now.
+    # The clock was set, so start times of day differ.
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
     removed = {ended.run for ended in dead_runs.end_dead_runs()}
@@ -110,7 +110,7 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
         with (folder / log).open("wb") as output:
             process = subprocess.Popen(SLEEP, env={}, stdout=output, start_new_session=True)
         processes[name] = process
-        if owner is not None:  # somebody may use the log of a server that is long gone
+        if owner is not None:  # another process may use the log of a server that ended long ago
             session = 1 if name == "another's" else process.pid
             status = {"started_by": owner, "run": f"meta-{name}", "pid": session}
             (folder / "server-marlin.status.json").write_text(json.dumps(status))
@@ -149,7 +149,7 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
 )
 def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
     """Also its fork; not a process that only has a connection to the port."""
-    port = random.randint(20000, 30000)  # below those that the system gives to other tests
+    port = random.randint(20000, 30000)  # below the ports that the system gives to other tests
     with socket.create_server((bound, port), family=family):
         fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         fork.start()

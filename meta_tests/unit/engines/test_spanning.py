@@ -22,7 +22,8 @@ from sm121.engines.node_process import NodeProcess
 from sm121.engines.server_errors import ServerError
 from sm121.evidence.unanswered import Connection, End
 
-#: How long something lasts before it is a fault, and how long no fault is waited for. Seconds.
+#: How long a state lasts before it is a fault, and how long the test waits for no fault, in
+#: seconds.
 PATIENCE_S = 0.3
 WITHOUT_A_FAULT_S = 0.7
 WELL = {

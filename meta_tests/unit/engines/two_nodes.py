@@ -17,7 +17,7 @@ from sm121.engines.node_watch import NodeWatch
 from sm121.engines.spanning import RankNodes
 from sm121.engines.starting import StartLimits
 
-#: Of this process: another worker may start ranks of its own.
+#: The pid of this process, because another worker may start ranks.
 RUN = f"meta-{os.getpid()}"
 
 

@@ -58,7 +58,7 @@ def test_the_rows_add_up_to_the_step(tmp_path):
     assert first.calls_per_token == second.calls_per_token == 36
     assert rows["routing"].token_ms == pytest.approx(36 * 11 / 1e3)
     assert time.moe_layer_ms == pytest.approx(0.180)
-    # Between eight steps there are seven of the host's times.
+    # Eight steps have seven gaps between them.
     assert time.step_ms == pytest.approx((36 * LAYER_US + 500 * 7 / 8) / 1e3, rel=1e-3)
 
 

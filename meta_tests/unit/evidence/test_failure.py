@@ -17,7 +17,7 @@ ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
 SERVES = "INFO:     Application startup complete."
 _LOGS = tomllib.loads((DATA / "causes.toml").read_text("utf-8"))
-#: Lines that reach each row, by its id; lines of servers and drivers that work, by what they are.
+#: Lines that each row matches, by its id; lines of healthy servers and drivers, by their subject.
 CASES, HARMLESS = (
     {name: log["lines"] for name, log in _LOGS[kind].items()} for kind in ("cause", "harmless")
 )
@@ -52,7 +52,7 @@ def test_published_words_have_class_owner_and_remedy(name: str) -> None:
     kind = PUBLISHED[name]["kind"]
     lines = PUBLISHED[name]["lines"]
     logs = [lines, [*lines, *AFTERMATH]]
-    # Weights are read, and kernels chosen, before the server serves.
+    # Weights are read and kernels are chosen before the server is ready.
     if kind != "checkpoint" and name != "none of the kernels":
         logs.append([SERVES, *lines])
     for log in logs:
@@ -180,7 +180,7 @@ def test_long_line_is_cut_around_what_matters() -> None:
             None,
             id="the log outweighs the exit status",
         ),
-        # the error of a request is not blamed for the end
+        # the error of a request is not the cause of the end
         pytest.param(
             tuple(HARMLESS.get("request error of a live server")),
             -9,
@@ -267,7 +267,7 @@ def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, sa
 MATMUL = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 OF_A_REQUEST = "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long"
 SWEPT = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
-#: An exception ends the engine's core, and the engine itself then kills what is left.
+#: An exception ends the engine's core, and the engine then kills the remaining processes.
 SWEPT_UP = {
     "start": (
         ("(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] EngineCore failed to start."),
@@ -314,7 +314,7 @@ def test_the_earliest_fatal_line_is_above_how_the_rest_was_swept_up(name, exit_c
     unreadable = KernelMessages(unavailable="not permitted")
     cause = death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=0, pids={7})
     assert cause.summary == MATMUL and cause.kind == "engine_dead"
-    # What says that memory was short stays above it.
+    # Evidence of too little memory has priority.
     assert death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=1, pids={7}).kind == "oom"
 
 
@@ -349,7 +349,7 @@ def test_only_processes_of_the_engine_are_named_as_killed() -> None:
     logged = classify_lines([SERVES, "vllm.v1.engine.exceptions.EngineDeadError: x"], 0)
     exits = [
         {"pid": 3783, "name": "python3", "status": 0},
-        {"pid": 4198, "name": "python3", "status": None},  # it has looked at the model
+        {"pid": 4198, "name": "python3", "status": None},  # it has inspected the model
         {"pid": 4783, "name": "VLLM::EngineCore", "status": None},
         {"pid": 6138, "name": "gcc-real", "status": None},
         {"pid": 6139, "name": "cc1", "status": None},

@@ -87,7 +87,7 @@ def test_a_downgrade_of_graphs_for_drafts_is_a_fallback() -> None:
     assert path.fallbacks == ["cudagraph_downgrade"] and path.cuda_graphs is None
 
 
-# Who judges
+# Which provider tests it
 
 
 def judging(path: KernelPath, operation: str, arch: str = "sm121") -> serving.Choice:

@@ -258,7 +258,7 @@ def test_a_file_is_read_as_its_lines_are(tmp_path, count):
         for engine in signatures.known_engines():
             read = read_log(log, engine)
             lines = read_lines(text.split("\n"), engine)
-            for path in (read, lines):  # where the last start begins is known of a file only
+            for path in (read, lines):  # only a file shows where the last start begins
                 path.log.begins.clear()
                 path.log.ends.clear()
             assert read == lines
@@ -282,5 +282,5 @@ def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path):
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert path.moe == "MARLIN"
     assert after.ru_maxrss - before.ru_maxrss < 50 * 1024  # KiB
-    # 0.4 s on a quiet core, 4 s for a gigabyte; twenty times that on a machine that does much else
+    # 0.4 s on an idle core, 4 s for a gigabyte; twenty times that on a busy machine
     assert after.ru_utime - before.ru_utime < 8.0

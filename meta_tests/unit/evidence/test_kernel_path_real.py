@@ -37,11 +37,11 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
         **dict.fromkeys(resolved, "resolved"),
     }
 
-    # The same start also shows what a profile of a real engine is.
+    # The same start also has a real profile of the engine.
     assert decode["verdict"] == "PASS", decode
     kernels = verdict["engine"]["kernels"]
     assert kernels["kind"] == "cpu"
-    # 16 tokens after the profiler was on, and what the engine did while it was told to stop.
+    # 16 tokens after the profiler started, and those generated while it stopped.
     assert 14 <= kernels["steps"] <= 48
     assert sum(part["share"] for part in kernels["parts"].values()) == pytest.approx(1, abs=1e-4)
     for part in ("attention", "moe", "dense"):
@@ -50,7 +50,7 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     own_times = {kernel["name"]: kernel["seconds"] for kernel in kernels["kernels"]}
     table = next((run.report / "traces").glob("*.profiler_out.txt")).read_text()
     for name in ("_C::onednn_mm", "_C::cpu_fused_moe"):
-        # torch's own table of the same steps: name, share, own time with its unit
+        # torch's own table of the same steps: name, share, self time with its unit
         time = next(line for line in table.splitlines() if line.split()[:1] == [name]).split()[2]
         seconds = float(time.rstrip("mus")) * {"us": 1e-6, "ms": 1e-3}.get(time[-2:], 1.0)
         assert own_times[name] == pytest.approx(seconds, rel=0.01)

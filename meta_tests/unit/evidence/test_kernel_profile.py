@@ -102,7 +102,7 @@ def test_gpu_kernels_count_and_operators_beside_them_do_not(trace):
 def test_operators_have_their_own_time_only(trace):
     times = {"aten::linear": (0, 100), "_C::onednn_mm": (10, 80), "aten::view": (20, 5)}
     events = [event(name, "cpu_op", *time) for name, time in times.items()]
-    # Another thread encloses nothing.
+    # An event of another thread encloses nothing.
     events += [event("aten::add", "cpu_op", 100, 10), event("aten::add", "cpu_op", 0, 7, tid=2)]
     profiled = read_trace(trace(*events, name="w.pt.trace.json"))
     own_times = {kernel.name: kernel.seconds * 1e6 for kernel in profiled.kernels}
@@ -141,7 +141,7 @@ def test_trace_is_streamed(tmp_path):
             None,
             id='{"traceEvents": ({"ph": "X"}, 5, "x", null, garbage)}',
         ),
-        # events of another form
+        # events in another form
         pytest.param(
             ('{"traceEvents": [{"ph": "X", "name": "k", "cat": "cpu_op", "dur": 1, "ts": "x"}]}'),
             None,

@@ -25,7 +25,7 @@ CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
 
 CUTLASS_RAN = (CUTLASS, QUANTISE, ATTENTION, DENSE)
 
-#: A kernel of each attention backend, and those that several use.
+#: A kernel of each attention backend, and kernels that several backends use.
 OF_ATTENTION = {
     "FLASHINFER": ("ATTENTION", "kernel_mha", "fmhaSm100fKernel_QkvBfloat16OBfloat16H64PagedKv"),
     "TRITON_ATTN": ("kernel_unified_attention", "kernel_unified_attention_3d"),

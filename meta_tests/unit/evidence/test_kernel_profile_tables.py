@@ -174,11 +174,11 @@ def test_real_tables_prove_the_layers(name):
 @pytest.mark.parametrize(
     ("dropped", "proven"),
     [
-        # prefill's rows alone
+        # only the rows of prefill
         pytest.param((2298, 2232), None, id="2298 2232"),
-        # qkv or o: nobody knows which
+        # qkv or o: the table does not show which
         pytest.param((2232,), None, id="2232"),
-        # Names as a GPU showed them.
+        # Names from a real GPU.
         pytest.param((), ("qkv", "o", "lm_head"), id="qkv o lm_head"),
     ],
 )

@@ -13,7 +13,7 @@ from sm121.regression import visit_checks
 from sm121.report import path_outlook
 from sm121.run import engine_report
 
-#: Fields of signatures that are no value of a start.
+#: Fields of signatures that are not values of a start.
 NO_VALUES = {"progress", "generation_rate", "accepted_length", "compiled", "fact"}
 VALUES = [LISTS.get(name, name) for name in get_args(SignatureField) if name not in NO_VALUES]
 

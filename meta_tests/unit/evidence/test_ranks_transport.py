@@ -249,7 +249,7 @@ def _counters(root: Path, device: str, pair: tuple[object, object]) -> None:
         (folder / name).write_text(f"{value}\n")
 
 
-#: Of 1,024 tokens of gpt-oss-120b: half of 37 sums of 2,880 values of two bytes each.
+#: The bytes of 1,024 tokens of gpt-oss-120b: half of 37 sums of 2,880 values with two bytes each.
 LEAST = transport.least_bytes(1024, 2880, 37)
 
 

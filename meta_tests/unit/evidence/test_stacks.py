@@ -14,7 +14,7 @@ import pytest
 from sm121.core.waiting import until
 from sm121.evidence import process_snapshot, stacks
 
-#: A program that hangs in a function with a name, and says so first.
+#: A program that hangs in a named function, and prints a line before.
 HANGS = """
 import os, sys, threading, time
 def waits_for_the_gpu():

@@ -184,7 +184,7 @@ def test_a_kernel_that_ignores_the_strides_of_a_cache_is_red(group):
     assert [name for name in wrong if "packed" in name] == list(wrong) != []
 
 
-# Which kernel decodes
+# The decode kernel
 
 
 def decoded_by(provider, made: Emulation) -> str:

@@ -23,7 +23,7 @@ from sm121.run.verdict_file import (
 from sm121.session import certification
 
 GB10 = "sm121-gpt-oss-120b"
-#: What vLLM logs on a GB10 (tools/choices/vllm-sm121.jsonl).
+#: vLLM's log on a GB10 (tools/choices/vllm-sm121.jsonl).
 MARLIN = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'MARLIN' Mxfp4 MoE backend."
 W4A8 = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend."
 TRITON_ATTN = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.TRITON_ATTN backend."

@@ -137,8 +137,8 @@ def test_each_defect_degrades_the_box(fields, why):
             None,
             id="healthy, and NVML says nothing",
         ),
-        # Data centre GPUs reach their power limit under any matrix load, and their profiles
-        # have no other limit.
+        # Data centre GPUs reach their power limit under any matrix load, so their profiles do not
+        # limit that.
         pytest.param(
             "sm90-tiny-gpt-oss",
             {"power_capped": 1.0, "power_limit_w": 700.0},
@@ -279,7 +279,7 @@ def test_healthy_gb10s_are_qualified(published):
         (2184, "2184 MHz under load, 96%"),
         (2190, "2190 MHz under load, 96%"),
         (2085, "2085 MHz under load, 91%"),
-        # without a lock, and where nothing is told
+        # without a lock, and without a value
         (2281, None),
         (2405, None),
         (None, None),
@@ -311,7 +311,7 @@ def test_a_capped_clock_is_said_with_its_share(clock, share):
             id="Linux 6.11.0-1016 with driver 580.95.05",
         ),
         ("Linux 6.17.0-1031-nvidia, driver 610.43.02", None, "driver 610.43.02"),
-        # eight healthy nodes, the effort's, a release before and after, another GPU
+        # eight healthy nodes, the MXFP4 project's node, a release before and after, another GPU
         ("Linux 6.17.0-1032-nvidia, driver 580.173.02", None, None),
         ("Linux 6.17.0-1026-nvidia, driver 580.173.02", None, None),
         ("Linux 7.0.0-30-generic, driver 580.173.02", None, None),

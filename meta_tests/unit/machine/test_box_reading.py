@@ -79,8 +79,8 @@ def spin(seconds: float) -> None:
 
 @pytest.mark.alone(occupies_the_cpu=True)
 def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
-    # A stranger: not a child of this process, which is the parent of its orphans (prctl(2)) once a
-    # test before this one has started a server.
+    # A process outside of the run: not a child of this process, which adopts its orphans (prctl(2))
+    # after an earlier test has started a server.
     subreaper = 36
     assert ctypes.CDLL(None).prctl(subreaper, 0, 0, 0, 0) == 0
     code = (
@@ -95,7 +95,7 @@ def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
     stranger = psutil.Process(int(done.stdout))
     try:
         assert stranger not in psutil.Process().children(recursive=True)
-        while sum(stranger.cpu_times()[:2]) < 0.1:  # its interpreter is loading still
+        while sum(stranger.cpu_times()[:2]) < 0.1:  # its interpreter is still loading
             time.sleep(0.02)
         with_stranger = box.read("cpu")
         assert with_stranger.other_load > 0.5 / (os.cpu_count() or 1) * 0.6
@@ -166,15 +166,15 @@ class GpuEvent:
         return (end.at - self.at) * 1e3
 
 
-#: An idle H200 begins above what it can hold, and is then pulled below it: in seven timings of
-#: 20 ms, 5 of 17 readings were spread over 10 %.
+#: An idle H200 starts above its sustained clock and then falls below it: in seven timings of 20 ms,
+#: 5 of 17 readings had a spread of more than 10 %.
 SETTLES = {
     "from a boost": lambda t: 1.25 if t < 0.08 else 1.0,
     "from idle clocks": lambda t: min(1.0, 0.3 + t),
     "in waves": lambda t: 1.0 + 0.2 * math.exp(-3 * t) * math.cos(40 * t),
 }
 
-#: Nor does it ever settle.
+#: A GPU that never reaches a stable clock.
 UNSTEADY = {
     "two clocks in turns": lambda t: 1.0 if t % 0.6 < 0.3 else 0.7,
     "throttled after a second": lambda t: 1.0 if t < 1.5 else 0.6,

@@ -13,7 +13,7 @@ from sm121.plugin import opening
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import LEVEL
 
-#: Its tests are of the performance level.
+#: A scenario with tests of the performance level.
 MEASURES = "meta_tests/whole/scenarios/measurements.py"
 
 
@@ -72,7 +72,7 @@ def test_a_second_measuring_run_is_refused_in_one_line(run_pytest, fault_server,
     (line,) = [line for line in run.output.splitlines() if line.startswith("ERROR")]
     assert re.search(rf"got another \(pid {os.getpid()}, since", line)
     assert not (run.report / "verdict.json").exists()
-    # What measures nothing is nobody's trouble.
+    # A run that measures nothing needs no lock.
     one = "meta_tests/whole/scenarios/verdicts.py::test_pass"
     status, run = run_pytest(*words, one, environment=environment)
     assert status == 0, run.output

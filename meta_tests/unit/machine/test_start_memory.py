@@ -21,7 +21,7 @@ from sm121.machine.start_memory import Forecast, MachineMemory, Start
 
 PUBLISHED = tomllib.loads((DATA / "published-starts.toml").read_text("utf-8"))
 GIB = 1 << 30
-#: Published numbers have two digits behind the point: of 0.34 GiB that is 1.5 %.
+#: Published numbers have two decimals: for 0.34 GiB this is 1.5 %.
 ROUNDED_GIB = 0.005
 START = Start(
     utilisation=0.7,

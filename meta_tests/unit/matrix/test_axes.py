@@ -44,7 +44,8 @@ def load_text(text: str, origin: str) -> axes.AxesFile:
 
 CPU = axes.load("cpu")
 with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("sm121.matrix.space.cpu_flags", str)  # this machine's are not what is tested
+    # The test does not depend on this machine's flags.
+    patch.setattr("sm121.matrix.space.cpu_flags", str)
     SPACES = [
         Space(CPU, "vllm", "0.32.0"),
         Space(SM121, "vllm", "0.32.0"),
@@ -90,7 +91,7 @@ def test_arrays_are_small_and_the_same_every_time_and_full_is_all_of_it():
     first, second = (covering.build(space, 2) for _ in range(2))
     assert first.cells == second.cells
     assert covering.bare(space, 2) <= 1.25 * covering.lower_bound(space, 2)
-    assert covering.bare(SPACES[0], 2) <= 8  # eight axes of two values: six at best
+    assert covering.bare(SPACES[0], 2) <= 8  # eight axes with two values need at least six cells
     space = SPACES[0]
     assert len(covering.build(space, "full").cells) == space.product == 384
     assert len(covering.build(space, "none").cells) == 1
@@ -336,7 +337,7 @@ def test_what_a_performance_sample_shows(tmp_path, measure, dies):
     made = examiner(tmp_path, Mock(side_effect=[None, *[died] * 9] if dies else None))
     made._measure = measure
     record = made.examine(covering.Planned(SPACES[0].baseline, ("baseline",)), STARTED)
-    if dies:  # before the sample it still lived
+    if dies:  # it lived until the sample
         assert record.outcome is CellOutcome.CRASH and record.kind == "oom"
         assert record.reason.startswith("alive: died (checking: performance): oom")
         assert (tmp_path / str(record.bundle) / "server.log").read_text() == log.read_text()

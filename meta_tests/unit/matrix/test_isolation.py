@@ -202,7 +202,7 @@ def test_without_a_decision_values_are_not_known_to_work(undecided, works):
     file = feature_matrix.build(SPACE, covering.build(SPACE, 1), records, [], profile="p")
     outcome = feature_matrix.pairs(SPACE, file)[("graphs", "compiled"), ("seqs", "1")]
     assert outcome == ("works" if works else "unknown")
-    # Nor are they innocent of a failure elsewhere.
+    # They may also cause another failure.
     sets = unisolated([*records, ended(FAIL, graphs="compiled", seqs="1", load="eager")])
     others = {sets[0].choice, *sets[0].alternatives}
     assert ((("seqs", "1"),) in others) is not works

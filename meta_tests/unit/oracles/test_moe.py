@@ -37,7 +37,7 @@ def test_mxfp8_of_what_is_representable_changes_nothing(rule):
     values = mxfp8.E4M3_VALUES[codes].reshape(64, 4, mxfp4.BLOCK) * mxfp4.decode_scale(scales)
     scale = mxfp4.decode_scale(mxfp8.choose_scale(np.abs(values).max(-1, keepdims=True), rule))
     same = (mxfp8.E4M3_VALUES[mxfp8.encode_elements(values / scale)] * scale == values).all()
-    # E4M3 ends at 448, not at 480: by the floor rule amax 240 takes half the scale and saturates.
+    # E4M3 ends at 448, not at 480: by the floor rule, amax 240 gets half the scale and saturates.
     assert same == (rule is mxfp8.ScaleRule.CEIL)
 
 
@@ -70,7 +70,7 @@ def test_the_four_scale_rules_differ():
 def test_what_mxfp8_keeps(rule):
     """Both rules keep blocks of 448; only the floor rule saturates 449."""
     x = torch.zeros(1, 64, dtype=torch.float64)
-    # The last: half of the least element, a tie that goes to zero.
+    # The last value is half of the smallest element: a tie, which becomes zero.
     x[0, :3] = torch.tensor([448.0, 1.0, 2.0**-10])
     x[0, 32:35] = torch.tensor([480.0, 33.0, -1.0])
     ceil = rule is mxfp8.ScaleRule.CEIL
@@ -154,7 +154,7 @@ def test_one_expert_with_mxfp8_activations_by_hand():
     )  # fmt: skip
     path = moe.mxfp8_activations(mxfp8.ScaleRule.CEIL)
     h = moe.hidden(x, *arguments[3:5], 0, alpha=1.702, limit=1e9, roundings=path)
-    # 32 * sigmoid(54) * (96 + 1) = 3104: bfloat16 has 3104, E4M3 beside it 3072 and 3328.
+    # 32 * sigmoid(54) * (96 + 1) = 3104: bfloat16 has 3104, E4M3 has 3072 and 3328.
     assert h[0, 0] == 3072.0
     y = moe.fused_moe(*arguments, alpha=1.702, limit=1e9, roundings=path)
     assert y[0].tolist() == [3072.0] + [0.0] * 31
@@ -240,7 +240,7 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
         findings += tolerances.findings("decode_sinks", clean())
         scales += [tolerances.found_block_scales(case, clean()) for case in of_experts]
     assert tolerances.broken_promises(findings, scales) == []
-    # Above the tolerance by more than what the clean provider is off by, so that it cannot hide.
+    # Above the tolerance by more than the correct provider's error, which could hide it.
     assert all(scale.least > 1.5 for scale in scales)
 
 
@@ -276,7 +276,7 @@ def test_a_block_scale_of_the_first_matrix_shows_itself(clean):
             error = moe.fused_moe(x, shares, ids, (packed, wrong), *rest, **keywords) - right
             blocks = block_scales.of_first_matrix(error, problem.arguments, **keywords)
             worst = block_scales.worst("w1", blocks)
-            # The gate row or the up row: both move the same activation.
+            # The gate row or the up row: both change the same activation.
             assert (worst.expert, worst.row // 2, worst.block) == (at[0], at[1] // 2, at[2])
             assert worst.beyond()
 
@@ -302,7 +302,7 @@ def test_a_block_scale_shows_its_share_and_rounding_none():
         worst = second(rows - problem.reference)
         assert (worst.expert, worst.row, worst.block) == (3, 100, 5) and worst.beyond()
         assert worst.share == pytest.approx(share, abs=1e-6)
-    # Several times the rounding of bfloat16, at random: nothing of it looks like a block.
+    # Random errors of several times bfloat16's rounding do not look like a block.
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(problem.reference.shape, generator=generator, dtype=torch.float64)
     noise *= problem.reference * 2.0**-7

@@ -46,7 +46,7 @@ def time_chats(timed_server, tmp_path):
     return time_them
 
 
-# A server that is as fast for chats of 512 tokens and more as for anything.
+# Servers that are as fast for chats of 512 tokens and more as for other requests.
 @pytest.mark.parametrize(
     "options",
     [
@@ -69,7 +69,7 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     assert bool(measurement.unproven) == ("no-metrics" in options)
 
 
-# Those that are not.
+# Servers that are slower in chats.
 @pytest.mark.parametrize(
     "options",
     [

@@ -68,7 +68,7 @@ def run_box(monkeypatch):
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
     monkeypatch.setattr(box, "_IDLE_OVER_S", 0.1)
-    # Whatever this test starts descends from it; what somebody else started does not.
+    # Processes of this test descend from it; those of others do not.
     for module in (box, cpu_use):
         monkeypatch.setattr(module, "processes_of_run", lambda own: [psutil.Process(), *own()])
 
@@ -114,7 +114,7 @@ def test_all_who_hold_the_listening_socket_are_the_server():
 
 
 def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
-    assert run_box  # whatever descends from this test is not the run's
+    assert run_box  # descendants of this test do not belong to the run
     both = {serving.listener, serving.core}
     find = AttachedProcesses(*at(serving)).find
     assert both <= set(CpuUse.take(find).run_seconds)

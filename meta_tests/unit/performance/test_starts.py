@@ -16,10 +16,10 @@ from sm121.run.stored_benchmarks import of_benchmarks
 from sm121.run.stored_run import StoredRun
 
 GATE = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="a test")
-#: Rounds of one start differ by so much, and starts of one build.
+#: The spread between the rounds of one start, and between the starts of one build.
 WITHIN = 0.003
 BETWEEN = 0.02
-#: So many that the rounds themselves decide.
+#: The number of rounds that decide by themselves.
 ROUNDS = 104
 
 

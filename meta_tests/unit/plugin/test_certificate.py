@@ -23,7 +23,7 @@ from sm121.session.given_attached import GivenServer
 from sm121.session.given_target import GivenTarget
 from sm121.session.settings import Settings
 
-#: All that may be said beside --certify, by the name under which pytest keeps an option.
+#: All options that --certify accepts, by pytest's name of each.
 ALLOWED = {
     *("arch", "profile", "engine", "engine_python", "engine_binary", "base_url", "api_key"),
     *("api_key_file", "server_log", "container", "launcher", "node_command", "master_addr"),
@@ -168,7 +168,7 @@ def test_a_certified_run_does_not_know_the_word(certified, word):
             ("--engine-python", sys.executable, "--engine", "vllm"),
             ("--base-url", "http://spark:8000", "--server-log", "serve.log", "--api-key", "k"),
             ("--profile", "mine.toml", "--soak", "30m", "--golden", "golden.json"),
-            ("-p", "no:cacheprovider", "--noconftest"),  # as the suite says it
+            ("-p", "no:cacheprovider", "--noconftest"),  # in the suite's words
         )
     ],
 )
@@ -275,7 +275,7 @@ def test_other_code_than_the_callers_is_not_certified_in_its_place(words):
     assert len(stderr.splitlines()) == 1
 
 
-# What shows when the tests are collected.
+# Faults that appear when the tests are collected.
 
 
 def wrong(markexpr: str = "", soak: str | None = "30m", **groups: object) -> str:

@@ -68,7 +68,7 @@ def edit(storage: Path, change) -> None:
     file.write_text(json.dumps(content))
 
 
-# What is refused
+# Refused requests
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_limit_that_is_no_expression_is_refused(stored):
     assert status == 4 and "Could not parse value: 'five'" in run.output, run.output
 
 
-# What is judged
+# Judged comparisons
 
 
 @pytest.mark.parametrize(

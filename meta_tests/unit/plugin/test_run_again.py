@@ -14,7 +14,8 @@ from sm121.run.verdict_file import ChangeReport, EngineReport, TestReport, Verdi
 
 VERDICTS = "meta_tests/whole/scenarios/verdicts.py"
 COMMAND = ["python", "-m", "pytest"]
-#: Plan quick of two checks that the server without right answers fails, and one that it passes.
+#: Plan quick with two checks that the server fails, because it gives no right answers, and one that
+#: passes.
 PROFILE = """
 schema_version = 1
 name = "failing"

@@ -123,7 +123,7 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
 @pytest.mark.parametrize(
     ("promise", "pairs"),
     [
-        # Without a promise: B is no worse, which is clear at once.
+        # Without a hypothesis, B only has to be no worse, which is decided at once.
         (None, 3),
         pytest.param(
             {"metric": "ttft_p50", "change_at_most": 0.03},

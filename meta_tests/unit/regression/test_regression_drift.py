@@ -22,13 +22,13 @@ EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
             False,
             id="60 60 60 60 60 60 60 60 60 60 60 60, not changed",
         ),
-        # let through once, and the baseline ever since
+        # accepted once, and the baseline since then
         pytest.param(
             (60, 60, 60, 60, 60, 60, 55, 55, 55, 55),
             True,
             id="60 60 60 60 60 60 55 55 55 55, changed",
         ),
-        # creeps by 1 % a run
+        # declines by 1 % per run
         pytest.param(
             (
                 60.0,

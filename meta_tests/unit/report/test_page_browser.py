@@ -15,7 +15,7 @@ pytestmark = [
 ]
 REAL = ROOT / "conformance-report" / "verdict.json"
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
-#: What axe-core looks at in `make test`; each kind in each look: `make catalogues`.
+#: The combinations that axe-core checks in `make test`; `make catalogues` checks all.
 LOOKS = (("hostile", 390, "light"),)
 
 
@@ -68,8 +68,8 @@ def test_nothing_is_wider_than_the_screen(opened, kind):
     _fits(opened(kind, min(browser.WIDTHS)))
 
 
-#: What of a chart's axes is cut off at the edge of the drawing. Margins are fixed: plotly's own
-#: (`automargin`) have no end for some data and some widths.
+#: Returns the parts of a chart's axes beyond the edge of the drawing. Margins are fixed, because
+#: plotly's own (`automargin`) do not converge for some data and widths.
 CUT = text_file("cut-off.js")
 
 
@@ -78,7 +78,7 @@ def _fits(view):
     assert view.evaluate(drawn), "a chart was not drawn"
     for width, height in (browser.WIDTHS | browser.NARROWEST).items():
         view.set_viewport_size({"width": width, "height": height})
-        view.wait_for_timeout(300)  # plotly follows the window with a delay
+        view.wait_for_timeout(300)  # plotly reacts to the window with a delay
         assert browser.fits(view), f"at {width} pixels"
         assert view.evaluate(CUT) == [], f"at {width} pixels"
 
@@ -200,7 +200,7 @@ def test_tests_are_filtered_linked_and_copied(opened):
     view.locator("[data-filter=text]").fill("decode")
     assert 0 < rows.count() < every
     view.locator("[data-filter=severity]").select_option("blocker")
-    # A link opens what hides its line, and marks it.
+    # A link opens the section of its target, and marks the target.
     anchor = "test-stress-test-many-sequential-requests"
     view.evaluate("document.querySelector('#tests details').open = false")
     view.evaluate(f"location.hash = '{anchor}'")
@@ -212,7 +212,7 @@ def test_tests_are_filtered_linked_and_copied(opened):
     )
     assert marked != usual
     assert line.locator(".here").get_attribute("href") == f"#{anchor}"
-    # A level's name shows its tests.
+    # A click on a level's name shows its tests.
     view.locator("#levels a", has_text="smoke").click()
     assert rows.count() == 3
     view.locator("#unfilter").click()

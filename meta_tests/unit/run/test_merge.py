@@ -85,7 +85,7 @@ def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
 ):
     for order in (boxes, boxes[::-1]):
         parts = []
-        for index, name in enumerate(order, 1):  # as they come from a file
+        for index, name in enumerate(order, 1):  # as read from a file
             verdict_file.write(part(index, box=BOXES[name]), tmp_path / "verdict.json")
             parts.append(verdict_file.read(tmp_path / "verdict.json"))
         assert of_shards(*parts).box.state == state

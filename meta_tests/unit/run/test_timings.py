@@ -260,7 +260,7 @@ def test_every_shipped_profile_has_its_durations():
 
 # ------------------------------------------------------------------------------ recorded runs again
 
-#: A whole run of the stand-in of a GB10's build: 277 checks of 0 to 94 s.
+#: A whole run of the stand-in for the MXFP4 build: 277 checks of 0 to 94 s.
 _EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
 RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
 

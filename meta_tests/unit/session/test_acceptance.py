@@ -213,7 +213,7 @@ class Drafting(JsonHandler):
             self.end_headers()
             self.wfile.write(text.encode())
             self.close_connection = True
-        elif self.fault == "undecodable":  # httpx raises what is no error of HTTP
+        elif self.fault == "undecodable":  # httpx raises an error that is no HTTP error
             self.say(text, kind="text/plain; charset=zlib")
         elif self.fault == "gone":
             self.say(text, 404)
@@ -241,7 +241,8 @@ def test_a_page_that_breaks_is_told_and_read_again_when_it_is_whole(
 ):
     """The page is broken for some time, in each of these ways; the thread continues."""
     handler, url = drafting_server
-    monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)  # a read has as long, on a busy machine
+    # A reading may take this long on a busy machine.
+    monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)
     monkeypatch.setattr(watching, "WINDOW_S", 0.4)
     watch = AcceptanceWatch(lambda: read_counters(Endpoint(url, "none", "canary")))
     with watch.running():
@@ -265,7 +266,8 @@ def test_a_minute_of_low_acceptance_between_two_rounds_is_named(
     """The acceptance rate falls from 0.8 to 0.1 after round 2; round 3 reports it, and round 4
     passes."""
     handler, url = drafting_server
-    monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)  # a read has as long, on a busy machine
+    # A reading may take this long on a busy machine.
+    monkeypatch.setattr(watching, "SAMPLE_EVERY_S", 0.2)
     monkeypatch.setattr(watching, "WINDOW_S", 0.6)
     monkeypatch.setattr(_Player, "_run", lambda _player: (Verdict.PASS, "PASS: 13 checks"))
     endpoint = Endpoint(url, "none", "canary")

@@ -36,6 +36,6 @@ def test_all_who_name_a_cause_name_the_same(run_pytest, canary_bf16, number, kin
     assert len(starts) == 2 and all(f" Cause: {kind}: " in message for message in starts), starts
     refused = by_verdict["NOT_RUN"]
     assert refused and all(f"did not start: {kind}, see" in message for message in refused)
-    for name in ("verdict.json", "junit.xml", "report.html"):  # summary.md cuts long messages
+    for name in ("verdict.json", "junit.xml", "report.html"):  # summary.md shortens long messages
         causes = {*re.findall(r"Cause: (\w+):", (run.report / name).read_text("utf-8"))}
         assert causes == {kind}, name

@@ -210,7 +210,7 @@ def test_a_later_run_that_is_refused_is_a_red_round(tmp_path, monkeypatch):
     assert [player.play(number)[0].verdict for number in (1, 2)] == [Verdict.PASS, Verdict.NOT_RUN]
 
 
-#: Python drops an interrupt in a `__del__`, as in the callbacks of its imports.
+#: Python ignores an interrupt in a `__del__`, as in callbacks of its imports.
 DROPS_INTERRUPTS = """\
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -110,7 +110,7 @@ def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Sa
 
 
 GIB = 2**30
-#: 10 % and at most 5 GB, 512 KiB and 0.1 handles for each request.
+#: Limits: 10 % and at most 5 GB, 512 KiB and 0.1 handles per request.
 LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
@@ -129,7 +129,7 @@ def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memor
     assert on_device["device"] is Verdict.PASS and "machine" not in on_device
 
 
-# After the sample n there are 50 handles, and n times so many more, at most so many.
+# 50 handles at first, and `each` more with each sample, up to `most`.
 @pytest.mark.parametrize(
     ("requests_a_sample", "each", "most", "verdict"),
     [
@@ -137,7 +137,7 @@ def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memor
         (1, 0.334, 99, "PASS"),
         (1, 1, 99, "FAIL"),
         (10, 0.334, 99, "PASS"),
-        # a fifth of one for each request
+        # one handle for five requests
         (10, 2, 199, "FAIL"),
         # a pool is full
         (1, 1, 30, "PASS"),
@@ -233,7 +233,7 @@ def stopped(job: JobOutcome) -> list[checks.Fault]:
         ),
         # before the stop
         pytest.param((1, 2), {"ended": 4.0}, "token_lost", id="1 2, ended 4.0, token_lost"),
-        # and without a word
+        # and without a message
         pytest.param(
             (1, 2), {"finish": "length"}, "token_lost", id="1 2, finish length, token_lost"
         ),
@@ -440,7 +440,7 @@ NO_MEMORY = (
 def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
     cause = cause_of(logged, KernelMessages((NO_MEMORY,)))
     assert cause.kind == "oom" and "the NVIDIA driver found no memory" in cause.summary
-    of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it served after that
+    of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it answered after that
     assert "the NVIDIA driver found no memory" not in cause_of(logged, of_start).summary
     illegal = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
     assert cause_of(illegal, KernelMessages((NO_MEMORY,)), []) == illegal
