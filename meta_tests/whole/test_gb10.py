@@ -141,8 +141,7 @@ def _compile(box: Machine) -> None:
 def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
     """The documented call finds no fault of a healthy machine.
 
-    A start takes 4 s here and 0.07 GiB of a memory that other processes use, too, so that these
-    two comparisons may be undecided beside other work.
+    Starts take 4 s here, so their comparison may be undecided beside other work.
     """
     box = Machine(tmp_path / "gb10", BUILD, behind, version=TAGGED)
     box.build()
@@ -155,7 +154,7 @@ def test_the_gate_of_the_first_phase(behind: Behind, tmp_path: Path):
         assert test["verdict"] in ("PASS", "NOT_RUN", "INCONCLUSIVE"), done.stdout
     changes = json.loads((box.report / "ab.json").read_text("utf-8"))["outcomes"]
     undecided = {each["metric"] for each in changes if each["verdict"] != "PASS"}
-    assert undecided <= {"startup_s", "memory_gib"}, done.stdout
+    assert undecided <= {"startup_s"}, done.stdout
 
 
 @pytest.mark.slow("an interpreter of its own")
