@@ -1,6 +1,7 @@
 """How a server may refuse an invalid request, and which deviations are known."""
 
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +13,7 @@ from sm121.client.exchange import Exchange
 from sm121.core import verdict
 from sm121.core.server import NO_KEY, Endpoint
 from sm121.engines import capabilities
+from sm121.plugin import fixtures
 
 
 def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
@@ -19,6 +21,8 @@ def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | 
     return cases.judge(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
 
 
+#: The smallest id of a special token in gpt-oss's vocabulary.
+FIRST_OF_HARMONY = 199_998
 WELL = answer(200, COMPLETION)
 #: The bodies that rows name.
 BODIES = {"ERROR": ERROR, "COMPLETION": COMPLETION}
@@ -152,3 +156,17 @@ def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
 def test_every_case_says_why_and_none_comes_twice():
     tiers = Counter(case.tier for case in cases.shipped().case)
     assert len(tiers) == 3 and min(tiers.values()) >= 5, tiers
+
+
+def test_cases_with_the_tokens_of_harmony_need_its_ability():
+    """A model with a smaller vocabulary refuses these tokens, and is right."""
+    with_tokens = set()
+    for case in cases.shipped().case:
+        biased = map(int, case.body.get("logit_bias", ()))
+        if case.expect == "served" and max(biased, default=0) >= FIRST_OF_HARMONY:
+            with_tokens.add(case.id)
+    metafunc = Mock()
+    fixtures.parametrize(metafunc)
+    (_, parameters) = metafunc.parametrize.call_args.args
+    marked = {each.id for each in parameters if pytest.mark.ability("harmony") in each.marks}
+    assert len(with_tokens) == 5 and marked == with_tokens

@@ -16,6 +16,7 @@ from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
+from sm121.core.level_settings import Ability
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inapplicable, Severity
 from sm121.engines.capabilities import Deviation, Name, needed
@@ -64,6 +65,8 @@ class Case(data_file.DataTable):
     overlong: str | None = None
     #: Capabilities that the engine needs.
     needs: tuple[Name, ...] = ()
+    #: The ability that the model needs; None: each model has it.
+    ability: Ability | None = None
     #: The source of the expectation.
     why: str = Field(min_length=3)
 

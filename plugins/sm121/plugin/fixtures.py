@@ -170,7 +170,11 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         metafunc: The test.
     """
     if metafunc.definition.get_closest_marker("api_cases") is not None:
-        metafunc.parametrize("case", cases.shipped().case, ids=str)
+        parameters = []
+        for case in cases.shipped().case:
+            marks = [pytest.mark.ability(case.ability)] if case.ability is not None else []
+            parameters.append(pytest.param(case, id=str(case), marks=marks))
+        metafunc.parametrize("case", parameters)
 
 
 @pytest.fixture
