@@ -17,7 +17,7 @@ from sm121.answers.equivalence import Continuations
 from sm121.client.completion_json import Completion, Position, parse
 from sm121.client.completion_rules import malformed
 from sm121.client.completions import Asker, Request
-from sm121.core import level_settings, unmet, verdict, vocabulary
+from sm121.core import level_settings, profile, unmet, verdict, vocabulary
 from sm121.core.server import Endpoint, Server
 from sm121.evidence import metrics
 
@@ -92,6 +92,28 @@ def test_a_small_difference_everywhere_is_a_difference_on_average():
     other = [at(n, 0.6003) for n in range(20)]
     outcome = agreement.judge(judged, other, EXACT)
     assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
+
+
+#: Differences in a batch, in steps of BF16 (1/32 nat at these logits), of 24 tokens of vLLM 0.32 on
+#: the CPU. The first has the mean of a healthy server's worst answer, 0.022 nats. The other is the
+#: prompt that showed attention 10 % too large the least.
+ROUNDED = (0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 1)
+TOO_LARGE = (4, 4, 5, 6.5, 10, 6, 5, 1, 5, 2.5, 2, 5.5, 1.5, 2, 8, 2.5, 6, 4, 3.5, 7, 3, 2.5, 8, 5)
+
+
+@pytest.mark.parametrize(
+    ("steps", "share", "agrees"),
+    [
+        pytest.param(ROUNDED, 1, True, id="rounded otherwise"),
+        pytest.param(TOO_LARGE, 1, False, id="attention 10 % too large"),
+        pytest.param(TOO_LARGE, 1 / 3, False, id="a third of its effect: by the mean alone"),
+    ],
+)
+def test_the_bound_of_bf16_lies_between_rounding_and_a_fault(steps, share, agrees):
+    bound = profile.load("cpu-tiny-gpt-oss").correctness.agreement["bfloat16"]
+    judged = [Position("t", -share * each / 32, {}) for each in steps]
+    outcome = agreement.judge(judged, [Position("t", 0.0, {})] * len(steps), bound)
+    assert (outcome.disagreement is None) == agrees
 
 
 @pytest.mark.parametrize(
