@@ -7,7 +7,7 @@ import pytest
 
 from meta_tests.fakes import decode_traces
 from meta_tests.fakes.decode_traces import LAYER_US
-from meta_tests.folders import ROOT
+from meta_tests.folders import DATA, ROOT
 from sm121 import cli
 from sm121.evidence.profiler import DecodeTrace
 from sm121.session import decode_command
@@ -55,6 +55,22 @@ def test_a_trace_of_a_gpu_has_the_table_of_the_plan(profiled, tmp_path):
     assert (tmp_path / "report" / "decode.md").read_text() == out
     record = json.loads((tmp_path / "report" / "decode.json").read_text())
     assert record["faults"] == [] and record["decode"]["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("reads", "bound"),
+    [
+        pytest.param("reads = { weights = 23.5e6, source = 'headers' }", "allows 0.1", id="known"),
+        pytest.param("", "No roofline: the model's configuration lacks", id="not known"),
+    ],
+)
+def test_a_dense_model_has_the_bound_of_its_bytes(profiled, tmp_path, reads, bound):
+    trace = decode_traces.write(tmp_path / "w.pt.trace.json")
+    mine = tmp_path / "mine.toml"
+    model = f"id = '{DATA / 'small-models' / 'qwen3'}'\nserved_name = 'x'\nsource = 'here'"
+    mine.write_text(f"name = 'ours'\nextends = 'sm121-gpt-oss-120b'\n[model]\n{model}\n{reads}")
+    status, out, errors = profiled(trace, "--profile", mine)
+    assert status == 0 and bound in out, (out, errors)
 
 
 def test_marlin_where_cutlass_was_asked_for_fails(profiled, tmp_path):

@@ -19,6 +19,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.engines import registry
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.log_start import LogStart
+from sm121.machine import roofline
 from sm121.measure.measurement import Measurement
 from sm121.measure.statistics import Estimate
 from sm121.session import profile_draft, served_facts
@@ -151,6 +152,20 @@ def test_gates_are_as_measured_less_a_tenth(draft):
     rate, time = made.gates
     assert (rate["minimum"], rate["source"]) == (90.0, f"as measured on {DATE}, less a tenth")
     assert time["at_most"] == 22.0
+
+
+def test_the_bound_of_a_gate_is_that_of_the_bytes_of_the_checkpoint(draft, tmp_path):
+    """The model has no experts, whose sizes the bound of gpt-oss needs."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text(draft(**{"tg32@d0": 1e9}).text("exam.jsonl"))
+    own = profile.load(str(mine))
+    config = roofline.read_config(own.model.id)
+    read = roofline.cost(own, own.under_test, 0, config)
+    assert read.total == own.model.reads.weights
+    (gate,) = own.performance.gates
+    assert "at most" in roofline.out_of_reach(own, gate, read, config, 235.0)
+    drafts = ("--speculative-config", "{}")
+    assert roofline.cost(own, own.under_test, 0, config, drafts) is None
 
 
 def test_gates_of_a_cpu_are_comments(draft, tmp_path):

@@ -279,16 +279,24 @@ def cost(
         path: The kernel path of the server; None before a start.
 
     Returns:
-        The bytes; None if the formats are unknown.
+        The bytes; None if the formats are unknown, or with speculative decoding.
 
     Raises:
-        Sm121Error: The model's configuration lacks a field.
+        Sm121Error: The model's configuration lacks a field, and the profile does not have the bytes
+            of the model's weights.
     """
     arguments = (*own.engine.arguments, *_arguments_of(own, name), *more)
-    layout = served(config, arguments, own.path_of(name), path or KernelPath())
-    if layout is None:
-        return None
-    return spread(traffic(config, depth=depth, formats=layout), own.nodes, config)
+    shown = path or KernelPath()
+    if own.model.reads is not None:
+        if _speculates(engine_arguments.read(arguments), shown):
+            return None
+        read = stored(own.model.reads.weights, config, depth)
+    else:
+        layout = served(config, arguments, own.path_of(name), shown)
+        if layout is None:
+            return None
+        read = traffic(config, depth=depth, formats=layout)
+    return spread(read, own.nodes, config)
 
 
 def _arguments_of(own: Profile, name: str) -> tuple[str, ...]:

@@ -403,7 +403,11 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
         depth = roofline.depth_of(gate.metric)
         if depth is None or depth not in settings.measuring_plan(profile).depths:
             continue
-        read = roofline.cost(profile, name, depth, config, settings.engine.arguments)
+        try:
+            read = roofline.cost(profile, name, depth, config, settings.engine.arguments)
+        except Sm121Error as error:
+            yield f"gates: no bound of the memory: {error}"
+            return
         why = roofline.out_of_reach(profile, gate, read, config, gb_s)
         if why:
             limit = gate.at_most if gate.minimum is None else gate.minimum

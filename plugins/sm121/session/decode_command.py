@@ -10,7 +10,7 @@ from typing import Any
 from sm121.client import models
 from sm121.core import architecture, templates
 from sm121.core import profile as profiles
-from sm121.core.errors import UsageError
+from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint, Server
@@ -271,7 +271,13 @@ def _add_bound(
     if config is None or healthy is None:
         subject.no_bound = "the profile names no bandwidth of a healthy machine"
         return
-    read = roofline.cost(chosen, request.target, request.prompt, config, request.arguments, path)
+    try:
+        read = roofline.cost(
+            chosen, request.target, request.prompt, config, request.arguments, path
+        )
+    except Sm121Error as error:
+        subject.no_bound = str(error)
+        return
     if read is None:
         subject.no_bound = "the formats of its layers are not known, or it speculates"
         return
@@ -279,10 +285,10 @@ def _add_bound(
 
 
 def _add_least_bound(subject: Subject, request: Request) -> None:
-    """Add the bound of the profile's model with all weights in MXFP4.
+    """Add the bound of the profile's model: as it is stored, or with all weights in MXFP4.
 
-    The formats of a running server are only in its log, and a file contains no formats. No server
-    of the model reads less.
+    The formats of a running server are only in its log, and a file contains no formats. Without the
+    bytes of the weights in the profile, no server of the model reads less than MXFP4.
     """
     name = request.profile or profiles.for_architecture(architecture.detect().name or "unknown")
     chosen = profiles.load(name)
@@ -294,8 +300,16 @@ def _add_least_bound(subject: Subject, request: Request) -> None:
         )
         return
     depth = subject.prompt or 0
-    least = roofline.traffic(config, depth=depth, formats=roofline.SMALLEST)
-    subject.bound_formats = f"{chosen.model.id} with all weights in MXFP4"
+    try:
+        if chosen.model.reads is not None:
+            least = roofline.stored(chosen.model.reads.weights, config, depth)
+            subject.bound_formats = f"{chosen.model.id} as stored"
+        else:
+            least = roofline.traffic(config, depth=depth, formats=roofline.SMALLEST)
+            subject.bound_formats = f"{chosen.model.id} with all weights in MXFP4"
+    except Sm121Error as error:
+        subject.no_bound = str(error)
+        return
     _set_bound(subject, roofline.spread(least, chosen.nodes, config), healthy.high, config)
 
 
@@ -304,8 +318,9 @@ def _set_bound(
 ) -> None:
     """Compute both bounds from the bytes of a token and the bandwidth in GB/s."""
     subject.bound_ms = 1e3 / roofline.Ceiling(read, gb_s, 1.0).tok_s
-    layers = int(config["num_hidden_layers"])
-    subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
+    if read.experts:
+        layers = int(config["num_hidden_layers"])
+        subject.moe_bound_ms = read.experts / (gb_s * 1e9) / layers * 1e3
 
 
 def _take(endpoint: Endpoint, traces: Path, request: Request) -> tuple[KernelProfile, float | None]:
