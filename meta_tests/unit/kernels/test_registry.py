@@ -16,7 +16,7 @@ from meta_tests.fakes.installed import dist_info
 from meta_tests.fakes.servers import executable
 from meta_tests.folders import ROOT
 from sm121.core.verdict import NotRun
-from sm121.kernels import builds, cases, checks, problems, registry, vllm_cuda
+from sm121.kernels import builds, cases, checks, problems, protocol, registry, vllm_cuda
 from sm121.kernels.flashinfer_provider import FlashInferProvider
 from sm121.kernels.flashinfer_releases import since
 from sm121.oracles import attention
@@ -313,3 +313,10 @@ def test_what_an_operator_leaves_undefined_is_handed_back():
     call.overloadpacket = None
     result = poison.Poisoned(poison.NAN).__torch_dispatch__(call, ())
     assert result[0] is right and isinstance(result[1], torch.Tensor)
+
+
+@pytest.mark.parametrize("provider", [FlashInferProvider, vllm_cuda.VllmProvider])
+def test_attention_is_as_deterministic_with_an_fp8_cache(provider):
+    """A difference of bits is a failure in both, since the same kernel computes both."""
+    for with_fp8, plain in protocol.PLAIN.items():
+        assert (with_fp8 in provider.deterministic) == (plain in provider.deterministic)

@@ -52,7 +52,15 @@ class FlashInferExperts(PlanningProvider):
     mxfp8_scale_rule = "ceil"
     linear_activations = "mxfp4"
     deterministic = frozenset(
-        {"mxfp4_quantize", "mxfp8_quantize", "fused_moe", "prefill_attention", "decode_attention"}
+        {
+            "mxfp4_quantize",
+            "mxfp8_quantize",
+            "fused_moe",
+            "prefill_attention",
+            "decode_attention",
+            "prefill_attention_fp8",
+            "decode_attention_fp8",
+        }
     )
     graphs = frozenset({"fused_moe", "prefill_attention", "decode_attention"})
 

@@ -68,7 +68,14 @@ class VllmProvider(PlanningProvider):
     """
 
     name = "vllm"
-    deterministic = frozenset({"prefill_attention", "decode_attention"})
+    deterministic = frozenset(
+        {
+            "prefill_attention",
+            "decode_attention",
+            "prefill_attention_fp8",
+            "decode_attention_fp8",
+        }
+    )
     graphs = frozenset({"fused_moe", "decode_attention", "decode_attention_fp8", "mxfp4_linear"})
     rounds_each_expert = True
     #: The hidden size is a multiple of this, as vLLM pads it.
