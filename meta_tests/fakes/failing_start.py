@@ -4,7 +4,7 @@ reason, and the engine then kills the core."""
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.folders import DATA
 

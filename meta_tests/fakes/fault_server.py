@@ -16,7 +16,7 @@ import tomllib
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.fakes.installed import compiled
 from meta_tests.fakes.loopback import JsonHandler, say

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.fakes.fault_server import build
 from meta_tests.fakes.loopback import JsonHandler, say

@@ -25,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.fakes.loopback import say
 from meta_tests.fakes.vllm_pages import VllmPages

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from aiohttp import web
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.fakes import timed_events
 from meta_tests.fakes.timed_events import VOCABULARY, Event, Place, bundled, ids_of, late, usage_of

@@ -14,7 +14,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[2]))  # it is started by its path
+sys.path.append(str(Path(__file__).parents[2]))  # for its imports, as it runs as a script
 
 from meta_tests.fakes.loopback import JsonHandler
 from sm121.core.configuration import Rank, ServerConfiguration

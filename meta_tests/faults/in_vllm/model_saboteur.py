@@ -272,7 +272,10 @@ def _first_dropped(t: Tensor) -> Tensor:
 
 _SKIPPED = ("o_proj.weight", "o_proj.bias", "experts.down_proj", "experts.down_proj_bias")
 _KV = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
-_PACKED = ("experts.gate_up_proj", "experts.down_proj")  # [E, in, out], packed along in
+_PACKED = (
+    "experts.gate_up_proj",
+    "experts.down_proj",
+)  # [E, in, out]; bytes hold two values along `in`
 _DOWN = "mlp.experts.down_proj"
 
 WEIGHTS: dict[str, Fault] = {
